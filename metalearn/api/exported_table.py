@@ -19,6 +19,9 @@ from metalearn.storage.files import whole_folder
 if TYPE_CHECKING:
     from metalearn.api.tables import PFNClassifier, PFNRegressor
 
+FARTHEST = 1e6
+"""How many spreads from the mean a value may lie; what is beyond is brought there, so that float32 has its square."""
+
 COLUMNS = "columns.json"
 """How the columns of a table become the numbers that a program reads."""
 
@@ -41,7 +44,9 @@ def export(model: "PFNClassifier | PFNRegressor", out: Path, *, file_format: str
     labels = getattr(model, "classes_", None)
     network, known = _Network(model), len(model._table[1])
     columns = model._columns()
-    x = torch.randn(4, len(columns), generator=torch.Generator().manual_seed(0))
+    x = torch.randn(4, len(columns), generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    if model._place is not None:
+        x = x * torch.from_numpy(model._place[1]) + torch.from_numpy(model._place[0])
     for number, column in enumerate(columns):
         if "categories" in column:
             x[:, number] = torch.arange(4) % len(column["categories"])
@@ -49,7 +54,7 @@ def export(model: "PFNClassifier | PFNRegressor", out: Path, *, file_format: str
     with torch.no_grad():
         ours = network(x)
     outputs = ["probabilities"] if labels is not None else ["mean", "quantiles"]
-    content: dict[str, Any] = {"input": "rows: float32 [n, columns]; NaN is a missing value, or a new category"}
+    content: dict[str, Any] = {"input": "rows: float64 [n, columns]; NaN is a missing value, or a new category"}
     content |= {"columns": columns}
     content |= {"classes": _plain(labels)} if labels is not None else {"quantiles": list(LEVELS)}
     refuse_paths(content)
@@ -74,21 +79,29 @@ def export(model: "PFNClassifier | PFNRegressor", out: Path, *, file_format: str
 
 
 class _Network(nn.Module):
-    """From rows float32 [n, columns] to the probabilities [n, classes], or to the mean [n] and the quantiles
+    """From rows float64 [n, columns] to the probabilities [n, classes], or to the mean [n] and the quantiles
     [n, levels]."""
 
     def __init__(self, model: "PFNClassifier | PFNRegressor") -> None:
         super().__init__()
         self._model = model
+        mean, spread = (torch.zeros(1), torch.ones(1)) if model._place is None else map(torch.from_numpy, model._place)
+        self.mean, self.spread = nn.Buffer(mean), nn.Buffer(spread)
 
     def forward(self, rows: Tensor) -> tuple[Tensor, ...]:
         model, learner, reads = self._model, self._model._opened(), self._model._reads()
+        if model._place is not None:
+            rows = ((rows - self.mean) / self.spread).clamp(-FARTHEST, FARTHEST)
         with learner.computing():
-            found = reads.answer(learner.params, model._known, rows[None]).double()
+            found = reads.answer(learner.params, model._known, rows[None].float()).double()
         if reads.predictive is None:
             return (found[0, :, : len(model.classes_)].softmax(dim=1).float(),)
         levels = torch.tensor(LEVELS, dtype=torch.float64)
-        return reads.predictive.mean(found)[0, :, 0].float(), reads.predictive.quantiles(found, levels)[0].float()
+        mean, quantiles = reads.predictive.mean(found)[0, :, 0], reads.predictive.quantiles(found, levels)[0]
+        if model._target is not None:
+            center, spread = (float(values[0]) for values in model._target)
+            mean, quantiles = mean * spread + center, quantiles * spread + center
+        return mean, quantiles
 
 
 def _plain(values: Any) -> list[Any]:
@@ -110,19 +123,23 @@ import onnxruntime
 with open("columns.json", encoding="utf-8") as file:
     about = json.load(file)
 session = onnxruntime.InferenceSession("model.onnx", providers=["CPUExecutionProvider"])
+MISSING = {"", "NA", "N/A", "NaN", "nan", "NULL", "null", "None", "<NA>", "n/a", "#N/A"}
 
 
 def number(column, text):
     names = column.get("categories")
+    if text in MISSING:
+        return np.nan
     if names is None:
-        return float(text) if text else np.nan
+        return float(text)
+    text = {"true": "True", "false": "False"}.get(text.lower(), text)
     return float(names.index(text)) if text in names else np.nan
 
 
 with open(sys.argv[1], encoding="utf-8-sig", newline="") as file:
     rows = [[number(column, row[column["name"]]) for column in about["columns"]] for row in csv.DictReader(file)]
 names = [output.name for output in session.get_outputs()]
-found = dict(zip(names, session.run(None, {"rows": np.array(rows, np.float32)})))
+found = dict(zip(names, session.run(None, {"rows": np.array(rows, np.float64)})))
 for row in range(len(rows)):
     if "classes" in about:
         votes = found["probabilities"][row]
@@ -136,7 +153,7 @@ for row in range(len(rows)):
 import torch
 
 run = torch.export.load("model.pt2").module()
-OUTPUTS = run(rows)  # float32 [n, columns], see columns.json
+OUTPUTS = run(rows)  # float64 [n, columns], see columns.json
 ```""",
 }
 """How to use a program, by format. OUTPUTS is replaced."""

@@ -68,10 +68,11 @@ def write_program(
     given: str = "pictures",
     folded: bool = False,
 ) -> float:
-    """Writes the program; returns the largest difference of an output from ours.
+    """Writes the program; returns the largest difference of an output from ours, as a part of the largest of it where
+    that is above 1.
 
     Args:
-        network: from pictures, or rows of a table, float32 [n, …], as `x`, to a tuple of outputs [n, …].
+        network: from pictures, or rows of a table, float [n, …], as `x`, to a tuple of outputs [n, …].
         x: four of them.
         ours: what each output must be for them, computed `in_batches`.
         file_format: one of `PROGRAMS`.
@@ -96,7 +97,9 @@ def write_program(
                 theirs = _run_as_torch(program, path, x)
     except Exception as error:  # torch, onnx and onnxruntime raise many types
         raise ConfigError(f"format={file_format}: {name} cannot be exported: {first_line(error)}") from error
-    difference = max((a.double() - b).abs().max().item() for a, b in zip(theirs, ours, strict=True))
+    sizes = [max(1.0, b.abs().max().item()) for b in ours]  # a mean may have any unit
+    pairs = zip(theirs, ours, sizes, strict=True)
+    difference = max((a.double() - b).abs().max().item() / size for a, b, size in pairs)
     if not difference <= LARGEST_DIFFERENCE:
         raise ConfigError(
             f"format={file_format}: what was exported differs from this program by {difference:.1e}, and at most "

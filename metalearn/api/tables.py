@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from metalearn.algorithms.pfn import answers
+from metalearn.api.exported_table import FARTHEST, export
 from metalearn.api.learner import Learner
 from metalearn.api.load import load
 from metalearn.checks import fraction
@@ -23,10 +24,8 @@ from metalearn.types import Batch, InContext
 
 try:
     from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin
-    from sklearn.compose import ColumnTransformer
-    from sklearn.preprocessing import OrdinalEncoder
     from sklearn.utils.multiclass import check_classification_targets
-    from sklearn.utils.validation import check_is_fitted, validate_data
+    from sklearn.utils.validation import check_is_fitted, check_X_y, validate_data
 except ImportError as error:
     raise ImportError(
         "metalearn.PFNClassifier and PFNRegressor need scikit-learn; type pip install 'metalearn-train[tables]'"
@@ -58,8 +57,10 @@ class _Reader(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no types
     def _show(self, X: Any, y: Tensor) -> None:  # noqa: N803 (scikit-learn's name)
         """Remembers the known rows: their numbers, and the keys and values that queries read."""
         learner = self._opened()
-        self._cells = _encoder(X).fit(X)
-        x = _numbers(self._cells.transform(X))
+        codes = _codes(X)
+        cells = _numbers(X, codes)
+        place = _mean_and_spread(cells) if self._standardizes() else None
+        x = _shown(cells, place)
         rows, features = _trained_on(learner)
         for what, found, most in (("known rows", len(x), rows), ("features", x.shape[1], features)):
             if found > most:
@@ -69,7 +70,13 @@ class _Reader(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no types
                 )  # fmt: skip
         with learner.computing(), torch.no_grad():
             support = Batch(learner.on_device(x[None]), y[None].to(learner.device))
-            self._known = self._reads().remember(learner.params, support)
+            known = self._reads().remember(learner.params, support)
+        self._codes, self._place, self._known = codes, place, known
+
+    def _standardizes(self) -> bool:
+        """Whether the network reads columns and targets with mean 0 and variance 1. Then they are brought there in
+        float64, before they become float32: of 1.7e9 seconds, float32 has no minutes."""
+        return bool(self._opened().taught.config.model.get("standardize", False))
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Saves what was fitted in a new folder: the network, as `Learner.save` does, and the known rows, a Parquet
@@ -106,21 +113,20 @@ class _Reader(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no types
             ValueError: it is not fitted, a package is missing, the program differs from this one by more than 1e-4, or
                 the folder cannot be written.
         """
-        from metalearn.api.exported_table import export
-
         check_is_fitted(self)
         return export(self, Path(path), file_format=format, licence=licence, key="path")
+
+    def texts(self) -> list[str]:
+        """The names of the columns whose values stand for categories."""
+        check_is_fitted(self)
+        return [str(name) for place, name in enumerate(_names(self._table[0])) if place in self._codes]
 
     def _columns(self) -> list[dict[str, Any]]:
         """The name of each number of a row that the network reads, and the texts that it stands for."""
         x = self._table[0]
-        names, codes = list(x.columns) if _is_frame(x) else list(range(x.shape[1])), self._cells.transformers_[0]
-        texts = dict(zip(codes[2], codes[1].categories_, strict=True)) if len(codes[2]) else {}
-        known = {place: [str(text) for text in of if text is not None and text == text] for place, of in texts.items()}
-        others = [place for place in range(len(names)) if place not in known]
         return [
-            *({"name": str(names[place]), "categories": of} for place, of in known.items()),
-            *({"name": str(names[place])} for place in others),
+            {"name": str(name)} | ({"categories": self._codes[place]} if place in self._codes else {})
+            for place, name in enumerate(_names(x))
         ]
 
     @classmethod
@@ -150,15 +156,22 @@ class _Reader(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no types
     def _outputs(self, X: Any) -> Tensor:  # noqa: N803
         """The outputs [n, d] of the network. Those of a row have the same bits in any call."""
         check_is_fitted(self)
-        validate_data(self, X, reset=False, dtype=None, ensure_all_finite="allow-nan", skip_check_array=_is_frame(X))
-        x, learner = _numbers(self._cells.transform(X)), self._opened()
+        is_frame = _is_frame(X)
+        checked = validate_data(
+            self, X, reset=False, dtype=None, ensure_all_finite="allow-nan", skip_check_array=is_frame
+        )
+        x, learner = _shown(_numbers(X if is_frame else checked, self._codes), self._place), self._opened()
         with learner.computing(), torch.no_grad():
-            return answers(self._reads(), learner.params, self._known, learner.on_device(x[None]))[0].double().cpu()
+            found = answers(self._reads(), learner.params, self._known, learner.on_device(x[None]))[0].double().cpu()
+        if not found.isfinite().all():
+            raise ConfigError(f"X: the answers of path={self.path} to these rows are not finite; are they too large?")
+        return found
 
     def _opened(self) -> Learner:
-        """The trained learner, read once."""
-        if not hasattr(self, "_learner"):
-            self._learner = load(self.path, plugins=self.plugins, device=self.device)
+        """The trained learner, read once for the same parameters."""
+        asked = (os.fspath(self.path), tuple(self.plugins), self.device)
+        if getattr(self, "_read", None) != asked:
+            self._learner, self._read = load(self.path, plugins=self.plugins, device=self.device), asked
         return self._learner
 
     def _reads(self) -> InContext:
@@ -174,7 +187,7 @@ class _Reader(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no types
     def __getstate__(self) -> dict[str, Any]:
         # A learner is made of functions, which cannot be pickled; it is read again where it is needed.
         state: dict[str, Any] = super().__getstate__()
-        return {name: value for name, value in state.items() if name != "_learner"}
+        return {name: value for name, value in state.items() if name not in ("_learner", "_read")}
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
@@ -206,10 +219,16 @@ class PFNClassifier(ClassifierMixin, _Reader):  # type: ignore[misc]
         """
         X, y = _checked(self, X, y)  # noqa: N806
         check_classification_targets(y)
-        self.classes_, numbers = np.unique(y, return_inverse=True)
+        classes, numbers = np.unique(y, return_inverse=True)
         self._reads()
-        self._table = X, y
+        most = self._opened().taught.config.model.classes
+        if len(classes) > most:
+            raise ConfigError(
+                f"y: has {len(classes)} classes, and path={self.path} was made for {most}; give fewer, or a run with "
+                f"model.classes={len(classes)} or more"
+            )
         self._show(X, torch.from_numpy(numbers))
+        self.classes_, self._table = classes, (X.copy(), y.copy())  # the caller may change theirs
         return self
 
     def predict_proba(self, X: Any) -> NDArray[np.float64]:  # noqa: N803
@@ -238,20 +257,30 @@ class PFNRegressor(RegressorMixin, _Reader):  # type: ignore[misc]
         """
         X, y = _checked(self, X, y, y_numeric=True)  # noqa: N806
         self._reads()
-        self._table = X, y
-        self._show(X, torch.from_numpy(y.astype(np.float32))[:, None])
+        targets = y.astype(np.float64)[:, None]
+        place = _mean_and_spread(targets) if self._standardizes() else None
+        self._show(X, _shown(targets, place, "y"))
+        self._target, self._table = place, (X.copy(), y.copy())  # the caller may change theirs
         return self
 
     def predict(self, X: Any) -> NDArray[np.float64]:  # noqa: N803
         """The mean of the predictive distribution of each row, [n]."""
-        return np.asarray(self._predictive().mean(self._outputs(X)[None])[0, :, 0].numpy())
+        return self._in_units(self._predictive().mean(self._outputs(X)[None])[0, :, 0])
 
     def predict_quantiles(self, X: Any, levels: Sequence[float]) -> NDArray[np.float64]:  # noqa: N803
         """The quantiles [n, levels] of the predictive distribution of each row; levels lie between 0 and 1."""
         for level in levels:
             fraction("levels", level)
         asked = torch.tensor(list(levels), dtype=torch.float64)
-        return np.asarray(self._predictive().quantiles(self._outputs(X)[None], asked)[0].numpy())
+        return self._in_units(self._predictive().quantiles(self._outputs(X)[None], asked)[0])
+
+    def _in_units(self, answered: Tensor) -> NDArray[np.float64]:
+        """What the network answers, in the units of the targets."""
+        found: NDArray[np.float64] = np.asarray(answered.numpy(), np.float64)
+        if self._target is None:
+            return found
+        mean, spread = (float(values[0]) for values in self._target)
+        return found * spread + mean
 
     def predict_interval(self, X: Any, coverage: float = 0.9) -> NDArray[np.float64]:  # noqa: N803
         """The lower and upper end [n, 2] of the central interval that holds the target with this probability."""
@@ -272,7 +301,7 @@ def estimator(path: str | os.PathLike[str], *, plugins: Sequence[str] = ()) -> P
     reads = learner.taught.model.in_context
     kind = PFNClassifier if reads is None or reads.predictive is None else PFNRegressor
     made = kind(path, plugins=plugins)
-    made._learner = learner  # so that it is not read again
+    made._learner, made._read = learner, (os.fspath(path), tuple(plugins), "cpu")  # so that it is not read again
     return made
 
 
@@ -286,49 +315,138 @@ def fitted(path: str | os.PathLike[str], *, plugins: Sequence[str] = ()) -> PFNC
 
 
 def _checked(model: Any, X: Any, y: Any, **kinds: bool) -> tuple[Any, Array]:  # noqa: N803
-    """X and y as scikit-learn checks them; a data frame stays one."""
+    """X and y as scikit-learn checks them; a data frame stays one, and its cells are checked when they are read."""
     checked: Array
-    given, checked = validate_data(model, X, y, dtype=None, ensure_all_finite="allow-nan", **kinds)
-    return (X if _is_frame(X) else given), checked
+    if _is_frame(X):
+        validate_data(model, X, skip_check_array=True)
+        _, checked = check_X_y(np.zeros((len(X), max(1, X.shape[1]))), y, **kinds)
+        return X, checked
+    X, checked = validate_data(model, X, y, dtype=None, ensure_all_finite="allow-nan", **kinds)  # noqa: N806
+    return X, checked
 
 
 def _is_frame(X: Any) -> bool:  # noqa: N803
     return hasattr(X, "columns") and hasattr(X, "dtypes")
 
 
-def _encoder(X: Any) -> Any:  # noqa: N803
-    """From the columns of X to numbers, with NaN for what is missing or new."""
-    names = list(X.columns) if _is_frame(X) else range(X.shape[1])
-    columns = [X[name] for name in names] if _is_frame(X) else list(X.T)
-    texts = [number for number, column in enumerate(columns) if not _is_numeric(column)]
-    for number in texts:
-        different = len(set(map(str, columns[number])))
-        if different > max(MOST_TEXTS, len(X) / 2):
+def _names(X: Any) -> list[Any]:  # noqa: N803
+    return list(X.columns) if _is_frame(X) else list(range(X.shape[1]))
+
+
+def _columns_of(X: Any) -> list[Any]:  # noqa: N803
+    return [X.iloc[:, place] for place in range(X.shape[1])] if _is_frame(X) else list(X.T)
+
+
+def _codes(X: Any) -> dict[int, list[str]]:  # noqa: N803
+    """The values, as texts in their order, of the columns of `X` that do not hold numbers, by their places."""
+    codes: dict[int, list[str]] = {}
+    for place, (name, column) in enumerate(zip(_names(X), _columns_of(X), strict=True)):
+        if _as_numbers(column) is not None:
+            continue
+        values = {text: value for value in column if (text := _text(value)) is not None}
+        try:
+            codes[place] = sorted(values, key=lambda text, of=values: of[text])  # type: ignore[misc]
+        except TypeError:  # of several types
+            codes[place] = sorted(values)
+        if len(values) > max(MOST_TEXTS, len(X) / 2):
             log.warning(
                 "X: column %s has %d different texts in %d rows, which are no categories: leave it out, or give what "
-                "they mean as numbers", names[number], different, len(X),
+                "they mean as numbers", name, len(values), len(X),
             )  # fmt: skip
-    codes = OrdinalEncoder(handle_unknown="use_encoded_value", unknown_value=np.nan, encoded_missing_value=np.nan)
-    return ColumnTransformer([("codes", codes, texts)], remainder="passthrough")
+    return codes
 
 
-def _is_numeric(column: Any) -> bool:
+_TRUTHS = {"true": "True", "false": "False"}
+
+
+def _text(value: Any) -> str | None:
+    """A cell that is no number as a text, the same whatever type a reader has given it; None for a missing one."""
+    if value is None or value != value or str(value) in ("<NA>", "NaT"):
+        return None
+    if isinstance(value, float | np.floating) and float(value).is_integer():
+        value = int(value)  # of whole numbers among missing ones, pandas makes real ones
+    text = str(value)
+    return _TRUTHS.get(text.lower(), text)
+
+
+def _as_numbers(column: Any) -> NDArray[np.float64] | None:
+    """A column as numbers, NaN for what is missing; None if it holds something else."""
+    if getattr(column.dtype, "kind", "O") not in "iufOU":
+        return None
     try:
-        np.asarray(column, dtype=np.float64)
+        if hasattr(column, "to_numpy"):
+            found: NDArray[np.float64] = column.to_numpy(dtype=np.float64, na_value=np.nan)
+            return found
+        return np.asarray(column, dtype=np.float64)
     except (TypeError, ValueError):
-        return False
-    return getattr(column.dtype, "kind", "O") in "iufO"
+        return None
 
 
-def _numbers(cells: Any) -> Tensor:
-    """A float32 tensor [n, d].
+def _numbers(X: Any, codes: dict[int, list[str]]) -> NDArray[np.float64]:  # noqa: N803
+    """The cells [n, d] as numbers, with NaN for what is missing or new.
 
     Raises:
-        ValueError: a number that is not finite, or too large.
+        ConfigError: a text, or infinity, in a column of numbers.
     """
-    x = np.asarray(cells, dtype=np.float64)
-    if np.isinf(x).any() or (np.abs(x) > np.finfo(np.float32).max).any():
-        raise ValueError("X: holds infinity, or a value too large for float32; NaN stands for a missing value")
+    columns: list[NDArray[np.float64]] = []
+    for place, (name, column) in enumerate(zip(_names(X), _columns_of(X), strict=True)):
+        if place not in codes:
+            numbers = _as_numbers(column)
+            if numbers is None:
+                numbers = _as_numbers(np.array([_text(value) for value in column], object))
+            if numbers is None:
+                raise ConfigError(f"X: column {name} holds {_first_text(column)}; the known rows have numbers there")
+            if np.isinf(numbers).any():
+                raise ConfigError(f"X: column {name} holds infinity; NaN stands for a missing value")
+            columns.append(numbers)
+            continue
+        known = {text: float(number) for number, text in enumerate(codes[place])}
+        texts = [_text(value) for value in column]
+        there = [text for text in texts if text is not None]
+        if there and not known.keys() & set(there):
+            log.warning(
+                "X: column %s has no value that the known rows have, such as %s; all of it counts as missing",
+                name, there[0],
+            )  # fmt: skip
+        columns.append(np.array([known.get(text, np.nan) if text is not None else np.nan for text in texts]))
+    return np.stack(columns, axis=1) if columns else np.zeros((len(X), 0))
+
+
+def _first_text(column: Any) -> str:
+    """The first cell of a column that is no number."""
+    for value in column:
+        try:
+            float(value)
+        except (TypeError, ValueError):
+            return repr(value)
+    return "no numbers"
+
+
+Place = tuple[NDArray[np.float64], NDArray[np.float64]]
+"""The mean and the spread of each column."""
+
+
+def _mean_and_spread(x: NDArray[np.float64]) -> Place:
+    """Over rows [n, d], without missing values. The spread of a column that is constant or missing is 1."""
+    there = ~np.isnan(x)
+    largest = np.where(there, np.abs(x), 0.0).max(axis=0, initial=0.0)
+    unit = np.where(largest > 0, largest, 1.0)  # the squares of 1e200 are no numbers
+    scaled, count = np.where(there, x / unit, 0.0), there.sum(axis=0).clip(min=1)
+    mean = scaled.sum(axis=0) / count
+    spread = np.sqrt((np.where(there, scaled - mean, 0.0) ** 2).sum(axis=0) / count)
+    return mean * unit, np.where(spread > 1e-12 * np.abs(mean), spread * unit, 1.0)
+
+
+def _shown(x: NDArray[np.float64], place: Place | None, what: str = "X") -> Tensor:
+    """The float32 tensor [n, d] that the network reads.
+
+    Raises:
+        ConfigError: a number that float32 does not hold.
+    """
+    if place is not None:
+        x = ((x - place[0]) / place[1]).clip(-FARTHEST, FARTHEST)
+    elif (np.abs(x) > np.finfo(np.float32).max).any():
+        raise ConfigError(f"{what}: holds a value too large for float32")
     return torch.from_numpy(x.astype(np.float32))
 
 

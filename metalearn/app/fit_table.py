@@ -1,6 +1,7 @@
 """`metalearn fit` and `metalearn predict` of a table, by a prior-fitted network."""
 
 import argparse
+import logging
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,8 @@ from metalearn.reporting.to_stderr import log_to_stderr
 from metalearn.storage.files import creating, refuse_used
 
 SUFFIXES = (".csv", ".parquet")
+
+log = logging.getLogger("metalearn")
 
 _KNOWN = "known.parquet"  # as in metalearn.api.tables, which imports torch
 
@@ -38,9 +41,13 @@ def fit(options: argparse.Namespace, others: Sequence[str]) -> int:
     log_to_stderr()
     frame, target = read(options.folder), options.target
     if target not in frame:
-        raise ConfigError(f"--target={target}: {options.folder} has no such column{nearest(target, list(frame))}")
+        names = [str(name) for name in frame]
+        hint = nearest(target, names) or f"; it has {', '.join(names[:10])}{', …' if len(names) > 10 else ''}"
+        raise ConfigError(f"--target={target}: {options.folder} has no such column{hint}")
     without = frame[target].isna()
-    x, y = frame[~without].drop(columns=target), frame.loc[~without, target].to_numpy()
+    if without.all():
+        raise ConfigError(f"--target={target}: is missing in every row of {options.folder}; type another column")
+    x, y = frame[~without].drop(columns=target), _whole(frame.loc[~without, target].to_numpy())
     from metalearn.api.tables import estimator
 
     model = estimator(options.network, plugins=options.plugins or ())
@@ -49,6 +56,16 @@ def fit(options: argparse.Namespace, others: Sequence[str]) -> int:
     if without.any():
         lines.append(f"{without.sum()} rows without {target} are left out; metalearn predict answers for such rows")
     return print_all(printable("\n".join([*lines, f"all in {options.out}"])))
+
+
+def _whole(y: Any) -> Any:
+    """Targets as whole numbers, if they are: where some are missing, pandas makes real ones of them."""
+    try:
+        numbers = y.astype(np.float64)
+    except (TypeError, ValueError):
+        return y
+    is_whole = y.dtype.kind in "fO" and (numbers == np.round(numbers)).all() and (np.abs(numbers) < 2**53).all()
+    return numbers.astype(np.int64) if is_whole and not any(isinstance(one, str | bool) for one in y) else y
 
 
 def cross_validated(model: Any, x: Any, y: Any, folds: int) -> list[str]:
@@ -76,7 +93,7 @@ def cross_validated(model: Any, x: Any, y: Any, folds: int) -> list[str]:
 
 def predict(options: argparse.Namespace) -> int:
     """Answers for the rows of a table; returns the exit code."""
-    if len(options.pictures) != 1 or options.pictures[0].suffix not in SUFFIXES:
+    if len(options.pictures) != 1 or options.pictures[0].suffix.lower() not in SUFFIXES:
         given = ", ".join(map(str, options.pictures))
         raise ConfigError(f"TABLE={given}: must be one .csv or .parquet; {options.classifier} was made of a table")
     out: Path | None = options.out
@@ -85,12 +102,12 @@ def predict(options: argparse.Namespace) -> int:
         raise ConfigError(f"--out={out}: {reason}; type another name, such as answers.csv")
     set_up_process(options.threads)
     log_to_stderr()
-    frame = read(options.pictures[0])
-    import pandas as pd
-
     from metalearn.api.tables import PFNClassifier, fitted
 
     model = fitted(options.classifier, plugins=options.plugins or ())
+    frame = read(options.pictures[0], model.texts())
+    import pandas as pd
+
     columns = list(getattr(model, "feature_names_in_", frame.columns))  # those of an array have no names
     missing = [name for name in columns if name not in frame]
     if missing:
@@ -110,8 +127,8 @@ def predict(options: argparse.Namespace) -> int:
     return print_all(printable(f"{len(answers)} rows: {out}"))
 
 
-def read(path: Path) -> Any:
-    """The data frame of a file.
+def read(path: Path, texts: Sequence[str] = ()) -> Any:
+    """The data frame of a file. In a CSV file, the columns `texts` are read as texts, whatever they look like.
 
     Raises:
         ValueError: it cannot be read, or has no rows.
@@ -121,9 +138,16 @@ def read(path: Path) -> Any:
     except ImportError as error:
         raise ConfigError("TABLE: needs pandas and more; type pip install 'metalearn-train[tables]'") from error
     try:
-        frame = pd.read_csv(path) if path.suffix == ".csv" else pd.read_parquet(path)
+        csv = path.suffix.lower() == ".csv"
+        frame = pd.read_csv(path, dtype=dict.fromkeys(texts, str)) if csv else pd.read_parquet(path)
     except (OSError, ValueError) as error:
         raise ConfigError(f"TABLE={path}: cannot be read ({error})") from error
     if not len(frame):
         raise ConfigError(f"TABLE={path}: has no rows")
+    if csv and not isinstance(frame.index, pd.RangeIndex):
+        raise ConfigError(f"TABLE={path}: lines have more cells than there are names; is there a comma at their ends?")
+    if "Unnamed: 0" in frame:
+        log.warning(
+            "TABLE=%s: its first column has no name and is read as any other; is it an index? Leave it out then", path
+        )
     return frame

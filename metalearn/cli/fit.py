@@ -60,7 +60,7 @@ def main(arguments: Sequence[str]) -> int:
     of_table.add_argument("--network", metavar="RUN", help="a run of algorithm=pfn, or what is published of one")
     of_table.add_argument("--plugins", type=names, metavar="PACKAGE,…", help="packages of yours, whose code may run")
     options = parser.parse_args(arguments)
-    if options.folder.suffix in fit_table.SUFFIXES:
+    if options.folder.suffix.lower() in fit_table.SUFFIXES:
         for_pictures = ("backbone", "weights", "head", "strict", "minutes", "steps")
         others = [f"--{name}" for name in for_pictures if getattr(options, name) != parser.get_default(name)]
         return ended(lambda: fit_table.fit(options, others))

@@ -78,8 +78,10 @@ def one_by_one(table: Callable[[np.random.Generator, Shape], Any]) -> Callable[.
             return drawn[0]
         try:
             return tuple(np.stack([np.asarray(values) for values in part]) for part in zip(*drawn, strict=True))
-        except ValueError:  # of one shape alone, so that the message names it
-            return tuple(np.asarray(values)[None] for values in drawn[-1])
+        except ValueError:  # of the wrong shape alone, so that the message names it
+            wanted = [(shape.rows, shape.features), (shape.rows,)]
+            wrong = next(pair for pair in drawn if [np.shape(values) for values in pair] != wanted)
+            return tuple(np.asarray(values)[None] for values in wrong)
 
     return tables
 
@@ -157,7 +159,9 @@ class PriorTasks:
             value = getattr(found, name)
             if not isinstance(value, int | np.integer) or value < least:
                 raise self._wrong(f"shape(rng) gives {name}={value!r}; give a whole number of at least {least}")
-        if not isinstance(found.known, float | int | np.integer) or not 1 <= found.support < found.rows:
+        known, is_count = found.known, isinstance(found.known, int | np.integer)
+        is_part = isinstance(known, float | np.floating) and 0 < known < 1
+        if not is_part and not (is_count and 1 <= known < found.rows):
             raise self._wrong(
                 f"shape(rng) gives known={found.known!r} of {found.rows} rows; give a whole number from 1 to "
                 f"{found.rows - 1}, or a part of all rows, such as 0.6"
@@ -205,6 +209,8 @@ class PriorTasks:
                 )
             if list(values.shape) != [tasks, *wanted]:
                 raise self._wrong(f"{name} has the shape {list(values.shape[1:])}, and shape(rng) says {wanted}")
+        with np.errstate(over="ignore"):  # what float32 does not hold is infinite, and refused below
+            x, y = x.astype(np.float32), y.astype(np.float32) if shape.classes is None else y
         bad = np.isinf(x) if shape.missing else ~np.isfinite(x)
         if bad.any():
             advice = "" if shape.missing else "; if it stands for a missing value, give Shape(…, missing=True)"
@@ -213,14 +219,14 @@ class PriorTasks:
             if not np.isfinite(y).all():
                 task = numbers[int(np.argwhere(~np.isfinite(y))[0, 0])]
                 raise self._wrong(f"y of task {task} of {split} has numbers that are not finite")
-            return x.astype(np.float32), y.astype(np.float32)
+            return x, y
         if y.dtype.kind == "f":
             raise self._wrong(f"y holds {y.dtype}, and classes={shape.classes} wants whole numbers; give y.astype(int)")
         if y.min() < 0 or y.max() >= shape.classes:
             raise self._wrong(
                 f"y runs from {y.min()} to {y.max()}, and {shape.classes} classes are 0 to {shape.classes - 1}"
             )
-        return x.astype(np.float32), y.astype(np.int64)
+        return x, y.astype(np.int64)
 
     def _wrong(self, what: str) -> DataError:
         return DataError(f"prior {self.prior.name}: {what}")

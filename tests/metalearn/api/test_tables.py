@@ -123,12 +123,12 @@ def test_larger_tables_are_said_and_what_does_not_fit_is_refused(
         )
     assert "column name has 40 different texts in 40 rows" in caplog.text and "column colour" not in caplog.text
     x = rng.normal(size=(22, 2))
-    with pytest.raises(ValueError, match=r"model.classes=10: a task has 11 classes"):
+    with pytest.raises(ValueError, match=r"y: has 11 classes, and path=.* was made for 10"):
         PFNClassifier(runs["classes"], plugins=PLUGINS).fit(x, np.arange(22) % 11)
     with pytest.raises(ValueError, match=r"give a run of algorithm=pfn model=table model.head=classes"):
         PFNClassifier(runs["numbers"]).fit(x, np.arange(22) % 2)
-    with pytest.raises(ValueError, match="infinity, or a value too large"):
-        PFNRegressor(runs["numbers"]).fit(np.full((4, 2), 1e300), np.arange(4.0))
+    with pytest.raises(ValueError, match="X: column a holds infinity"):
+        PFNRegressor(runs["numbers"]).fit(pd.DataFrame({"a": [1, np.inf, 2, 3]}), np.arange(4.0))
     with pytest.raises(ValueError, match="levels=1: must be below 1"):
         PFNRegressor(runs["numbers"]).fit(x, x[:, 0]).predict_quantiles(x, [1])
 
@@ -151,6 +151,92 @@ def test_what_is_saved_answers_with_the_same_bits(runs: dict[str, Path], tmp_pat
         PFNClassifier.load(runs["classes"])
     with pytest.raises(ValueError, match=r"give a run of algorithm=pfn model=table model.head=classes"):
         PFNClassifier.load(tmp_path / "numbers")
+
+
+def classifier(runs: dict[str, Path], x: Any, y: Any) -> PFNClassifier:
+    fitted: PFNClassifier = PFNClassifier(runs["classes"], plugins=PLUGINS).fit(x, y)
+    return fitted
+
+
+@pytest.mark.parametrize(("offset", "scale"), [(1.7e9, 1.0), (1.7e12, 1e3), (0.0, 1e20), (0.0, 1e300), (0.0, 1e-300)])
+def test_units_have_no_influence(offset: float, scale: float, runs: dict[str, Path]) -> None:
+    """In float32, seconds of this year are all equal, and the square of 1e20 is no number."""
+    rng = np.random.default_rng(0)
+    x, asked = rng.normal(size=(30, 3)), rng.normal(size=(5, 3))
+    label, number = (x[:, 0] > 0).astype(int), x[:, 1]
+    with np.errstate(all="raise", under="ignore"):
+        found = classifier(runs, offset + scale * x, label).predict_proba(offset + scale * asked)
+        mean = PFNRegressor(runs["numbers"]).fit(x, offset + scale * number).predict(asked)
+    np.testing.assert_allclose(found, classifier(runs, x, label).predict_proba(asked), atol=1e-3)
+    plain = PFNRegressor(runs["numbers"]).fit(x, number).predict(asked)
+    np.testing.assert_allclose((mean - offset) / scale, plain, atol=1e-3)
+
+
+def test_a_row_has_the_same_answer_in_any_table(runs: dict[str, Path]) -> None:
+    """Whatever type the other rows give its columns."""
+    rng = np.random.default_rng(0)
+    size = rng.normal(size=30)
+    x = pd.DataFrame({"size": size, "old": size > 0, "code": rng.choice(["1", "2", "A"], size=30)})
+    fitted = classifier(runs, x, size > 0)
+    row = pd.DataFrame({"size": [0.3], "old": [True], "code": ["1"]})
+    alone = fitted.predict_proba(row)
+    others = [
+        {"size": [0.3, "1.5"], "old": [True, "unknown"], "code": ["1", "Z"]},
+        {"size": [0.3, np.nan], "old": ["true", None], "code": [1, 2]},
+        {"size": [0.3, np.nan], "old": [True, np.nan], "code": [1, np.nan]},
+    ]
+    frames = [pd.DataFrame(other) for other in others]
+    frames.append(frames[0].assign(size=[0.3, np.nan]).convert_dtypes())
+    for other in frames:
+        np.testing.assert_array_equal(fitted.predict_proba(other)[:1], alone)
+    nothing = fitted.predict_proba(row.assign(code=np.nan))
+    np.testing.assert_array_equal(fitted.predict_proba(row.assign(code="new")), nothing)
+    with pytest.raises(ValueError, match="X: column size holds 'large'; the known rows have numbers there"):
+        fitted.predict_proba(row.assign(size="large"))
+
+
+def test_a_column_without_a_known_value_is_said(runs: dict[str, Path], caplog: pytest.LogCaptureFixture) -> None:
+    x, y = frame()
+    fitted = classifier(runs, x, y)
+    with caplog.at_level(logging.WARNING, logger="metalearn"):
+        fitted.predict(x.assign(old="no"))
+    assert "column old has no value that the known rows have, such as no; all of it counts as missing" in caplog.text
+
+
+def test_texts_that_are_numbers_are_numbers_before_and_after_saving(runs: dict[str, Path], tmp_path: Path) -> None:
+    texts = np.array([["1"], ["2"], ["10"]] * 5)
+    fitted = classifier(runs, texts, texts[:, 0] == "10")
+    fitted.save(tmp_path / "saved")
+    again = PFNClassifier.load(tmp_path / "saved", plugins=PLUGINS)
+    numbers = classifier(runs, texts.astype(float), texts[:, 0] == "10")
+    for other in (again, numbers):
+        np.testing.assert_array_equal(other.predict_proba(texts), fitted.predict_proba(texts))
+
+
+def test_what_was_fitted_is_saved_and_not_what_the_table_has_become(runs: dict[str, Path], tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    array = rng.normal(size=(20, 2))
+    for name, x in (("array", array), ("frame", pd.DataFrame({"a": array[:, 0], "b": array[:, 1]}))):
+        asked, y = x.copy(), np.arange(20) % 2
+        fitted = classifier(runs, x, y)
+        before = fitted.predict_proba(asked)
+        x *= -1
+        y[:] = 0
+        fitted.save(tmp_path / name)
+        again = PFNClassifier.load(tmp_path / name, plugins=PLUGINS)
+        np.testing.assert_array_equal(again.predict_proba(asked), before)
+
+
+def test_a_refit_reads_its_path_and_a_refused_one_leaves_the_last(runs: dict[str, Path], tmp_path: Path) -> None:
+    x = np.random.default_rng(0).normal(size=(20, 2))
+    fitted = classifier(runs, x, np.arange(20) % 2)
+    before = fitted.predict_proba(x)
+    with pytest.raises(ValueError, match="y: has 20 classes"):
+        fitted.fit(x, np.arange(20))
+    np.testing.assert_array_equal(fitted.predict_proba(x), before)
+    assert fitted.classes_.tolist() == [0, 1]
+    with pytest.raises(ValueError, match="nowhere"):
+        fitted.set_params(path=tmp_path / "nowhere").fit(x, np.arange(20) % 2)
 
 
 def test_the_commands_fit_a_table_and_predict_rows(
@@ -180,9 +266,36 @@ def test_the_commands_fit_a_table_and_predict_rows(
     assert "quantile 0.95" in capsys.readouterr().out
 
 
+def test_files_say_what_arrays_say(
+    runs: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    known = "".join(f"{n / 10},{'true' if n % 2 else 'false'},{'' if n == 7 else n % 2}\n" for n in range(20))
+    (tmp_path / "known.CSV").write_text("size,old,label\n" + known)
+    network = ["--network", str(runs["classes"]), "--plugins", "tests"]
+    assert fit.main(["known.CSV", "--target", "label", *network, "--out", "made"]) == 0
+    answers = []
+    for name, last in (("two", ""), ("three", "0.5,unknown\n"), ("four", ",\n")):
+        (tmp_path / f"{name}.csv").write_text(f"size,old\n0.1,true\n0.2,false\n{last}")
+        assert predict.main(["made", f"{name}.csv", "--out", f"a_{name}.csv", "--plugins", "tests"]) == 0
+        answers.append(pd.read_csv(f"a_{name}.csv"))
+    assert list(answers[0]) == ["label", "probability of 0", "probability of 1"]  # a label is missing: they stay whole
+    for other in answers[1:]:
+        pd.testing.assert_frame_equal(other[:2], answers[0])
+
+    (tmp_path / "longer.csv").write_text("size,old\n0.1,true,\n0.2,false,\n")
+    capsys.readouterr()
+    assert predict.main(["made", "longer.csv", "--plugins", "tests"]) == 2
+    assert "lines have more cells than there are names; is there a comma at their ends?" in capsys.readouterr().err
+    pd.read_csv("known.CSV").to_csv("with_index.csv")
+    assert fit.main(["with_index.csv", "--target", "label", *network, "--out", "other"]) == 0
+    assert "its first column has no name and is read as any other; is it an index?" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("typed", "message"),
     [
+        ("known.csv --out o --target price --network NETWORK", "has no such column; it has size, colour, kind, old"),
         ("known.csv --out o --target sizes --network NETWORK", "--target=sizes: known.csv has no such column"),
         ("known.csv --out o --target size", "--network: missing; a table needs it"),
         ("known.csv --out o --target size --network NETWORK --head linear", "--head: of pictures"),
@@ -220,8 +333,10 @@ def test_a_fitted_table_becomes_one_program(
     assert export.main([f"{tmp_path}/fitted", *out, *["--plugins", "tests"] * (name == "classes")]) == 0
     assert "largest difference from this program: " in capsys.readouterr().out
     about = json.loads((tmp_path / "program" / COLUMNS).read_text())
-    assert [column["name"] for column in about["columns"]] == ["colour", "kind", "old", "size"]
-    assert about["columns"][0]["categories"] == ["blue", "red"]
+    assert [column["name"] for column in about["columns"]] == ["size", "colour", "kind", "old"]
+    assert [column.get("categories") for column in about["columns"]] == [
+        None, ["blue", "red"], ["a", "b", "c"], ["False", "True"],
+    ]  # fmt: skip
     if file_format == ONNX:
         asked.to_csv(tmp_path / "asked.csv", index=False)
         said = said_by_card(tmp_path / "program", [tmp_path / "asked.csv"])
@@ -236,5 +351,5 @@ def test_a_fitted_table_becomes_one_program(
             for row in asked[[column["name"] for column in about["columns"]]].itertuples(index=False)
         ]
         run = torch.export.load(tmp_path / "program/model.pt2").module()
-        found = np.column_stack([part.numpy() for part in run(torch.tensor(rows, dtype=torch.float32))])
+        found = np.column_stack([part.numpy() for part in run(torch.tensor(rows, dtype=torch.float64))])
     np.testing.assert_allclose(found, wanted, atol=1e-4)

@@ -140,6 +140,10 @@ BROKEN: dict[str, tuple[dict[str, Any], str]] = {
     "no pair": ({"table": lambda rng, shape: 5}, "a table is a int; give the pair x, y"),
     "no shape": ({"shape": lambda rng: (20, 5)}, "gives a tuple; give a metalearn.tasks.priors.Shape"),
     "known": ({"shape": lambda rng: Shape(20, 20, 2, 2)}, "known=20 of 20 rows; give a whole number from 1 to 19"),
+    "a part above 1": ({"shape": lambda rng: Shape(20, 15.0, 2, 2)}, "known=15.0 of 20 rows; give a whole number"),
+    "no part": ({"shape": lambda rng: Shape(20, 0.0, 2, 2)}, "known=0.0 of 20 rows; give a whole number"),
+    "a part that is nan": ({"shape": lambda rng: Shape(20, float("nan"), 2, 2)}, "known=nan of 20 rows"),
+    "too large": ({"table": _table(x=lambda x: x * 1e39)}, "x of task 0 of train has -?inf"),
     "features": ({"shape": lambda rng: Shape(20, 5, 0, 2)}, "features=0; give a whole number of at least 1"),
     "classes": ({"shape": lambda rng: Shape(20, 5, 2, 3)}, "classes=3, .*=2 is the most.*type dataset.classes=3"),
     "numbers": ({"shape": lambda rng: Shape(20, 5, 2)}, "classes=null, and .* type dataset.classes=null"),
@@ -155,6 +159,29 @@ def test_a_rule_that_breaks_its_promise_is_refused_at_the_first_task(name: str) 
     functions, message = BROKEN[name]
     with pytest.raises(DataError, match=f"prior a_prior: .*{message}"), np.errstate(all="ignore"):
         source(**functions).episodes("train", torch.tensor([0]))
+
+
+def test_the_table_of_another_shape_is_named() -> None:
+    """Not the last one, which is right."""
+
+    def uneven(rng: np.random.Generator, shape: Shape) -> Any:
+        x, y = table(rng, shape)
+        return (x, y) if next(numbers) else (x[:5], y)
+
+    numbers = itertools.count()
+    with pytest.raises(DataError, match=r"x has the shape \[5, \d\], and shape\(rng\) says"):
+        source(table=uneven).episodes("train", torch.arange(3))
+
+
+def test_a_part_may_be_any_real_number() -> None:
+    made = source(shape=lambda rng: Shape(30, np.float32(0.5), 2, 2))
+    assert made.episodes("train", torch.tensor([0])).support.x.shape[1] == 15
+
+
+def test_targets_that_float32_does_not_hold_are_refused() -> None:
+    large = lambda rng, shape: (rng.normal(size=(30, 2)), 1e39 * rng.normal(size=30))  # noqa: E731
+    with pytest.raises(DataError, match="y of task 0 of train has numbers that are not finite"):
+        source(classes=None, shape=lambda rng: Shape(30, 12, 2), table=large).episodes("train", torch.arange(1))
 
 
 def test_missing_cells_are_allowed_where_the_shape_says_so() -> None:
