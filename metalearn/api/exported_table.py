@@ -86,12 +86,12 @@ class _Network(nn.Module):
         super().__init__()
         self._model = model
         mean, spread = (torch.zeros(1), torch.ones(1)) if model._place is None else map(torch.from_numpy, model._place)
-        self.mean, self.spread = nn.Buffer(mean), nn.Buffer(spread)
+        self.center, self.unit = nn.Buffer(mean), nn.Buffer(spread)  # not the names of outputs
 
     def forward(self, rows: Tensor) -> tuple[Tensor, ...]:
         model, learner, reads = self._model, self._model._opened(), self._model._reads()
         if model._place is not None:
-            rows = ((rows - self.mean) / self.spread).clamp(-FARTHEST, FARTHEST)
+            rows = ((rows - self.center) / self.unit).clamp(-FARTHEST, FARTHEST)
         with learner.computing():
             found = reads.answer(learner.params, model._known, rows[None].float()).double()
         if reads.predictive is None:
