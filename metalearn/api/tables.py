@@ -200,9 +200,9 @@ class PFNClassifier(ClassifierMixin, _Reader):  # type: ignore[misc]
 
     X is an array or a data frame. Columns of texts, categories and truth values become the numbers of their sorted
     values, which are compared as texts, with `true` as True; a value that no known row has, NaN and None are missing
-    values. If the network standardises, columns are shifted and scaled in float64, so that any unit will do. The order of
-    columns and classes has no influence, so no ensemble over orders is needed. The keys and values of the known rows are
-    computed once, in `fit`.
+    values. If the network standardises, columns are shifted and scaled in float64, so that any unit will do. The order
+    of columns and classes has no influence, so no ensemble over orders is needed. The keys and values of the known rows
+    are computed once, in `fit`.
 
     Args:
         path: as for `metalearn.load`.
