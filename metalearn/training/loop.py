@@ -157,6 +157,9 @@ def fit(run: Run, learner: TrainState, progress: Progress) -> Progress:
             if run.stops.requested():
                 raise Interrupted
     except Interrupted:
+        if taken and isinstance(updater, DefersFigures):  # cut while it waited for the tasks of the next step
+            progress = progress._replace(seconds=progress.seconds + settle(run, learner, updater, taken))
+            log_steps(run, taken)
         raise stopped(run, learner, updater, progress, saved) from None
     if last < steps:
         message = f"paused after step {progress.step}; pause_after=null goes on from there"

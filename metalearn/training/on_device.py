@@ -378,7 +378,8 @@ class UpdateOnDevice:
             self._begin(step)
         assert self._ahead is not None
         began = time.perf_counter()
-        drawn = self._ahead.of(step)
+        with self._run.stops.interruptible():  # another process may take its time, or hang
+            drawn = self._ahead.of(step)
         waited = time.perf_counter() - began
         alike = [given.shape for given in self._feed.given] == [value.shape for value in drawn]
         if not alike or self._feed.ways_of(drawn) != self._feed.ways:

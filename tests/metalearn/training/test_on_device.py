@@ -1,10 +1,12 @@
 """Steps that stay on a device. The CPU stands for the GPU here: all but the recording of the graph is the same."""
 
 import gc
+import itertools
 import math
 import random
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any
 
@@ -27,6 +29,7 @@ from metalearn.models.mlp import mlp
 from metalearn.models.table import table
 from metalearn.nn.inputs import of_reals
 from metalearn.reporting.logging import RunLog
+from metalearn.runs.signals import Interrupted, Stops
 from metalearn.tasks.common.episodes import EpisodeSpec, Seeds
 from metalearn.tasks.glyphs import glyphs
 from metalearn.tasks.priors.gp import gp_prior
@@ -34,7 +37,7 @@ from metalearn.tasks.priors.source import PriorTasks
 from metalearn.tasks.sinusoid import sinusoid
 from metalearn.training import on_device as module
 from metalearn.training.averaging import Average
-from metalearn.training.loop import Progress, Run, TrainState, UpdateHere, fit, new_learner
+from metalearn.training.loop import Progress, Run, Stopped, TrainState, UpdateHere, fit, new_learner
 from metalearn.training.on_device import DeviceWork, PicturesByNumber, UpdateOnDevice, WholeEpisodes, steps_on_device
 from metalearn.training.optimizers import Rates, sgd
 from metalearn.types import Algorithm, Batch, ChunkResult, Episode, NotFiniteError, Params, TaskSource
@@ -187,6 +190,24 @@ def test_the_loop_logs_every_step_in_its_turn() -> None:
         assert ours["gradient_norm"] == pytest.approx(theirs["gradient_norm"], rel=1e-4)
     assert progress.step == wanted.step == 7
     assert progress.seconds == pytest.approx(sum(v["step_seconds"] for _, v in log.steps), rel=0.9)
+
+
+def test_a_wait_for_tasks_is_cut_and_the_steps_before_are_logged_and_saved() -> None:
+    """By a request that comes while the tasks of step 6 are drawn; figures are read each 4 steps."""
+    waits = itertools.count(1)
+
+    @contextmanager
+    def interruptible() -> Iterator[None]:
+        if next(waits) == 6:
+            raise Interrupted
+        yield
+
+    (log, run, learner), (_, there, other) = whole_run(waves(), 9, 4), whole_run(waves(), 5, 4)
+    with pytest.raises(Stopped, match="stopped after step 5, which is saved") as raised:
+        fit(run._replace(stops=Stops(lambda: False, interruptible)), learner, Progress())
+    assert raised.value.progress.step == 5 and [step for step, _ in log.steps] == [1, 2, 3, 4, 5]
+    fit(there, other, Progress())
+    assert all(learner.params[name].equal(value) for name, value in other.params.items())
 
 
 def test_the_loop_names_the_task_of_a_step_that_it_reads_later() -> None:
