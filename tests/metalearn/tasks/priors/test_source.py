@@ -162,15 +162,18 @@ def test_a_rule_that_breaks_its_promise_is_refused_at_the_first_task(name: str) 
 
 
 def test_the_table_of_another_shape_is_named() -> None:
-    """Not the last one, which is right."""
+    """Not the last one of the group, which is right."""
 
     def uneven(rng: np.random.Generator, shape: Shape) -> Any:
         x, y = table(rng, shape)
-        return (x, y) if next(numbers) else (x[:5], y)
+        return (x[:5], y) if x[0, 0] > 0 else (x, y)
 
-    numbers = itertools.count()
-    with pytest.raises(DataError, match=r"x has the shape \[5, \d\], and shape\(rng\) says"):
-        source(table=uneven).episodes("train", torch.arange(3))
+    made = source(table=uneven, group=64)
+    drawn = [table(np.random.default_rng(number), Shape(20, 5, 2, 2))[0][0, 0] for number in range(8)]
+    assert min(drawn) < 0 < max(drawn)
+    rngs = [np.random.default_rng(number) for number in np.argsort(drawn)[::-1]]
+    x, _ = made.prior.tables(rngs, Shape(20, 5, 2, 2))
+    assert x.shape == (1, 5, 2)
 
 
 def test_a_part_may_be_any_real_number() -> None:
