@@ -24,7 +24,6 @@ import torch
 from torch import Tensor
 
 import metalearn
-from metalearn.api.learner import Classification
 from metalearn.api.load import found as found_folder
 from metalearn.classifier.backbones import backbone_of
 from metalearn.cli.arguments import whole
@@ -148,15 +147,17 @@ def confusions(checkpoint: str, tasks: int) -> list[Confusion]:
     for number in range(tasks):
         names = class_names_of(learner.taught.source, "test", number)
         support, query = learner.taught.source.episodes("test", torch.tensor([number]))
-        shown = [[*(batch.x[0] * 255).round().byte().movedim(1, -1).numpy()] for batch in (support, query)]
-        adapted = learner.adapt(shown[0], [names[label] for label in support.y[0].tolist()])
-        assert isinstance(adapted, Classification)
-        for found, label in zip(adapted.predict(shown[1]), query.y[0].tolist(), strict=True):
+        with learner.computing():
+            adapted = learner.taught.algorithm.adapt(learner.params, support, None)
+            answers = adapted(query.x)[0].argmax(1).tolist()
+        for answer, label in zip(answers, query.y[0].tolist(), strict=True):
             asked_of.update(_pair(names[label], other) for other in names if other != names[label])
-            if found.label != names[label]:
-                wrong[_pair(names[label], str(found.label))] += 1
-        for label, picture in zip([*support.y[0].tolist(), *query.y[0].tolist()], shown[0] + shown[1], strict=True):
-            pictures[names[label]].setdefault(picture.tobytes(), picture)
+            if answer != label:
+                wrong[_pair(names[label], names[answer])] += 1
+        for batch in (support, query):
+            shown = (batch.x[0] * 255).round().byte().movedim(1, -1).numpy()
+            for label, picture in zip(batch.y[0].tolist(), shown, strict=True):
+                pictures[names[label]].setdefault(picture.tobytes(), picture)
     kept = {name: [found[key] for key in sorted(found)] for name, found in pictures.items()}
     return [
         Confusion(count, asked_of[pair], pair, (kept[pair[0]], kept[pair[1]])) for pair, count in wrong.most_common()

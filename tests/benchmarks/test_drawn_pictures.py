@@ -10,6 +10,7 @@ from PIL import Image
 from torch import Tensor
 
 from benchmarks.drawn_pictures import PROTOCOLS, accuracy_of, confusions, frozen_features, main, source_of
+from metalearn.api.load import load
 from metalearn.types import Batch, Episode
 from tests.runs import slow
 from tests.saved import saved_run
@@ -85,3 +86,18 @@ def test_a_page_needs_a_learner(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit, match="2"):
         main(["emoji", "--page", "page.html"])
     assert "--page shows the pictures of --confusions CHECKPOINT" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("algorithm", ["protonet", "maml"])
+@pytest.mark.parametrize("together", [True, False])
+def test_confusions_are_the_errors_of_the_test_of_the_run(together: bool, algorithm: str, tmp_path: Path) -> None:
+    """Whether its test normalises all queries of a task together, or by the support set."""
+    saved_run(
+        tmp_path, "dataset.queries=3", f"algorithm={algorithm}", "model.filters=8", f"model.transductive={together}"
+    )
+    found = confusions(str(tmp_path), 10)
+    wrong, other = (
+        1 - load(tmp_path, transductive=how).evaluate(count=10)["accuracy"] for how in (together, not together)
+    )
+    assert sum(pair.wrong for pair in found) / (10 * 5 * 3) == pytest.approx(wrong)
+    assert wrong != other
