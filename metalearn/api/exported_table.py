@@ -19,9 +19,6 @@ from metalearn.storage.files import whole_folder
 if TYPE_CHECKING:
     from metalearn.api.tables import PFNClassifier, PFNRegressor
 
-FARTHEST = 1e6
-"""How many spreads from the mean a value may lie; what is beyond is brought there, so that float32 has its square."""
-
 COLUMNS = "columns.json"
 """How the columns of a table become the numbers that a program reads."""
 
@@ -46,7 +43,7 @@ def export(model: "PFNClassifier | PFNRegressor", out: Path, *, file_format: str
     columns = model._columns()
     x = torch.randn(4, len(columns), generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     if model._place is not None:
-        x = x * torch.from_numpy(model._place[1]) + torch.from_numpy(model._place[0])
+        x = x * model._place[1] + model._place[0]
     for number, column in enumerate(columns):
         if "categories" in column:
             x[:, number] = torch.arange(4) % len(column["categories"])
@@ -85,23 +82,18 @@ class _Network(nn.Module):
     def __init__(self, model: "PFNClassifier | PFNRegressor") -> None:
         super().__init__()
         self._model = model
-        mean, spread = (torch.zeros(1), torch.ones(1)) if model._place is None else map(torch.from_numpy, model._place)
-        self.center, self.unit = nn.Buffer(mean), nn.Buffer(spread)  # not the names of outputs
 
     def forward(self, rows: Tensor) -> tuple[Tensor, ...]:
+        from metalearn.api.tables import in_spreads
+
         model, learner, reads = self._model, self._model._opened(), self._model._reads()
-        if model._place is not None:
-            rows = ((rows - self.center) / self.unit).clamp(-FARTHEST, FARTHEST)
         with learner.computing():
-            found = reads.answer(learner.params, model._known, rows[None].float()).double()
+            found = reads.answer(learner.params, model._known, in_spreads(rows, model._place)[None]).double()
         if reads.predictive is None:
             return (found[0, :, : len(model.classes_)].softmax(dim=1).float(),)
         levels = torch.tensor(LEVELS, dtype=torch.float64)
         mean, quantiles = reads.predictive.mean(found)[0, :, 0], reads.predictive.quantiles(found, levels)[0]
-        if model._target is not None:
-            center, spread = (float(values[0]) for values in model._target)
-            mean, quantiles = mean * spread + center, quantiles * spread + center
-        return mean, quantiles
+        return model._in_units(mean), model._in_units(quantiles)
 
 
 def _plain(values: Any) -> list[Any]:

@@ -13,7 +13,6 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from metalearn.algorithms.pfn import answers
-from metalearn.api.exported_table import FARTHEST, export
 from metalearn.api.learner import Learner
 from metalearn.api.load import load
 from metalearn.checks import fraction
@@ -113,6 +112,8 @@ class _Reader(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no types
             ValueError: it is not fitted, a package is missing, the program differs from this one by more than 1e-4, or
                 the folder cannot be written.
         """
+        from metalearn.api.exported_table import export
+
         check_is_fitted(self)
         return export(self, Path(path), file_format=format, licence=licence, key="path")
 
@@ -267,22 +268,21 @@ class PFNRegressor(RegressorMixin, _Reader):  # type: ignore[misc]
 
     def predict(self, X: Any) -> NDArray[np.float64]:  # noqa: N803
         """The mean of the predictive distribution of each row, [n]."""
-        return self._in_units(self._predictive().mean(self._outputs(X)[None])[0, :, 0])
+        return np.asarray(self._in_units(self._predictive().mean(self._outputs(X)[None])[0, :, 0]).numpy())
 
     def predict_quantiles(self, X: Any, levels: Sequence[float]) -> NDArray[np.float64]:  # noqa: N803
         """The quantiles [n, levels] of the predictive distribution of each row; levels lie between 0 and 1."""
         for level in levels:
             fraction("levels", level)
         asked = torch.tensor(list(levels), dtype=torch.float64)
-        return self._in_units(self._predictive().quantiles(self._outputs(X)[None], asked)[0])
+        return np.asarray(self._in_units(self._predictive().quantiles(self._outputs(X)[None], asked)[0]).numpy())
 
-    def _in_units(self, answered: Tensor) -> NDArray[np.float64]:
+    def _in_units(self, answered: Tensor) -> Tensor:
         """What the network answers, in the units of the targets."""
-        found: NDArray[np.float64] = np.asarray(answered.numpy(), np.float64)
         if self._target is None:
-            return found
-        mean, spread = (float(values[0]) for values in self._target)
-        return found * spread + mean
+            return answered
+        mean, spread = self._target
+        return answered * spread + mean
 
     def predict_interval(self, X: Any, coverage: float = 0.9) -> NDArray[np.float64]:  # noqa: N803
         """The lower and upper end [n, 2] of the central interval that holds the target with this probability."""
@@ -363,7 +363,7 @@ _TRUTHS = {"true": "True", "false": "False"}
 
 def _text(value: Any) -> str | None:
     """A cell that is no number as a text, the same whatever type a reader has given it; None for a missing one."""
-    if value is None or value != value or str(value) in ("<NA>", "NaT"):
+    if value is None or str(value) in ("<NA>", "NaT") or value != value:  # pandas' NA equals nothing, nor differs
         return None
     if isinstance(value, float | np.floating) and float(value).is_integer():
         value = int(value)  # of whole numbers among missing ones, pandas makes real ones
@@ -424,8 +424,11 @@ def _first_text(column: Any) -> str:
     return "no numbers"
 
 
-Place = tuple[NDArray[np.float64], NDArray[np.float64]]
-"""The mean and the spread of each column."""
+Place = tuple[Tensor, Tensor]
+"""The mean and the spread of each column, float64."""
+
+FARTHEST = 1e6
+"""How many spreads from the mean a value may lie; what is beyond is brought there, so that float32 has its square."""
 
 
 def _mean_and_spread(x: NDArray[np.float64]) -> Place:
@@ -436,7 +439,8 @@ def _mean_and_spread(x: NDArray[np.float64]) -> Place:
     scaled, count = np.where(there, x / unit, 0.0), there.sum(axis=0).clip(min=1)
     mean = scaled.sum(axis=0) / count
     spread = np.sqrt((np.where(there, scaled - mean, 0.0) ** 2).sum(axis=0) / count)
-    return mean * unit, np.where(spread > 1e-12 * np.abs(mean), spread * unit, 1.0)
+    varies = spread > 1e-12 * np.abs(mean)
+    return torch.from_numpy(mean * unit), torch.from_numpy(np.where(varies, spread * unit, 1.0))
 
 
 def _shown(x: NDArray[np.float64], place: Place | None, what: str = "X") -> Tensor:
@@ -445,11 +449,14 @@ def _shown(x: NDArray[np.float64], place: Place | None, what: str = "X") -> Tens
     Raises:
         ConfigError: a number that float32 does not hold.
     """
-    if place is not None:
-        x = ((x - place[0]) / place[1]).clip(-FARTHEST, FARTHEST)
-    elif (np.abs(x) > np.finfo(np.float32).max).any():
+    if place is None and (np.abs(x) > np.finfo(np.float32).max).any():
         raise ConfigError(f"{what}: holds a value too large for float32")
-    return torch.from_numpy(x.astype(np.float32))
+    return in_spreads(torch.from_numpy(x), place)
+
+
+def in_spreads(x: Tensor, place: Place | None) -> Tensor:
+    """The float32 tensor [n, d] of the numbers `x`, float64, in spreads from the mean; without a place as they are."""
+    return (x if place is None else ((x - place[0]) / place[1]).clamp(-FARTHEST, FARTHEST)).float()
 
 
 def _trained_on(learner: Learner) -> tuple[int, int]:

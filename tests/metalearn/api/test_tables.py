@@ -187,6 +187,7 @@ def test_a_row_has_the_same_answer_in_any_table(runs: dict[str, Path]) -> None:
     ]
     frames = [pd.DataFrame(other) for other in others]
     frames.append(frames[0].assign(size=[0.3, np.nan]).convert_dtypes())
+    frames.append(frames[0].assign(size=[0.3, np.nan], code=["1", None]).convert_dtypes())
     for other in frames:
         np.testing.assert_array_equal(fitted.predict_proba(other)[:1], alone)
     nothing = fitted.predict_proba(row.assign(code=np.nan))
