@@ -115,7 +115,7 @@ def evaluate_members(request: Request, members: Sequence[Member], notes: Sequenc
             log_to_terminal()
             for note in notes:
                 log.warning("%s", note)
-            warn_of_seen_drawers(seen, parts.source, request.split)
+            warn_of_seen_drawers(counted)
             return lead(request, job, parts, members, params, counted)
 
 

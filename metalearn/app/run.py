@@ -130,8 +130,7 @@ def check_run(job: Job, parts: Parts, begun: Snapshot | None) -> None:
         check_same_data(job, parts, begun)
     seen = seen_by(parts, begun)
     for split in ("test", "val"):
-        check_unseen(seen, parts.source, split, job.config.seen_classes)
-    warn_of_seen_drawers(seen, parts.source, "test")
+        warn_of_seen_drawers(check_unseen(seen, parts.source, split, job.config.seen_classes))
 
 
 def check_same_data(job: Job, parts: Parts, begun: Snapshot) -> None:

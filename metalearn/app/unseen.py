@@ -1,6 +1,7 @@
 """Whether a learner is evaluated on classes that it has not seen, as few-shot learning wants it."""
 
 import logging
+from collections.abc import Mapping
 from typing import Any
 
 from omegaconf import DictConfig
@@ -109,9 +110,10 @@ def seen_drawers(seen: Seen, source: TaskSource, split: str) -> list[str]:
     return sorted(name for key, name in held.items() if key in seen.drawers)
 
 
-def warn_of_seen_drawers(seen: Seen, source: TaskSource, split: str) -> None:
-    """Says so if there are any. Nothing is refused: with the same test, they show what unseen drawers cost."""
-    if names := seen_drawers(seen, source, split):
+def warn_of_seen_drawers(counted: Mapping[str, Any]) -> None:
+    """Says so if `check_unseen` has found any. Nothing is refused: with the same test, they show what unseen drawers
+    cost."""
+    if names := counted.get(SEEN_DRAWERS):
         log.warning(
             "dataset.held_drawers: the training has shown pictures by %s, so this test is none of unseen drawers; "
             "result.json names them as %s", first_few(names), SEEN_DRAWERS,

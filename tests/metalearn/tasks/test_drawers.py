@@ -192,12 +192,12 @@ def test_a_test_says_whose_pictures_the_training_has_shown(
     held_back = source(root, HELD, "dataset.test=cross")
     seen = from_meta({KEY: to_meta(seen_in(held_back, 1))})
     assert check_unseen(seen, held_back, "test", REPORT).keys() == {KEY}
-    warn_of_seen_drawers(seen, held_back, "test")
+    warn_of_seen_drawers(check_unseen(seen, held_back, "test", REPORT))
     assert "the training has shown" not in caplog.text
 
     other = source(root, "dataset.held_drawers=[bob,cid,eve]", "dataset.test=held")
     assert check_unseen(seen, other, "test", REPORT)[SEEN_DRAWERS] == ["cid", "eve"]
-    warn_of_seen_drawers(seen, other, "test")
+    warn_of_seen_drawers(check_unseen(seen, other, "test", REPORT))
     assert "the training has shown pictures by cid, eve, so this test is none of unseen drawers" in caplog.text
     everyone = seen_in(source(root), 1)
     assert check_unseen(everyone.joined(Seen()), held_back, "test", REPORT)[SEEN_DRAWERS] == ["bob", "dee", "fay"]
