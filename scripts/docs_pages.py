@@ -50,11 +50,9 @@ def on_config(config: MkDocsConfig) -> None:
 
 
 def on_files(files: Files, *, config: MkDocsConfig) -> None:
-    """Adds the generated pages, and the pictures of the results."""
+    """Adds the generated pages."""
     for path, text in pages():
         files.append(File.generated(config, path, content=text))
-    for picture in sorted((ROOT / "results").glob("*.png")):
-        files.append(File.generated(config, f"results/{picture.name}", abs_src_path=str(picture)))
 
 
 def on_page_content(html: str, **_: Any) -> str:
@@ -110,7 +108,7 @@ def from_the_top(text: str) -> str:
         path, _, anchor = match[1].partition("#")
         return path.removeprefix("docs/") + (f"#{anchor}" if anchor else "")
 
-    leaving = re.compile(r"\[([^]]*)\]\((?!https?:|#|docs/|results/[\w.]+\.png)[^)]*\)")
+    leaving = re.compile(r"\[([^]]*)\]\((?!https?:|#|docs/)[^)]*\)")
     return LINK.sub(target, leaving.sub(r"\1", text))
 
 
