@@ -47,15 +47,24 @@ def fit(options: argparse.Namespace, others: Sequence[str]) -> int:
     without = frame[target].isna()
     if without.all():
         raise ConfigError(f"--target={target}: is missing in every row of {options.folder}; type another column")
-    x, y = frame[~without].drop(columns=target), _whole(frame.loc[~without, target].to_numpy())
-    from metalearn.api.tables import estimator
+    from metalearn.api.tables import PFNClassifier, estimator
 
     model = estimator(options.network, plugins=options.plugins or ())
+    if isinstance(model, PFNClassifier) and _starts_with_zeros(options.folder, target):
+        frame[target] = read(options.folder, [target])[target]
+    x, y = frame[~without].drop(columns=target), _whole(frame.loc[~without, target].to_numpy())
     model.fit(x, y).save(options.out)
     lines = [f"{len(y)} rows, {x.shape[1]} columns", *cross_validated(model, x, y, options.folds)]
     if without.any():
         lines.append(f"{without.sum()} rows without {target} are left out; metalearn predict answers for such rows")
     return print_all(printable("\n".join([*lines, f"all in {options.out}"])))
+
+
+def _starts_with_zeros(path: Path, target: str) -> bool:
+    """Whether labels such as 01 or 007 are in a CSV file: as numbers, 01 and 1 would be one class."""
+    if path.suffix.lower() != ".csv":
+        return False
+    return bool(read(path, [target])[target].str.match(r"0\d").any())
 
 
 def _whole(y: Any) -> Any:

@@ -293,6 +293,17 @@ def test_files_say_what_arrays_say(
     assert "its first column has no name and is read as any other; is it an index?" in capsys.readouterr().err
 
 
+def test_labels_that_begin_with_zeros_are_kept_as_they_are(
+    runs: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "known.csv").write_text("size,label\n" + "".join(f"{n},{('01', '1')[n % 2]}\n" for n in range(20)))
+    network = ["--network", str(runs["classes"]), "--plugins", "tests"]
+    assert fit.main(["known.csv", "--target", "label", *network, "--out", "made"]) == 0
+    assert predict.main(["made", "known.csv", "--out", "answers.csv", "--plugins", "tests"]) == 0
+    assert list(pd.read_csv("answers.csv"))[1:] == ["probability of 01", "probability of 1"]
+
+
 @pytest.mark.parametrize(
     ("typed", "message"),
     [
