@@ -1,11 +1,10 @@
 """What is measured on: the processor, the GPUs, the versions. Imports no torch."""
 
-import importlib.metadata
 import os
 import platform
 from pathlib import Path
 
-from metalearn.reporting.provenance import cpu_name
+from metalearn.reporting.provenance import cpu_name, version_of
 
 _GPUS = Path("/proc/driver/nvidia/gpus")
 """Where NVIDIA's driver describes its GPUs, each in a folder of its own."""
@@ -13,15 +12,9 @@ _GPUS = Path("/proc/driver/nvidia/gpus")
 
 def versions() -> dict[str, str | None]:
     """The versions of Python and of the libraries; None: not installed."""
-
-    def version(name: str) -> str | None:
-        try:
-            return importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            return None
-
-    libraries: dict[str, str | None] = {name: version(name) for name in ("torch", "numpy", "torchopt", "jax")}
-    return {"python": platform.python_version()} | libraries
+    return {"python": platform.python_version()} | {
+        name: version_of(name) for name in ("torch", "numpy", "torchopt", "jax")
+    }
 
 
 def gpu_names() -> list[str]:

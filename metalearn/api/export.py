@@ -4,7 +4,6 @@ import math
 import os
 import tempfile
 from collections.abc import Mapping, Sequence
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +22,7 @@ from metalearn.checks import one_of
 from metalearn.config.foreign import check_saved
 from metalearn.config.saved import FORMERLY, check_groups, run_folder_of
 from metalearn.errors import ConfigError
-from metalearn.reporting.provenance import made_with
+from metalearn.reporting.provenance import made_with, own_version
 from metalearn.runs.metrics import METRIC_NAMES
 from metalearn.runs.published import FILES, GROUPS, is_published, named, option_of, read, write
 from metalearn.runs.seen import KEY, is_count
@@ -257,8 +256,6 @@ def _test_of(folder: Path, step: int) -> dict[str, Any] | None:
 def _versions(saved: object) -> dict[str, str]:
     """The versions of the run's libraries, and the version of this program."""
     known = saved if isinstance(saved, dict) else {}
-    versions = {name: str(known[name])[:_LONGEST_VERSION] for name in _VERSIONS if name in known}
-    try:
-        return {"metalearn": metadata.version("metalearn")} | versions
-    except metadata.PackageNotFoundError:  # the program runs from its folder
-        return versions
+    ours = own_version()
+    libraries = {name: str(known[name])[:_LONGEST_VERSION] for name in _VERSIONS if name in known}
+    return libraries if ours is None else {"metalearn": ours} | libraries

@@ -8,12 +8,12 @@ import sys
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import NamedTuple
 
 from metalearn.config.check import started_by_launcher
 from metalearn.errors import ConfigError, DataError, DiskError, RunError, printable
+from metalearn.reporting.provenance import own_version, version_of
 from metalearn.runs.signals import INTERRUPTED
 from metalearn.storage.files import comes_from_disk, is_disk_fault, unwritten
 
@@ -96,10 +96,8 @@ def without_memory(error: Exception) -> str | None:
 
 def versions() -> str:
     """This program's version, and those of torch and hydra-core if they are installed."""
-    found = []
-    for name in ("metalearn-train", "torch", "hydra-core"):
-        try:
-            found.append(f"{name.removesuffix('-train')} {version(name)}")
-        except PackageNotFoundError:
-            found.append("metalearn (a checkout that is not installed)" if name == "metalearn-train" else f"no {name}")
+    found = [f"metalearn {own_version() or '(a checkout that is not installed)'}"]
+    for name in ("torch", "hydra-core"):
+        version = version_of(name)
+        found.append(f"{name} {version}" if version else f"no {name}")
     return ", ".join(found)

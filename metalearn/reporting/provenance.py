@@ -9,7 +9,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 _CODE = ("train.py", "metalearn", "distributed", "conf")
-_LIBRARIES = ("metalearn-train", "torch", "numpy")
+_LIBRARIES = ("torch", "numpy")
 _SECONDS = 10.0
 
 
@@ -17,17 +17,29 @@ def made_with() -> dict[str, str]:
     """Names with values, for people."""
     return {
         "date": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
-        "versions": ", ".join([*map(_version, _LIBRARIES), f"Python {platform.python_version()}"]),
+        "versions": ", ".join(
+            [
+                f"metalearn {own_version() or '(not installed)'}",
+                *(f"{name} {version_of(name) or '(not installed)'}" for name in _LIBRARIES),
+                f"Python {platform.python_version()}",
+            ]
+        ),
         "hardware": f"{cpu_name()}, {os.cpu_count()} cores",
         "commit": commit(ROOT) or "not known: no checkout",
     }
 
 
-def _version(name: str) -> str:
+def own_version() -> str | None:
+    """This program's version; None: it runs from a checkout that is not installed."""
+    return version_of("metalearn-train")  # the package index has another project of the name metalearn
+
+
+def version_of(package: str) -> str | None:
+    """The version of a package; None: it is not installed."""
     try:
-        return f"{name.removesuffix('-train')} {version(name)}"
+        return version(package)
     except PackageNotFoundError:
-        return f"{name.removesuffix('-train')} (not installed)"
+        return None
 
 
 def cpu_name() -> str:

@@ -8,6 +8,7 @@ import shutil
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -98,6 +99,7 @@ def test_a_published_model_says_what_its_reader_needs(published: Path) -> None:
     assert content["test"] == TEST
     assert content["dataset"]["kind"] == "glyphs" and "Apache-2.0" in content["licence"]
     assert content["versions"]["torch"] == torch.__version__
+    assert content["versions"]["metalearn"] == version("metalearn-train")
     preprocessing = content["preprocessing"]
     assert (preprocessing["image_size"], preprocessing["channels"], preprocessing["inverted"]) == (28, 1, True)
 
