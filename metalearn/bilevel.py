@@ -14,13 +14,12 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.func import functional_call, grad, jvp, vjp
-from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils import _pytree as pytree
 
 from metalearn.algorithms.common.functional import conjugate_gradient
 from metalearn.algorithms.common.inner import SGD, InnerOptimizer, adam, momentum, rmsprop, sgd
-from metalearn.checks import Invalid, one_of, real_number, whole_number
-from metalearn.nn.twice import second_order_attention
+from metalearn.checks import Invalid, first_line, one_of, real_number, whole_number
+from metalearn.nn.twice import plain_attention, second_order_attention
 
 __all__ = [
     "InnerOptimizer", "adam", "descent", "forward", "functional_call", "implicit", "momentum", "rmsprop", "sgd"
@@ -76,8 +75,10 @@ def descent(
             point = _detached(_walk(step, point, outer, 0, first))
     if memory == "all":
         return _walk(step, point, outer, first, steps)[0]
-    leaves, form = pytree.tree_flatten((point, outer))
-    ends = _ComputedAgain.apply(step, form, first, steps, memory == "points", *leaves)
+    tensors, whole = _parted(outer)
+    leaves, form = pytree.tree_flatten((point, tensors))
+    there: _Step = lambda point, tensors, number: step(point, whole(tensors), number)  # noqa: E731
+    ends = _ComputedAgain.apply(there, form, first, steps, memory == "points", *leaves)
     return pytree.tree_unflatten(ends, pytree.tree_structure(point))[0]
 
 
@@ -98,7 +99,7 @@ def forward(
         return _walk(step, (start, optimizer.start(_named(start))), outer, 0, steps)[0]
 
     # What torch imports for it is made by its deprecated torch.jit.script; our attention has no forward mode.
-    with warnings.catch_warnings(), sdpa_kernel(SDPBackend.MATH):
+    with warnings.catch_warnings(), plain_attention():
         warnings.simplefilter("ignore", FutureWarning)
         found = jvp(end, (outer,), (direction,))
     return found[0], found[1]
@@ -116,7 +117,8 @@ def implicit(
     rate: float | None = None,
 ) -> Tree:
     """The gradient of `objective(w*(outer), outer)` by `outer`, where `w` is a minimum w* of the inner loss at step 0,
-    however it was found: ∂O/∂λ − ∂²L/∂λ∂w · (∂²L/∂w²)⁻¹ ∂O/∂w, by the implicit function theorem.
+    however it was found: ∂O/∂λ − ∂²L/∂λ∂w · (∂²L/∂w²)⁻¹ ∂O/∂w, by the implicit function theorem. It is None for what is
+    no tensor of real numbers.
 
     Args:
         inner, outer: as for `descent`.
@@ -134,8 +136,8 @@ def implicit(
     whole_number("steps", steps, at_least=1)
     if (rate is None) == (solver == "neumann"):
         raise Invalid("rate", rate, "belongs to solver='neumann', which needs it", "give both, or neither")
-    w, outer = _detached(w), _detached(outer)
-    of_w, of_outer = grad(objective, argnums=(0, 1))(w, outer)
+    w, (tensors, whole) = _detached(w), _parted(_detached(outer))
+    of_w, of_outer = grad(lambda w, tensors: objective(w, whole(tensors)), argnums=(0, 1))(w, tensors)
     slope: Callable[[Tree], Tree] = lambda at: grad(inner)(at, outer, 0)  # noqa: E731
     pull = vjp(slope, w)[1]
     form = pytree.tree_structure(w)
@@ -156,9 +158,9 @@ def implicit(
             term = {name: value - rate * image[name] for name, value in term.items()}
             solution = {name: value + term[name] for name, value in solution.items()}
         solution = {name: rate * value for name, value in solution.items()}
-    cross = vjp(lambda outer: grad(inner)(w, outer, 0), outer)[1]
+    cross = vjp(lambda tensors: grad(inner)(w, whole(tensors), 0), tensors)[1]
     (indirect,) = cross(pytree.tree_unflatten([value[0] for value in solution.values()], form))
-    return pytree.tree_map(torch.sub, of_outer, indirect)
+    return whole(pytree.tree_map(torch.sub, of_outer, indirect), keep=False)
 
 
 # The steps
@@ -180,11 +182,19 @@ def _step_of(inner: InnerLoss, rate: Rate, optimizer: InnerOptimizer, plain: boo
         directions, state = optimizer.direct(_named(slope(w, outer, number)), state, number)
         rates = rate(outer, number) if callable(rate) else rate
         leaves, form = pytree.tree_flatten(w)
-        each = [rates] * len(leaves) if isinstance(rates, float | int | Tensor) else pytree.tree_leaves(rates)
+        each = [rates] * len(leaves) if isinstance(rates, float | int | Tensor) else _like(rates, form)
         moved = [leaf - own * way for leaf, own, way in zip(leaves, each, directions.values(), strict=True)]
         return pytree.tree_unflatten(moved, form), state
 
     return step
+
+
+def _like(rates: Tree, form: pytree.TreeSpec) -> list[Any]:
+    """The rates in the order of the variables, by whose names they go."""
+    try:
+        return form.flatten_up_to(rates)
+    except ValueError as error:
+        raise ValueError(f"rate: gives other rates than one for each inner variable ({first_line(error)})") from error
 
 
 def _slope(inner: InnerLoss, w: Tree, outer: Tree, number: int) -> Tree:
@@ -268,4 +278,19 @@ def _named(tree: Tree) -> dict[str, Tensor]:
 
 
 def _detached(tree: Tree) -> Tree:
-    return pytree.tree_map(lambda leaf: leaf.detach(), tree)
+    return pytree.tree_map(lambda leaf: leaf.detach() if isinstance(leaf, Tensor) else leaf, tree)
+
+
+def _parted(outer: Tree) -> tuple[list[Tensor], Callable[..., Tree]]:
+    """The tensors of `outer` that may have a derivative, and a function that puts such tensors in their places again;
+    the others, labels, plain numbers and None, it keeps, or leaves None in their places."""
+    leaves, form = pytree.tree_flatten(outer)
+    places = [place for place, leaf in enumerate(leaves) if isinstance(leaf, Tensor) and leaf.is_floating_point()]
+
+    def whole(tensors: list[Tensor], *, keep: bool = True) -> Tree:
+        put = dict(zip(places, tensors, strict=True))
+        return pytree.tree_unflatten(
+            [put.get(place, leaf if keep else None) for place, leaf in enumerate(leaves)], form
+        )
+
+    return [leaves[place] for place in places], whole

@@ -11,7 +11,7 @@ import functools
 import math
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
 from typing import Any, NamedTuple
 
@@ -41,6 +41,27 @@ torchs_attention = F.scaled_dot_product_attention
 _lock = threading.Lock()
 _users = 0
 """Contexts of all threads that are open now."""
+_plainly = ExitStack()
+"""Torch's plain way, which is open while a context is: torch has one choice for all threads."""
+
+
+@contextmanager
+def plain_attention() -> Iterator[None]:
+    """Within it, torch's own attention goes its plain way, in all threads; after the last, the way that it went before
+    the first."""
+    global _users
+    with _lock:
+        if not _users:
+            _plainly.enter_context(sdpa_kernel(SDPBackend.MATH))
+        _users += 1
+    try:
+        yield
+    finally:
+        with _lock:
+            _users -= 1
+            if not _users:
+                _plainly.close()
+                F.scaled_dot_product_attention = torchs_attention
 
 
 @contextmanager
@@ -50,20 +71,13 @@ def second_order_attention() -> Iterator[None]:
     imported the function by its name."""
     # Torch's own layers call it by its module. A mode of torch does not reach it, where it lies in another function
     # that the mode has taken over.
-    global _users
-    token = _wanted.set(True)
-    with _lock:
-        _users += 1
+    with plain_attention():
         F.scaled_dot_product_attention = _chosen
-    try:
-        with sdpa_kernel(SDPBackend.MATH):
+        token = _wanted.set(True)
+        try:
             yield
-    finally:
-        _wanted.reset(token)
-        with _lock:
-            _users -= 1
-            if not _users:
-                F.scaled_dot_product_attention = torchs_attention
+        finally:
+            _wanted.reset(token)
 
 
 def _chosen(*args: Any, **kwargs: Any) -> Tensor:

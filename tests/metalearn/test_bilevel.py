@@ -132,6 +132,43 @@ def test_the_implicit_gradient_of_ridge_regression_is_its_closed_form(solver: st
     assert abs(found["decay"] - wanted) <= 1e-8 * abs(wanted)
 
 
+def test_rates_go_by_name() -> None:
+    rates = {name: torch.tensor(0.1 * (place + 1), dtype=DOUBLE) for place, name in enumerate(START)}
+    turned = dict(reversed(rates.items()))
+    for_each = [descent(inner, START, OUTER, steps=2, rate=lambda *_, r=r: r) for r in (rates, turned)]
+    torch.testing.assert_close(for_each[0], for_each[1], rtol=0, atol=0)
+    with pytest.raises(ValueError, match="rate: gives other rates than one for each inner variable"):
+        descent(inner, START, OUTER, steps=1, rate=lambda *_: {"0.weight": 0.1})
+
+
+@pytest.mark.parametrize("memory", ["all", "points", "log"])
+def test_outer_may_hold_labels_numbers_and_nothing(memory: str) -> None:
+    def classes(w: Any, outer: Any, step: int) -> Tensor:
+        logits = X @ w + outer["shift"]
+        return torch.nn.functional.cross_entropy(outer["sharp"] * logits, outer["labels"])
+
+    shift = torch.zeros(2, dtype=DOUBLE, requires_grad=True)
+    outer = {"labels": torch.arange(6) % 2, "sharp": 2.0, "shift": shift, "nothing": None}
+    start = drawn(3, 2, seed=9)
+    end = descent(classes, start, outer, steps=3, rate=0.1, memory=memory)
+    (found,) = torch.autograd.grad(end.square().sum(), shift)
+    (wanted,) = torch.autograd.grad(descent(classes, start, outer, steps=3, rate=0.1).square().sum(), shift)
+    torch.testing.assert_close(found, wanted)
+    alone = start.clone().requires_grad_()
+    assert descent(lambda w, *_: w.square().sum(), alone, None, steps=2, rate=0.1, memory=memory).grad_fn is not None
+
+
+def test_the_implicit_gradient_takes_labels_and_numbers() -> None:
+    def some(w: Any, outer: Any, step: int) -> Tensor:
+        return outer["factor"] * ((w["w"] - outer["goal"])[outer["rows"]] ** 2).sum()
+
+    goal, rows = torch.arange(3.0, dtype=DOUBLE), torch.tensor([0, 1, 2])
+    outer = {"factor": 2.0, "goal": goal, "rows": rows, "nothing": None}
+    found = implicit(some, lambda w, outer: (w["w"][outer["rows"]] ** 2).sum(), {"w": goal}, outer)
+    torch.testing.assert_close(found["goal"], 2 * goal)
+    assert found["rows"] is None and found["factor"] is None and found["nothing"] is None
+
+
 def test_log_memory_keeps_no_step_for_the_derivative() -> None:
     """The graph of 64 steps is one node, which keeps what the descent was given."""
     outer = OUTER | {"weights": OUTER["weights"].clone().requires_grad_()}

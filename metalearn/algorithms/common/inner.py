@@ -109,7 +109,7 @@ def rmsprop(*, decay: float, eps: float) -> InnerOptimizer:
     return InnerOptimizer(lambda params: {"v": _zeros(params)}, direct, {"v": decay})
 
 
-def adam(*, beta1: float, beta2: float, eps: float) -> InnerOptimizer:
+def adam(*, beta1: float = 0.9, beta2: float = 0.999, eps: float = 1e-8) -> InnerOptimizer:
     """Adam, Kingma and Ba 2015 (arXiv 1412.6980), Algorithm 1.
 
     Args:

@@ -190,6 +190,24 @@ def test_torchs_own_layers_use_it_in_this_thread_alone(monkeypatch: pytest.Monke
     assert largest_error(found, wanted) <= 1e-11
 
 
+def test_contexts_of_two_threads_leave_torchs_choice_as_it_was() -> None:
+    entered, left = threading.Event(), threading.Event()
+
+    def other() -> None:
+        with second_order_attention():
+            entered.set()
+            left.wait(10)
+
+    thread = threading.Thread(target=other)
+    with second_order_attention():
+        thread.start()
+        assert entered.wait(10)
+    assert not torch.backends.cuda.flash_sdp_enabled()  # the other thread still computes
+    left.set()
+    thread.join(10)
+    assert torch.backends.cuda.flash_sdp_enabled() and torch.backends.cuda.mem_efficient_sdp_enabled()
+
+
 def test_what_it_cannot_compute_goes_torchs_way() -> None:
     q = drawn(1, 4, 6, 8)
     half, few = q.bfloat16(), q[:, :2]
