@@ -19,6 +19,9 @@ Array = NDArray[np.float64]
 
 KERNELS = ("rbf", "matern12", "matern32", "matern52")
 
+LEAST_NOISE = 1e-6
+"""With less, rounding can make a covariance of close points that no longer is one."""
+
 
 def covariance(kernel: str, distance: Array) -> Array:
     """The covariance of two values by the distance of their inputs, in length scales (Rasmussen and Williams 2006,
@@ -80,7 +83,7 @@ def gp_prior(
     if not kernels or not {*kernels} <= {*KERNELS}:
         raise Invalid("kernel", kernel, f"must be of {', '.join(KERNELS)}", "type KEY=rbf, or KEY=[rbf,matern52]")
     check_real("length", length)
-    check_real("noise", noise)
+    check_real("noise", noise, at_least=LEAST_NOISE)
     check_whole("features", features, at_least=1)
     check_rows(rows, known)
 

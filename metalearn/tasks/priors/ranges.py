@@ -22,11 +22,11 @@ def check_whole(name: str, value: Whole, *, at_least: int) -> None:
     _check_order(name, value, low, high)
 
 
-def check_real(name: str, value: Real) -> None:
-    """Raises Invalid for what is neither a number above 0 nor a range of such."""
+def check_real(name: str, value: Real, *, at_least: float | None = None) -> None:
+    """Raises Invalid for what is neither a number above 0, or of at least so much, nor a range of such."""
     low, high = _ends(name, value)
     for end in (low, high):
-        real_number(name, end, above=0)
+        real_number(name, end, above=0 if at_least is None else None, at_least=at_least)
     _check_order(name, value, low, high)
 
 

@@ -135,13 +135,15 @@ class PriorTasks:
                 f"two calls for task {index} of {split} differ; let it draw from `rng` alone, and not from the clock, "
                 "a global generator or what an earlier call has left"
             )
-        beside = index ^ 1  # of the same group, if groups are even
-        if beside // self._group != group:
-            return
-        both = self._of(split, group, [index, beside])
-        first, second = (Episode(*(Batch(x[n : n + 1], y[n : n + 1]) for x, y in both)) for n in range(2))
-        if not _alike(one, first):
-            raise self._wrong(f"task {index} of {split} differs where `tables` draws another one beside it")
+        beside = index ^ 1  # of the same group, unless this is the last task of an odd one
+        if beside // self._group == group:
+            both = self._of(split, group, [index, beside])
+            first, second = (Episode(*(Batch(x[n : n + 1], y[n : n + 1]) for x, y in both)) for n in range(2))
+            if not _alike(one, first):
+                raise self._wrong(f"task {index} of {split} differs where `tables` draws another one beside it")
+        else:
+            beside = index + 1
+            first, second = one, self._of(split, group + 1, [beside])
         if _alike(first, second):
             raise self._wrong(f"tasks {index} and {beside} of {split} are alike; let it draw from `rng`")
         if is_constant(first) and is_constant(second):

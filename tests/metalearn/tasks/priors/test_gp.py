@@ -70,6 +70,7 @@ def test_tasks_draw_their_own_kernel_length_and_noise() -> None:
         ({"kernel": []}, r"kernel=\[\]: must be of"),
         ({"length": 0}, "length=0: must be a finite number above 0"),
         ({"length": [1, 0.1]}, r"length=\[1, 0.1\]: must begin with the smallest; type length=\[0.1,1\]"),
+        ({"noise": 1e-9}, "noise=1e-09: must be a finite number of at least 1e-06"),
         ({"noise": [0.1, 0.2, 0.3]}, "noise=.* must be a number, or the smallest and the largest"),
         ({"rows": 1}, "rows=1: must be a whole number of at least 2"),
         ({"known": [1, 5]}, r"known=\[1, 5\]: must leave a row to predict of rows=5; type known=4 or less"),

@@ -161,6 +161,16 @@ def test_a_rule_that_breaks_its_promise_is_refused_at_the_first_task(name: str) 
         source(**functions).episodes("train", torch.tensor([0]))
 
 
+@pytest.mark.parametrize(("group", "index"), [(1, 0), (3, 2)])
+@pytest.mark.parametrize("name", ["alike", "constant"])
+def test_a_task_without_one_beside_it_is_compared_with_the_next_group(name: str, group: int, index: int) -> None:
+    functions, message = BROKEN[name]
+    one_shape = {"shape": lambda rng: Shape(20, 5, 2, 2)}
+    message = message.replace("1 of train", f"{index + 1} of train").replace("0 of train", f"{index} of train")
+    with pytest.raises(DataError, match=message.replace("tasks 0", f"tasks {index}")):
+        source(group, **one_shape | functions).episodes("train", torch.tensor([index]))
+
+
 def test_the_table_of_another_shape_is_named() -> None:
     """Not the last one of the group, which is right."""
 
