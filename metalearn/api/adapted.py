@@ -23,6 +23,7 @@ from metalearn.checks import first_line, true_or_false, whole_number
 from metalearn.config.saved import DESCRIPTION as OF_LEARNER
 from metalearn.config.saved import OWN
 from metalearn.errors import ConfigError
+from metalearn.nn.surroundings import with_gradients
 from metalearn.storage.files import check_header, read_object, whole_folder
 from metalearn.storage.torch_files import sha256_of
 from metalearn.types import Algorithm, Batch, Loss
@@ -61,6 +62,7 @@ def save(task: AdaptedTask, key: str, folder: Path) -> None:
         (temporary / DESCRIPTION).write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
 
 
+@with_gradients()
 def load_task(
     path: str | os.PathLike[str],
     *,

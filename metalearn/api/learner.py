@@ -28,6 +28,7 @@ from metalearn.models.common.noted import noted_inputs
 from metalearn.nn.inputs import Inputs, filled, inputs_of, packed
 from metalearn.nn.inputs import described as words_for
 from metalearn.nn.precision import computing_with
+from metalearn.nn.surroundings import with_gradients
 from metalearn.runs.checkpoint import Snapshot
 from metalearn.runs.metrics import figures_of
 from metalearn.runs.published import write
@@ -90,6 +91,9 @@ class AdaptedTask:
 
         save(self, "path", Path(path))
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        return self  # nothing in it changes; and `__reduce__` refuses networks of one's own
+
     def __reduce__(self) -> tuple[Any, ...]:
         from metalearn.api.adapted import pickled
 
@@ -103,6 +107,7 @@ class Classification(AdaptedTask):
     labels: tuple[Label, ...]
     _logits: Callable[[Tensor], Tensor] = field(repr=False)
 
+    @with_gradients()
     def predict(self, inputs: Any) -> list[Prediction]:
         """The prediction for each of the pictures, or for each of the inputs [n, …], in their order.
 
@@ -159,6 +164,7 @@ class Regression(AdaptedTask):
 
     _values: Callable[[Tensor], Tensor] = field(repr=False)
 
+    @with_gradients()
     def predict(self, x: Any) -> NDArray[np.floating[Any]]:
         """The values at `x` [n] or [n, …]: [n] if the targets were [n], else [n, outputs], in the learner's precision.
         Of several labels, the probability of each.
@@ -203,6 +209,7 @@ class Learner:
     params: Params = field(repr=False)
     taught: Taught = field(repr=False)
 
+    @with_gradients()
     def adapt(self, inputs: Any, targets: Any, *, steps: int | None = None) -> Classification | Regression:
         """Adapts to one task: its support set.
 
@@ -392,7 +399,7 @@ class Learner:
     def computing(self) -> Iterator[None]:
         """Within it, products have the precision of the training, whatever was trained since, and tensors can have
         gradients, whatever mode the caller is in."""
-        with torch.inference_mode(False), computing_with(self.taught.config.precision):
+        with with_gradients(), computing_with(self.taught.config.precision):
             yield
 
     def read(self, inputs: Any) -> Any:
@@ -525,6 +532,8 @@ def _parts(values: Any, inputs: Inputs) -> Tensor:
     arrays = values if isinstance(values, Mapping) else dict(enumerate(values)) if isinstance(values, tuple) else {}
     try:
         named = {str(name): torch.as_tensor(np.asarray(value)).unsqueeze(0) for name, value in arrays.items()}
+        if any(not value.isfinite().all() for value in named.values()):
+            raise ValueError("has numbers that are not finite")
         shapes = {part.name: part.shape for part in inputs_of(named)}
         if shapes != {part.name: part.shape for part in inputs}:
             raise ValueError(f"has {words_for(inputs_of(named))}")

@@ -29,6 +29,7 @@ from metalearn.config.values import quoted
 from metalearn.errors import ConfigError, NotAdmittedError
 from metalearn.nn.inputs import shape_of
 from metalearn.nn.precision import type_of
+from metalearn.nn.surroundings import with_gradients
 from metalearn.runs.checkpoint import Snapshot, fitted
 from metalearn.runs.published import PARAMETERS, WEIGHTS, is_published, named, option_of
 from metalearn.runs.seen import from_meta
@@ -104,6 +105,7 @@ def from_pretrained(
     return load_as(key, folder, plugins=plugins, links=links, **options)
 
 
+@with_gradients()
 def load_as(
     key: str,
     path: Path,

@@ -5,7 +5,6 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-import torch
 from omegaconf.errors import OmegaConfBaseException
 from torch import Tensor
 
@@ -44,6 +43,7 @@ from metalearn.config.plain import Named, as_named, plain_config
 from metalearn.config.saved import OWN
 from metalearn.errors import ConfigError
 from metalearn.nn.precision import computing_with
+from metalearn.nn.surroundings import with_gradients
 from metalearn.reporting.loggers.protocol import Window
 from metalearn.reporting.logging import SILENT, bar_log
 from metalearn.runs.checkpoint import NO_CHECKPOINTS, Checkpointer, Snapshot
@@ -113,7 +113,7 @@ def train(
     chosen: dict[str, Any] = {"algorithm": algorithm, "model": model, "dataset": tasks, "inner": inner, "loss": loss}
     chosen |= {"optimizer": optimizer, "metric": metric}
     one_of("seen_classes", seen_classes, (REFUSE, REPORT))
-    with torch.inference_mode(False), torch.enable_grad(), computing_with(precision):
+    with with_gradients(), computing_with(precision):
         try:
             options = {"transductive": transductive, "dropout": dropout, "running_statistics": running_statistics}
             parts, job = _assemble(chosen, keys, options)

@@ -9,6 +9,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar, Token
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor
 
 
@@ -77,6 +78,13 @@ def surrounded(**changes: Any) -> Iterator[None]:
         yield
     finally:
         _here.reset(token)
+
+
+@contextmanager
+def with_gradients() -> Iterator[None]:
+    """Within it, tensors can have gradients, whatever mode the caller is in. It decorates functions, too."""
+    with torch.inference_mode(False), torch.enable_grad():
+        yield
 
 
 def now_and_again() -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:

@@ -1,10 +1,12 @@
 """`metalearn.train`: the loop without a command line, on parts by name and on parts of one's own."""
 
+import copy
 import json
 import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -228,6 +230,23 @@ def test_it_trains_and_adapts_within_inference_mode(sinusoid: Learner) -> None:
     with torch.inference_mode():
         again = metalearn.train(metalearn.named("maml", **INNER), "mlp", metalearn.named("sinusoid", shots=5), **STEPS)
         assert np.array_equal(again.adapt(x, np.sin(x)).predict(x), expected)
+
+
+@pytest.mark.parametrize("mode", [torch.inference_mode, torch.no_grad])
+def test_own_networks_load_and_adapt_within_any_mode(mode: Any, tmp_path: Path) -> None:
+    learned = metalearn.train("maml", lambda: nn.Linear(1, 1), Lines(), **STEPS)
+    x = np.linspace(-3, 3, 5)
+    task = learned.adapt(x, x)
+    learned.save(tmp_path / "learner")
+    task.save(tmp_path / "task")
+    expected = task.predict(x)
+    with mode():
+        assert np.array_equal(learned.adapt(torch.tensor(x), torch.tensor(x)).predict(torch.tensor(x)), expected)
+        loaded = metalearn.load(tmp_path / "learner", network=lambda: nn.Linear(1, 1))
+        again = metalearn.load_task(tmp_path / "task", network=lambda: nn.Linear(1, 1))
+        assert np.array_equal(again.predict(x), expected)
+    assert np.array_equal(loaded.adapt(x, x).predict(x), expected)
+    assert np.array_equal(copy.deepcopy(task).predict(x), expected)
 
 
 class Int32Lines(Lines):

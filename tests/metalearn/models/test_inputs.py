@@ -4,6 +4,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Generator, Tensor, nn
@@ -66,6 +67,8 @@ def test_what_was_learned_from_a_dictionary_is_saved_and_adapts(tmp_path: Path) 
     assert ours.predict(asked) == theirs.predict(asked)
     with pytest.raises(ValueError, match=r"x: has mask \[n, 6\]; give ids \[n, 6\], mask \[n, 6\]"):
         ours.predict({"mask": asked["mask"]})
+    with pytest.raises(ValueError, match="x: has numbers that are not finite"):
+        ours.predict(asked | {"ids": [[np.nan, 1, 2, 3, 4, 5]]})
 
 
 def test_a_network_without_whole_numbers_gets_real_ones() -> None:
