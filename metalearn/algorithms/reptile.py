@@ -16,7 +16,7 @@ Differences from the authors' code:
 - Their tasks come one after the other. TensorFlow adds ε to √v, torch and we to √v after its correction by T.
 - Their mini-batches are shuffled again in every pass. If ours can have every class equally often, they take the first
   drawing of each class, then the second, and so on; else the order is drawn for every pass, by a seed that follows from
-  the inputs.
+  the inputs. Real numbers and several labels of a sample are taken in the order of the task, in every pass.
 - Without their transductive flag, each test sample is normalised together with the support set;
   `model.transductive=false` here uses the statistics of the support set alone.
 - Their network flattens the last 2×2 map; ours averages it. They test on characters that are not rotated.

@@ -171,7 +171,8 @@ def _joined(outputs: Any, samples: int) -> Any:
     several = list(values) if isinstance(outputs, Mapping | tuple | list) else [outputs]
     if not all(isinstance(value, Tensor) and value.dim() and len(value) == samples for value in several):
         return outputs
-    flat = [value.reshape(samples, -1) for value in several]
+    # A tensor [n, d] stays the very tensor that a layer gave, by which that layer is known as the head.
+    flat = [value if value.dim() == 2 else value.reshape(samples, -1) for value in several]
     return flat[0] if len(flat) == 1 else torch.cat(flat, dim=1) if flat else outputs
 
 

@@ -93,7 +93,7 @@ def _try_task(algorithm: Algorithm, params: Params, source: TaskSource, task: Ep
             "test alike; type dataset.train_ways=null, or algorithm=protonet, which has no head"
         )
     # Of tasks that differ, each may have fewer classes than the source; of others, all of them.
-    _check_outputs(outputs, source.classes(split), task.query, support if isinstance(source, ComesInGroups) else None)
+    _check_outputs(outputs, source.classes(split), task.query, support, differ=isinstance(source, ComesInGroups))
     _try_loss(algorithm.computes and algorithm.computes.of_tasks, outputs, query.y)
     if split == "train" and algorithm.computes is not None:
         _try_second_derivative(algorithm, algorithm.computes, params, Episode(support, query), outputs)
@@ -147,9 +147,11 @@ def _outputs(compute: Callable[[], Tensor], x: Tensor, why: str = "") -> Tensor:
         ) from error
 
 
-def _check_outputs(outputs: Tensor, classes: int | None, query: Batch, support: Batch | None = None) -> None:
-    """Raises ConfigError unless there is an output for each class of the source, or of this task, whose `support` set
-    may have fewer, or for each number."""
+def _check_outputs(
+    outputs: Tensor, classes: int | None, query: Batch, support: Batch | None = None, differ: bool = False
+) -> None:
+    """Raises ConfigError unless there is an output for each class of the source, or, if tasks `differ`, of this task,
+    whose `support` set may have fewer, or for each number."""
     if classes is None and query.y.dim() != 3:
         raise ConfigError(
             f"dataset: its targets have the shape {list(query.y.shape)}, and real numbers need [tasks, samples, "
@@ -157,8 +159,10 @@ def _check_outputs(outputs: Tensor, classes: int | None, query: Batch, support: 
         )
     wanted = query.y.shape[2] if classes is None else classes
     own = None if classes is None or support is None or support.y.dim() != 2 else int(support.y.max()) + 1
-    if outputs.shape[2] not in (wanted, own):
+    few = own is not None and own < wanted and outputs.shape[2] == own
+    if outputs.shape[2] != wanted and not (few and differ):
+        reason = f" (the first support set has no sample of class {own}: type more dataset.shots)" if few else ""
         raise ConfigError(
-            f"model: it has {outputs.shape[2]} outputs, and this dataset's tasks need {wanted}; "
+            f"model: it has {outputs.shape[2]} outputs, and this dataset's tasks need {wanted}{reason}; "
             f"type model.ways={wanted}, or model.outputs={wanted} for an mlp"
         )

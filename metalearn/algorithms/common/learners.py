@@ -19,7 +19,7 @@ from metalearn.algorithms.common.functional import (
 )
 from metalearn.algorithms.common.inner import KnowsItsGradient, last
 from metalearn.checks import real_number, whole_number
-from metalearn.errors import ConfigError
+from metalearn.errors import ConfigError, DataError
 from metalearn.nn.packing import is_packed
 from metalearn.nn.surroundings import surroundings
 from metalearn.types import STATE, Adapt, Algorithm, Apply, Batch, Episode, Metrics, Model, Params, Stage
@@ -197,7 +197,7 @@ def comparing_learner(model: Model, compare: Compare, init: Init) -> Algorithm:
 
     def outcome(params: Params, episode: Episode, step: int) -> Metrics:
         (support, query) = episode
-        return objective(compare(params, support, query.x), query.y, model.loss)
+        return objective(_of_shown(compare(params, support, query.x), episode), query.y, model.loss)
 
     def adapt(params: Params, support: Batch, steps: int | None = None) -> Callable[[Tensor], Tensor]:
         @torch.no_grad()
@@ -239,8 +239,31 @@ def one_hot(support: Batch, dtype: torch.dtype) -> Tensor:
 
 
 def class_means(features: Tensor, classes: Tensor) -> Tensor:
-    """The mean of the features [t, n, d] of each class: [t, ways, d], for `classes` [t, n, ways] as by `one_hot`."""
+    """The mean of the features [t, n, d] of each class: [t, ways, d], for `classes` [t, n, ways] as by `one_hot`. It is
+    NaN for a class without a sample."""
     return classes.transpose(1, 2) @ features / classes.sum(dim=1).unsqueeze(2)
+
+
+def _of_shown(logits: Tensor, episode: Episode) -> Tensor:
+    """The logits [t, n, ways] of an episode's queries.
+
+    Raises:
+        DataError: a class has no support sample, and so no logit, or none that is a number. On a GPU, where the host
+            would have to wait, torch's own check finds the one, and the run the other, as a loss that is not finite.
+    """
+    (support, query) = episode
+    if query.y.device.type != "cpu" or query.y.is_floating_point():
+        return logits
+    missing = int(query.y.max())
+    if missing < logits.shape[2]:
+        shown = (support.y.unsqueeze(2) == torch.arange(logits.shape[2])).any(dim=1)
+        if shown.all() or not logits.isnan().any():
+            return logits
+        missing = int((~shown).nonzero()[0, 1])
+    raise DataError(
+        f"dataset: a support set has no sample of class {missing}, and this algorithm compares with samples of each "
+        "class; type more dataset.shots, or algorithm=maml"
+    )
 
 
 def squared_distances(a: Tensor, b: Tensor) -> Tensor:
@@ -269,7 +292,7 @@ def evaluated_together(model: Model, path: PathOfLogits, eval_steps: int) -> tup
     def evaluate(params: Params, episode: Episode) -> Metrics:
         (support, query) = episode
         along = path(params, support, query.x, eval_steps)
-        return _by_step([objective(logits, query.y, model.loss) for logits in along])
+        return _by_step([objective(_of_shown(logits, episode), query.y, model.loss) for logits in along])
 
     def adapt(params: Params, support: Batch, steps: int | None = None) -> Callable[[Tensor], Tensor]:
         @torch.no_grad()

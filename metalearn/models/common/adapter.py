@@ -17,7 +17,7 @@ from torch.func import functional_call
 from torch.utils import _pytree as pytree
 
 from metalearn.checks import first_line
-from metalearn.errors import DataError
+from metalearn.errors import ConfigError, DataError
 from metalearn.models.common.stages import one_after_the_other
 from metalearn.nn.conv import conv2d
 from metalearn.nn.inputs import (
@@ -98,7 +98,7 @@ def model_of(
     if trains:
         notes.append(f"{name}: dropout, or what else its training mode changes, is on in training and off in tests")
     if trial.unused:
-        cautions.append(f"{name}: no output depends on {_few(trial.unused)}, so that stays as it is")
+        cautions.append(f"{name}: no output depends on {_few(trial.unused)}; only weight decay changes that")
     shared = _names(network)
     fixed = {path for path, parameter in network.named_parameters() if not parameter.requires_grad}
     if fixed:
@@ -115,7 +115,8 @@ def model_of(
         stage = Stage(name, tuple(dict.fromkeys(path for path in shared.values() if path not in fixed)), forward)
         return one_after_the_other((stage,), ignores_support=transductive)
 
-    pairs = [[shared[f"{path}.{parameter}"] for parameter in ("weight", "bias")] for path in norms]
+    affine = [path for path, layer in norms.items() if layer.affine]
+    pairs = [[shared[f"{path}.{parameter}"] for parameter in ("weight", "bias")] for path in affine]
     model = Model(
         partial(drawn, learn=True), whole(forward), transductive, trial.floats, note="; ".join(notes),
         norms=tuple(dict.fromkeys(path for pair in pairs if not fixed.intersection(pair) for path in pair)),
@@ -179,15 +180,22 @@ class _Conv(nn.Conv2d):
 
 
 class _BatchNorm(nn.BatchNorm2d):
-    """A batch norm by the statistics of the first `known` samples; 0 means all."""
+    """A batch norm by the statistics of the first `known` of all `samples`; 0 means all."""
 
     known: int
+    samples: int
 
     def forward(self, x: Tensor) -> Tensor:
         if x.is_meta:
             return F.batch_norm(x, None, None, self.weight, self.bias, training=True)
         images, known = x.permute(0, 2, 3, 1).unsqueeze(0), self.known or None
-        scale, shift = self.weight.unsqueeze(0), self.bias.unsqueeze(0)
+        if known is not None and len(x) != self.samples:
+            raise ConfigError(
+                f"model: a batch norm gets {len(x)} maps of {self.samples} pictures, so which of them are of the "
+                "support set is not known; type model.transductive=true, or take nn.GroupNorm"
+            )
+        ones, zeros = (x.new_full((x.shape[1],), value) for value in (1, 0))
+        scale, shift = (value.unsqueeze(0) for value in ((self.weight, self.bias) if self.affine else (ones, zeros)))
         y = batch_norm(images, scale, shift, statistics_of=known, epsilon=self.eps)
         return y[0].permute(0, 3, 1, 2)
 
@@ -267,7 +275,7 @@ def _forward(
             if trains:
                 network.train(drawn is not None)
             for norm in norms:
-                norm.known = known
+                norm.known, norm.samples = known, images.shape[1]
             if head is not None:
                 head.layer.passes = features
             outputs = []
@@ -395,8 +403,8 @@ def _make_pure(network: nn.Module, name: str, transductive: bool) -> list[str]:
             layer.inplace = False
         if _is(layer, nn.Hardsigmoid):
             layer.__class__ = _HardSigmoid
-        if _is(layer, nn.BatchNorm2d) and layer.affine:
-            layer.__class__, layer.known = _BatchNorm, 0
+        if _is(layer, nn.BatchNorm2d):
+            layer.__class__, layer.known, layer.samples = _BatchNorm, 0, 0
             layer.running_mean = layer.running_var = layer.num_batches_tracked = None
         elif isinstance(layer, nn.modules.batchnorm._NormBase) and not isinstance(layer, _RunningNorm):
             _check_norm(path, layer, name, transductive)

@@ -16,9 +16,10 @@ from distributed.tree_sum import tree_sum
 from metalearn.algorithms.common.fixed import with_fixed
 from metalearn.algorithms.common.functional import per_task
 from metalearn.algorithms.maml import maml
+from metalearn.errors import ConfigError
 from metalearn.models.common.adapter import model_of
 from metalearn.models.torchvision_classifier import torchvision_classifier
-from metalearn.nn.inputs import of_reals
+from metalearn.nn.inputs import inputs_of, of_reals
 from metalearn.nn.surroundings import PassSeeds, surrounded
 from metalearn.training.chunks import ChunkFunctions, chunk_functions
 from metalearn.types import FIXED, Algorithm, Batch, Episode, Model, Params
@@ -37,7 +38,7 @@ every_learner = pytest.mark.parametrize(
 
 def adapted(make: Callable[[], nn.Module], shape: tuple[int, ...] = (1, SIZE, SIZE), **options: Any) -> Model:
     return model_of(
-        make, name="Net", inputs=of_reals(shape), transductive=True, advice="", **({"dropout": True} | options)
+        make, name="Net", inputs=of_reals(shape), advice="", **({"transductive": True, "dropout": True} | options)
     )
 
 
@@ -368,7 +369,7 @@ def test_what_a_network_has_and_this_program_does_not_use_is_named() -> None:
 
     assert adapted(taught).cautions == (
         "Net: batch norm normalises by its batch or support set, not by its running statistics: norm2",
-        "Net: no output depends on spare, so that stays as it is",
+        "Net: no output depends on spare; only weight decay changes that",
     )
     model = adapted(lambda: Net(first="fixed", p=0.1))
     assert model.note == (
@@ -377,6 +378,64 @@ def test_what_a_network_has_and_this_program_does_not_use_is_named() -> None:
     )
     assert adapted(Net).note == "" and adapted(Net).cautions == () and adapted(Net).fixed is None
     assert adapted(lambda: Net(p=0.1), dropout=False).note == ""
+
+
+class Embedded(nn.Module):
+    """Classes by the mean embedding of token ids; outputs may be in a dictionary."""
+
+    def __init__(self, named: bool = False) -> None:
+        super().__init__()
+        self.embedding, self.head, self.named = nn.Embedding(20, 6), nn.Linear(6, 3), named
+
+    def forward(self, ids: Tensor) -> Any:
+        logits = self.head(self.embedding(ids).mean(dim=1))
+        return {"logits": logits} if self.named else logits
+
+
+@pytest.mark.parametrize("named", [False, True])
+def test_a_network_of_whole_numbers_has_its_last_layer_as_head(named: bool) -> None:
+    ids = torch.arange(10).reshape(1, 2, 5)
+    model = model_of(
+        lambda: Embedded(named), name="Net", inputs=inputs_of(ids), transductive=True, advice="", dropout=False
+    )
+    assert model.head is not None and model.head.params == ("head.weight", "head.bias")
+    params = {name: value.unsqueeze(0) for name, value in model.init(Generator().manual_seed(0)).items()}
+    assert model.features is not None
+    features = model.features(params, ids.float())
+    close({"": model.head.apply(params, features, 0)}, {"": model.apply(params, ids.float())}, atol=1e-6)
+
+
+class Folded(nn.Module):
+    """The two halves of each picture are pictures of their own in the batch norm."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.head = nn.BatchNorm2d(1), nn.Linear(2, WAYS)
+
+    def forward(self, x: Tensor) -> Tensor:
+        halves = torch.stack(x.split(SIZE // 2, dim=3), dim=1).flatten(0, 1)
+        return self.head(self.norm(halves).square().mean(dim=(1, 2, 3)).view(len(x), 2))  # type: ignore[no-any-return]
+
+
+def test_a_norm_that_cannot_tell_support_from_queries_is_refused() -> None:
+    x = torch.randn(1, 4, 1, SIZE, SIZE, generator=Generator().manual_seed(0))
+    alone, known = (adapted(Folded, transductive=way) for way in (True, False))
+    params = {name: value.unsqueeze(0) for name, value in alone.init(Generator().manual_seed(0)).items()}
+    assert alone.apply(params, x, x).isfinite().all() and known.apply(params, x).isfinite().all()
+    with pytest.raises(ConfigError, match="a batch norm gets 16 maps of 8 pictures"):
+        known.apply(params, x, x)
+
+
+def test_a_batch_norm_without_parameters_is_computed() -> None:
+    def make(affine: bool) -> nn.Module:
+        return nn.Sequential(nn.BatchNorm2d(1, affine=affine), nn.Flatten(), nn.Linear(SIZE**2, WAYS))
+
+    x = torch.randn(1, 4, 1, SIZE, SIZE, generator=Generator().manual_seed(0))
+    bare, usual = (adapted(lambda affine=affine: make(affine), transductive=False) for affine in (False, True))
+    params = {name: value.unsqueeze(0) for name, value in usual.init(Generator().manual_seed(0)).items()}
+    wanted = usual.apply(params, x[:, :2], x[:, 2:])  # its weight is 1, and its bias 0
+    params = {name: value for name, value in params.items() if not name.startswith("0.")}
+    close({"": bare.apply(params, x[:, :2], x[:, 2:])}, {"": wanted}, atol=1e-6)
 
 
 def test_a_fixed_head_is_none() -> None:

@@ -2,6 +2,7 @@
 
 import csv
 import importlib.util
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -220,6 +221,36 @@ def test_arrays_learn_in_code() -> None:
     assert by_step["2"] > 0.75  # chance is 0.5, and without inner steps no network is right in both kinds of tasks
     marked = arrays(x, x[:, :1], task=task, shots=2, queries=2, split=[("train", "val", "test")[t % 3] for t in task])
     assert marked.classes("val") is None and marked.episodes("val", torch.arange(3)).query.y.shape == (3, 2, 1)
+
+
+@pytest.mark.parametrize(
+    ("rows", "message"),
+    [
+        ([0, 1, 2, 0, 1, 2], None),
+        ([0, 2, 0, 0, 1, 2], "a support set has no sample of class 1, and this algorithm compares"),
+        ([0, 1, 0, 0, 1, 2], r"needs? 3 \(the first support set has no sample of class 2: type more dataset.shots\)"),
+    ],
+)
+def test_learners_that_compare_need_a_row_of_each_class(rows: list[int], message: str | None) -> None:
+    y, x = np.tile(rows, 6), np.random.default_rng(0).normal(size=(36, 2))
+    source = arrays(x, y, task=np.repeat(np.arange(6), 6), shots=3, queries=3)
+    source._generator = lambda split, index: _InOrder()  # type: ignore[attr-defined]
+    expects = nullcontext() if message is None else pytest.raises((ConfigError, DataError), match=message)
+    with expects:
+        metalearn.train(
+            "protonet", torch.nn.Sequential(torch.nn.Linear(2, 4), torch.nn.Tanh(), torch.nn.Linear(4, 3)), source,
+            steps=1, meta_batch_size=2, val_every=1, val_tasks=2, test_tasks=2, progress=False,
+        )  # fmt: skip
+
+
+class _InOrder:
+    """Draws the first task, and its rows as they come."""
+
+    def integers(self, end: int) -> int:
+        return 0
+
+    def permutation(self, rows: Any) -> Any:
+        return rows
 
 
 def test_several_arrays_keep_their_types_and_rows() -> None:
