@@ -36,6 +36,7 @@ from distributed.cluster.info import (
     get_world_info,
     get_world_rank,
     get_world_size,
+    is_loopback,
     on_one_host,
     set_worker_name,
 )
@@ -197,7 +198,7 @@ dist.register_rendezvous_handler(_SCHEME, _rendezvous)
 
 def stay_on_loopback() -> None:
     """If the world is on one host: torch listens on loopback only from now on."""
-    if on_one_host():
+    if on_one_host() or is_loopback(os.environ.get("MASTER_ADDR", "")):
         for variable in INTERFACE_VARIABLES:
             os.environ.setdefault(variable, loopback_interface())
 
@@ -384,6 +385,10 @@ def leave(*, together: bool) -> None:
     session = _session
     if session is not None:
         try:
+            if together and _meeting_store is not None:
+                # torch's last barrier counts the worlds that a process has left. If another process has left other
+                # worlds before, neither finds the other there: all calls have ended by then, so the wait is short.
+                _meeting_store.set_timeout(timedelta(seconds=GOODBYE_SECONDS))
             shut_down(graceful=together, timeout=session.timeout)
         finally:
             _session = None

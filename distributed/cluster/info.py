@@ -2,6 +2,7 @@
 
 import ipaddress
 import os
+import socket
 from typing import NamedTuple
 
 DEFAULT_TIMEOUT = 60.0
@@ -104,11 +105,25 @@ def on_one_host() -> bool:
 
 
 def is_loopback(address: str) -> bool:
-    """Whether an address is one that no other host reaches."""
+    """Whether an address is one that no other host reaches, or a name of such addresses alone."""
+    if address == "localhost":
+        return True
     try:
-        return ipaddress.ip_address(address).is_loopback
-    except ValueError:
-        return address == "localhost"
+        places = [place for *_, place in socket.getaddrinfo(address, None)]
+    except OSError:  # the name is not known
+        return False
+    ips = [ipaddress.ip_address(str(place[0]).partition("%")[0]) for place in places]
+    return all((getattr(ip, "ipv4_mapped", None) or ip).is_loopback for ip in ips)
+
+
+def listening(address: str, port: int) -> socket.socket:
+    """A socket that listens on an address of either kind, or on the first address of a name."""
+    (family, *_, place) = socket.getaddrinfo(address, port, type=socket.SOCK_STREAM)[0]
+    ip = ipaddress.ip_address(str(place[0]).partition("%")[0])
+    mapped = getattr(ip, "ipv4_mapped", None)
+    if mapped is not None:  # a socket that listens on IPv6 alone does not take it
+        return socket.create_server((str(mapped), port))
+    return socket.create_server((str(place[0]), port), family=family)
 
 
 def check_timeout(seconds: float) -> None:

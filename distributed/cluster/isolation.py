@@ -15,6 +15,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NoReturn
 
+from distributed.cluster.info import listening
+
 NOT_ISOLATED = "DISTRIBUTED_NOT_ISOLATED"
 """Environment variable of a rank that our launcher has started: why it is not isolated; empty if it is."""
 
@@ -100,7 +102,7 @@ def _make_network(parent: socket.socket, address: str, port: int) -> NoReturn:
         namespaces = _unshare()
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as control:
             fcntl.ioctl(control, _SIOCSIFFLAGS, struct.pack(_INTERFACE_REQUEST, b"lo", _IFF_UP))
-        listener = socket.create_server((address, port))
+        listener = listening(address, port)
         _call("setns", namespaces[-1], 0)  # changes nothing here, but a filter of system calls may forbid it
         socket.send_fds(parent, [b"made"], [listener.fileno(), *namespaces])
     except OSError as error:

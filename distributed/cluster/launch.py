@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from types import FrameType
 from typing import Literal, NamedTuple, Protocol
 
-from distributed.cluster.info import DEFAULT_TIMEOUT, default_worker_name, is_loopback
+from distributed.cluster.info import DEFAULT_TIMEOUT, default_worker_name, is_loopback, listening
 from distributed.cluster.isolation import NOT_ISOLATED, CannotIsolateError, NetworkNamespace, new_network
 from distributed.cluster.meeting import JOINS, TOKEN
 from distributed.cluster.processes import PREEMPTIONS, Fork, Process, die_with, ignore_preemptions
@@ -377,7 +377,7 @@ def _listen(config: LaunchConfig) -> tuple[socket.socket | None, NetworkNamespac
     if config.node_rank > 0:
         return None, None, obstacle
     try:
-        return socket.create_server((config.master_addr, config.master_port)), None, obstacle
+        return listening(config.master_addr, config.master_port), None, obstacle
     except OSError as error:
         raise CannotListenError(f"{config.master_addr}:{config.master_port}: cannot listen there ({error})") from error
 

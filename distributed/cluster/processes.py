@@ -1,6 +1,7 @@
 """The processes of ranks: programs or forks, which end with their launcher; and their limits of files and memory."""
 
 import atexit
+import contextlib
 import ctypes
 import logging
 import os
@@ -97,8 +98,10 @@ class Fork:
         return self._code
 
     def send_signal(self, sig: int) -> None:
-        if self.poll() is None:
-            os.kill(self.pid, sig)
+        # `poll` may be where a signal has come in between: it has the code of the process, and not noted it yet.
+        with contextlib.suppress(ChildProcessError):
+            if self._code is None and os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
+                os.kill(self.pid, sig)
 
 
 # Files and sockets

@@ -1,5 +1,6 @@
 """The key-value store of a world, and what limits the time that torch spends on it."""
 
+import errno
 import logging
 import os
 import socket
@@ -12,7 +13,7 @@ from typing import TypeVar
 
 import torch.distributed as dist
 
-from distributed.cluster.info import get_world_info, is_loopback
+from distributed.cluster.info import get_world_info, is_loopback, listening
 
 STORE_FD = "DISTRIBUTED_STORE_FD"
 """Environment variable of rank zero: the listening socket for its store, which `launch` has opened."""
@@ -109,9 +110,12 @@ def _open(world_rank: int, world_size: int, timeout: timedelta) -> dist.Store:
         address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
         given = int(os.environ[STORE_FD]) if STORE_FD in os.environ else None
         if given is None and is_loopback(address):  # torch would listen on every interface
-            family = socket.AF_INET6 if ":" in address else socket.AF_INET
-            with suppress(OSError):  # torch says that the port is in use, or shares this process's earlier store there
-                given = socket.create_server((address, port), family=family).detach()
+            try:
+                given = listening(address, port).detach()
+            except OSError as error:
+                # torch says that the port is in use, or shares this process's earlier store there.
+                if error.errno != errno.EADDRINUSE:
+                    raise RuntimeError(f"MASTER_ADDR={address}: cannot listen there ({error})") from error
         return dist.TCPStore(
             address,
             port,

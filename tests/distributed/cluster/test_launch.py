@@ -80,6 +80,20 @@ def test_a_fork_whose_output_is_gone_ends_with_its_code() -> None:
     assert os.waitstatus_to_exitcode(os.waitpid(fork.pid, 0)[1]) == 3
 
 
+def test_a_signal_while_a_fork_is_reaped_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    fork = Fork(lambda: 3, dict(os.environ))
+    reap = os.waitpid
+
+    def interrupted(pid: int, options: int) -> tuple[int, int]:
+        found = reap(pid, 0)
+        monkeypatch.setattr(os, "waitpid", reap)
+        fork.send_signal(signal.SIGTERM)
+        return found
+
+    monkeypatch.setattr(os, "waitpid", interrupted)
+    assert fork.poll() == 3
+
+
 def test_a_fork_runs_its_own_exit_handlers_alone(tmp_path: Path) -> None:
     mine, its = tmp_path / "mine", tmp_path / "its"
     atexit.register(mine.touch)

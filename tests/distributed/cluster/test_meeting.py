@@ -1,5 +1,6 @@
 """How processes find a world, ask it for a seat or a farewell, and give up: one process each time."""
 
+import os
 import socket
 import threading
 import time
@@ -8,12 +9,14 @@ from datetime import timedelta
 import pytest
 import torch.distributed as dist
 
+from distributed.calls import session
 from distributed.calls.traffic import MessageSlots
 from distributed.cluster import meeting, store
+from distributed.cluster.info import is_loopback, listening
 from distributed.cluster.joining import UnreachableError, WorldAddress, WorldConnection
 from distributed.cluster.listening import own_listeners
 from distributed.cluster.meeting import ask_to_let_go
-from distributed.cluster.store import INTERFACE_VARIABLES
+from distributed.cluster.store import INTERFACE_VARIABLES, loopback_interface
 
 
 @pytest.mark.parametrize("answered", ["before", "after"])
@@ -75,10 +78,13 @@ def test_who_differs_from_rank_zero_gets_no_seat_unless_it_may_be_mixed(
     assert refused == ([] if mixed else ["other", "less", "more", "nothing"])
 
 
-def test_a_world_of_environment_variables_opens_its_store_on_loopback(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("address", ["127.0.0.1", "::ffff:127.0.0.1"])
+def test_a_world_of_environment_variables_opens_its_store_on_loopback(
+    address: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port = probe.getsockname()[1]
-    for name, value in (("MASTER_ADDR", "127.0.0.1"), ("MASTER_PORT", str(port))):
+    for name, value in (("MASTER_ADDR", address), ("MASTER_PORT", str(port))):
         monkeypatch.setenv(name, value)
     monkeypatch.delenv(store.STORE_FD, raising=False)  # of the world that other tests share
     opened = store._open(0, 2, timedelta(seconds=5))
@@ -86,6 +92,36 @@ def test_a_world_of_environment_variables_opens_its_store_on_loopback(monkeypatc
     client = dist.TCPStore("127.0.0.1", port, is_master=False, timeout=timedelta(seconds=5), wait_for_workers=False)
     opened.set("x", "1")
     assert client.get("x") == b"1"
+
+
+def test_a_name_of_this_host_is_loopback_if_all_its_addresses_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    lookup, names = socket.getaddrinfo, {"here": ["127.0.1.1"], "both": ["127.0.0.1", "192.0.2.1"]}
+    monkeypatch.setattr(
+        socket, "getaddrinfo",
+        lambda host, port: [found for name in names.get(host, [host]) for found in lookup(name, port)],
+    )  # fmt: skip
+    assert is_loopback("here") and is_loopback("::1") and is_loopback("localhost")
+    assert not is_loopback("both") and not is_loopback("192.0.2.1") and not is_loopback("no such name")
+
+
+def test_a_world_at_a_loopback_address_stays_on_loopback(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where only RANK, WORLD_SIZE and the address say what the world is."""
+    for variable in (*INTERFACE_VARIABLES, "LOCAL_WORLD_SIZE"):
+        monkeypatch.delenv(variable, raising=False)
+    for name, value in (("RANK", "0"), ("WORLD_SIZE", "2"), ("MASTER_ADDR", "192.0.2.1")):
+        monkeypatch.setenv(name, value)
+    session.stay_on_loopback()
+    assert not any(variable in os.environ for variable in INTERFACE_VARIABLES)
+    monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
+    session.stay_on_loopback()
+    assert {os.environ.pop(variable) for variable in INTERFACE_VARIABLES} == {loopback_interface()}
+
+
+def test_a_socket_listens_on_ipv6() -> None:
+    if not socket.has_ipv6:
+        pytest.skip("this system has no IPv6")
+    with listening("::1", 0) as listener:
+        assert listener.getsockname()[0] == "::1"
 
 
 def test_a_host_without_the_interface_of_the_world_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -243,6 +243,11 @@ def test_a_world_of_one_needs_no_torchrun() -> None:
     assert "[0] WorldInfo(world_rank=0, world_size=1" in output
 
 
+def test_an_exit_with_code_0_is_a_good_end() -> None:
+    results = run_program("leaves_well", 2)
+    assert [code for code, _ in results] == [0, 0], results
+
+
 def test_a_failing_main_on_another_rank_ends_rank_zero() -> None:
     results = run_program("failing_main", 3)
     assert all(code != 0 for code, _ in results), results
