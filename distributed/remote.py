@@ -12,6 +12,7 @@ from torch.futures import Future
 from torch.utils import _pytree as pytree
 
 from distributed.calls.call import Call, Dealt
+from distributed.calls.errors import as_exception
 from distributed.calls.futures import ResultFuture
 from distributed.calls.requests import Item
 from distributed.calls.session import current
@@ -108,7 +109,9 @@ def remote_sync_call(
     The first failure is raised at once, also if other workers still compute; under `autograd.context()`, when all have
     answered.
 
-    Every worker, also the caller, computes on copies of the arguments. Under `autograd.context()` parameters and
+    Every worker, also the caller, computes on copies of the arguments, and in torch's default modes (gradients are
+    computed, nothing is autocast). Each item has copies of its own, as if it were a call of its own; the items that a
+    worker computes of a `pure` function share them. Under `autograd.context()` parameters and
     modules keep their graph, and so do the results. Without a context, results come back without a graph.
 
     Args:
@@ -160,9 +163,10 @@ def remote_async_call(
         try:
             results = call.results()
             value.set_result(results if reducer is None else reducer(results))
-        except Exception as error:
-            value.set_exception(error)
-        call.note_read(value)
+        except BaseException as error:  # an exit in the reducer must not leave who waits for the value waiting
+            value.set_exception(as_exception(error))
+        finally:
+            call.note_read(value)
 
     def finish_in_own_thread() -> None:
         # `results` waits for retries, and this callback runs in a thread of torch's, which must not wait.

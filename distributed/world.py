@@ -114,6 +114,9 @@ def auto_init_rpc(
                 _initialise_together(worker_init_fn)
                 value = main(*args, **kwargs)
             except BaseException as error:
+                if isinstance(error, SystemExit) and error.code in (None, 0):  # a good end, as if it had returned
+                    stop_rpc()
+                    raise
                 try:
                     stop_rpc(failure=error)
                 except (RuntimeError, ConnectionError) as later:

@@ -188,7 +188,7 @@ class _Plain(NamedTuple):
 def raise_failure(failed: Failure) -> None:
     """Raises the worker's exception, of the same type if that can be rebuilt, with a note on its origin."""
     error = _rebuilt(failed)
-    if error is None:
+    if error is None or isinstance(error, StopIteration):  # which would only end the caller's generator
         error = RuntimeError(f"{failed.type_name}: {failed.message}")
     error.add_note(f"raised on {failed.worker} by {_item(failed.number)} of the call:\n{failed.traceback}")
     raise error
@@ -202,6 +202,8 @@ def _rebuilt(failed: Failure) -> Exception | None:
         error = unpack(failed.error)
         if isinstance(error, _Plain):
             error = error.kind(*error.args)
+        if isinstance(error, Exception) and message_of(error) != failed.message:  # its class has made a text of a text
+            error.args = (failed.message,)
     except Exception:  # a class may raise anything
         return None
     return error if isinstance(error, Exception) else None

@@ -281,7 +281,7 @@ class Call:
     def _outcome(self, message: _Message) -> Outcome:
         try:
             answer = message.future.wait()
-        except RuntimeError as error:
+        except Exception as error:  # of the worker's `serve`, torch raises whatever it was
             cause = worker_error(self._names[message.rank], error, self.timeout)
             cause.__cause__ = error
             if self._ctx is not None:
@@ -346,6 +346,6 @@ def _state(future: Future[Answer]) -> _State:
         return _State.OPEN
     try:
         (numbers, *_) = future.value()
-    except RuntimeError:
+    except Exception:  # of the worker's `serve`, torch raises whatever it was
         return _State.LOST
     return _State.FAILED if numbers is None else _State.DONE

@@ -19,9 +19,18 @@ def says_timeout(message: str) -> bool:
     return "timeout" in message.lower() or "timed out" in message.lower()
 
 
-def worker_error(name: str, error: RuntimeError, timeout: float) -> Exception:
+def as_exception(error: BaseException) -> Exception:
+    """What a future keeps: an exit of the program as an error that names it."""
+    return error if isinstance(error, Exception) else RuntimeError(describe(error))
+
+
+def worker_error(name: str, error: Exception, timeout: float) -> Exception:
     """The exception to raise for torch's error of a call to a worker."""
-    first = str(error).splitlines()[0]
+    lines = message_of(error).splitlines() or [type(error).__name__]
+    if not isinstance(error, RuntimeError):  # of the code that serves the call: another version, or no memory
+        # torch puts the name of the worker before it, and the traceback behind.
+        return RuntimeError(f"{name}: {lines[1] if 'On WorkerInfo' in lines[0] and lines[1:] else lines[0]}")
+    first = lines[0]
     if says_timeout(first):
         return TimeoutError(f"{name} did not answer within {timeout:g} s: {first}")
     if any(sign in first.lower() for sign in ("eof", "pipe", "connection", "connect", "closed", "shutting down")):

@@ -12,6 +12,7 @@ import torch
 from torch.futures import Future
 
 from distributed.calls.answers import Answer, Outcome, carries, failure, pack_outcome
+from distributed.calls.errors import as_exception
 from distributed.calls.message import without_graphs
 from distributed.calls.requests import Head
 from distributed.calls.shutdown import CallEnded
@@ -51,8 +52,8 @@ class ResultFuture(Future[T]):
         def run(_: Future[T]) -> None:
             try:
                 chained.set_result(context.run(callback, self))
-            except Exception as error:
-                chained.set_exception(error)  # type: ignore[arg-type]  # the hint is torch's
+            except BaseException as error:  # an exit must not leave who waits waiting
+                chained.set_exception(as_exception(error))  # type: ignore[arg-type]  # the hint is torch's
 
         self.add_done_callback(run)
         return chained

@@ -18,6 +18,7 @@ from torch.distributed.rpc import internal
 from torch.futures import Future
 from torch.utils import _pytree as pytree
 
+from distributed.calls.errors import message_of
 from distributed.partition import Whole
 
 
@@ -100,9 +101,10 @@ def _sendable(tensor: Tensor, carries: Carries) -> Tensor:
             f"a tensor of shape {tuple(tensor.shape)} on {tensor.device} cannot be sent to that worker; "
             "send tensor.cpu(), or map the device by device_maps in rpc_backend_options"
         )
-    # A parameter that is pickled loses its graph; a view of it keeps it. A slice would take its whole storage along.
+    # A parameter that is pickled loses its graph; a view of it keeps it. A slice would take its whole storage along;
+    # an expanded tensor could not be changed in place.
     plain = tensor.view_as(tensor) if isinstance(tensor, nn.Parameter) else tensor
-    if plain.layout is torch.strided and plain.untyped_storage().nbytes() > plain.nbytes:
+    if plain.layout is torch.strided and plain.untyped_storage().nbytes() != plain.nbytes:
         return plain.clone(memory_format=torch.contiguous_format)
     return plain
 
@@ -141,7 +143,7 @@ def pack(value: Any, *, graphs: bool, carries: Carries, shared: Sequence[Whole] 
     except ValueError:
         raise
     except Exception as error:  # a class may raise anything
-        raise TypeError(str(error)) from error
+        raise TypeError(message_of(error) or type(error).__name__) from error
     return Packed(file.getvalue(), pickler.carried)
 
 

@@ -1,11 +1,13 @@
 """The worker's side of a remote call: unpacks the order, runs its items one after the other, packs the answer."""
 
+import contextlib
 import functools
 import itertools
 from collections.abc import Callable, Iterator
 from contextvars import ContextVar
-from typing import Any
+from typing import Any, TypeVar
 
+import torch
 from torch.distributed import rpc
 from torch.futures import Future
 
@@ -23,11 +25,14 @@ from distributed.calls.answers import (
     pack_results,
 )
 from distributed.calls.futures import OpenOrder, settled
-from distributed.calls.message import Carries, Packed, own_copy, send, unpack, without_graphs
+from distributed.calls.message import Carries, Packed, own_copy, pack, send, unpack, without_graphs
 from distributed.calls.references import give_up
 from distributed.calls.requests import Head, Item, Order
 from distributed.calls.session import default_timeout, use_own_gpu
 from distributed.calls.shutdown import keep_open, served
+from distributed.functions import is_pure
+
+T = TypeVar("T")
 
 # How deep the call is nested that this thread computes. A context variable, since to Python torch's threads are new at
 # every message, and thread-locals are slow to make.
@@ -78,7 +83,9 @@ def _open(packed: Packed, head: Head, stop: Callable[[], bool]) -> OpenOrder:
     try:
         func, items, _ = unpack(packed)
         opened.items = len(items)
-        for number, args, kwargs in itertools.takewhile(lambda _: not stop(), items):
+        alone = is_pure(func) or len(items) == 1
+        for item in itertools.takewhile(lambda _: not stop(), items):
+            number, args, kwargs = item if alone else _copy(item, None)
             opened.add(number, func(*args, **kwargs))
     except BaseException as error:  # an exit on a worker must not leave the caller waiting
         opened.fail(error, number)
@@ -97,8 +104,15 @@ def _report_spoiled(ctx: int, caller: str) -> None:
 
 
 def compute_here(order: Packed, head: Head, stop: Callable[[], bool]) -> Answer:
-    """Computes the caller's own part, on copies of the arguments as on any other worker."""
-    return compute(own_copy(order, graphs=head.ctx is not None), head, lambda device: True, stop)
+    """Computes the caller's own part as any other worker would: on copies of the arguments, and in the modes of torch
+    that a new thread has."""
+    with contextlib.ExitStack() as modes:
+        modes.enter_context(torch.inference_mode(False))
+        modes.enter_context(torch.enable_grad())
+        for kind in ("cpu", "cuda"):
+            if torch.is_autocast_enabled(kind):
+                modes.enter_context(torch.autocast(kind, enabled=False))
+        return compute(own_copy(order, graphs=head.ctx is not None), head, lambda device: True, stop)
 
 
 def compute(packed: Packed, head: Head, carries: Carries, stop: Callable[[], bool]) -> Answer:
@@ -130,12 +144,15 @@ def _run(order: Order, head: Head, me: str, stop: Callable[[], bool]) -> Outcome
     results: dict[int, Any] = {}
     failed: Failure | None = None
     delivered: Future[bool] | None = None
+    # What another item, or the caller, changes in place must not reach this item's arguments and result. A pure
+    # function changes nothing, and of a single item there is nobody else.
+    alone = is_pure(order.func) or (len(order.items) == 1 and head.queue is None and head.caller != me)
     for item in itertools.takewhile(lambda _: not stop(), _items(order, head)):
         if isinstance(item, Failure):
             failed = item
             break
         try:
-            result = _result(order.func, item, head, stop)
+            result = _result(order.func, item, head, stop) if alone else _result_apart(order.func, item, head, stop)
             if not head.streams:
                 results[item.number] = result
             # One at a time: the answer to the last delivery says whether the caller wants more.
@@ -159,6 +176,21 @@ def _result(func: Callable[..., Any], item: Item, head: Head, stop: Callable[[],
     if head.opens:
         result = settled(result, stop)
     return result if head.ctx is not None else without_graphs(result)
+
+
+def _result_apart(func: Callable[..., Any], item: Item, head: Head, stop: Callable[[], bool]) -> Any:
+    """As `_result`, on copies of the arguments; and a copy of the result, if it can be sent."""
+    result = _result(func, _copy(item, head.ctx), head, stop)
+    try:
+        return _copy(result, head.ctx)
+    except (TypeError, ValueError):  # `pack_results` will name it
+        return result
+
+
+def _copy(value: T, ctx: int | None) -> T:
+    """A value as another worker would receive it."""
+    copied: T = unpack(own_copy(pack(value, graphs=ctx is not None, carries=lambda _: True), graphs=ctx is not None))
+    return copied
 
 
 def _deliver(number: int, result: Any, head: Head, me: str) -> Future[bool]:

@@ -250,6 +250,17 @@ def gpus() -> None:
     ending.stop_rpc()
 
 
+def leaves_well() -> None:
+    """Rank zero's main function ends by `sys.exit(0)`, as programs do."""
+
+    @todist.auto_init_rpc()
+    @todist.rank_zero_only
+    def main() -> None:
+        sys.exit(0)
+
+    main()
+
+
 def failing_main() -> None:
     """Rank 1's main function fails while rank zero continues to call rank 2."""
 
@@ -445,6 +456,7 @@ PROGRAMS = (
     few_descriptors,
     added_by_tree,
     gpus,
+    leaves_well,
     failing_main,
     slow_start,
     endless,

@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NoReturn
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 import distributed as todist
 
@@ -91,6 +91,8 @@ def fail_stubbornly(x: Tensor) -> NoReturn:
 
 
 def fail_with_attributes(kind: str) -> NoReturn:
+    if kind == "rephrased":
+        raise RephrasedError("weather")
     """Fails with an exception that keeps more than its arguments, or that is hard to send."""
     if kind == "path":
         open("/no/such/file")  # noqa: PTH123, SIM115
@@ -213,6 +215,57 @@ def spoil(x: Tensor, values: list[Tensor]) -> Tensor:
     for tensor in (x, *values):
         tensor.detach().zero_()
     return x
+
+
+COUNTED = torch.zeros(())
+
+
+def count(_: Any) -> tuple[int, Tensor]:
+    """The rank; and a tensor of its own, which it changes in place."""
+    return todist.get_rank(), COUNTED.add_(1)
+
+
+def trained(network: nn.Module, x: Tensor) -> list[float]:
+    """Changes its argument as a user's inner loop does: steps of an optimiser, and a norm's statistics."""
+    optimizer = torch.optim.SGD(network.parameters(), lr=0.1)
+    losses = []
+    for _ in range(2):
+        optimizer.zero_grad()
+        loss = (network(x) - 1).square().mean()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    return losses
+
+
+def times_three(x: Tensor) -> Tensor:
+    return x.mul_(3).square().sum()
+
+
+def modes() -> tuple[bool, bool, torch.dtype]:
+    """What torch computes with in the thread that serves a call."""
+    x = torch.ones(2, 2, requires_grad=True)
+    return (x @ x).requires_grad, torch.is_inference_mode_enabled(), (x @ x).dtype
+
+
+class RephrasedError(Exception):
+    """An exception that makes its text of what it is given."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(f"bad {name}")
+
+
+def stop(_: Any) -> NoReturn:
+    raise StopIteration("no more")
+
+
+def out_of_memory() -> Any:
+    return _NoMemory()
+
+
+class _NoMemory:
+    def __reduce__(self) -> NoReturn:
+        raise MemoryError
 
 
 def leave() -> NoReturn:

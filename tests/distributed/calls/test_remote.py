@@ -1,18 +1,21 @@
 """Remote calls on real processes: the cases in which the original hung or gave wrong values, and bad input."""
 
+import copy
 import functools
 import threading
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any, NoReturn
 
 import pytest
 import torch
 from torch import nn
 
 import distributed as todist
-from distributed.calls import session
+from distributed.calls import call, session
+from distributed.calls.message import send
 from distributed.calls.traffic import traffic
 from distributed.parallel import parallelize
 from distributed.remote import remote_async_call, remote_sync_call
@@ -52,6 +55,46 @@ def test_no_worker_writes_to_the_callers_arguments() -> None:
         (result,) = remote_sync_call(functions.spoil, args=(x, values), partitioner=worker)
         assert x.sum() == 3 and values[0].sum() == 2 and values[1].sum() == 1
         assert result.sum() == 0
+
+
+ONE_BY_ONE = todist.dim_partitioner(0, exclusive=True, keepdim=False)
+EACH_WAY = pytest.mark.parametrize("dealt", [ONE_BY_ONE, todist.dynamic_partitioner(keepdim=False)])
+
+
+@EACH_WAY
+def test_no_item_meets_what_another_has_changed(dealt: todist.PartitionFunction) -> None:
+    """As in the original, where each item is a call of its own."""
+    torch.manual_seed(0)
+    network, x = nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2)), torch.randn(7, 4, 3)
+    expected = [functions.trained(copy.deepcopy(network), item) for item in x]
+    assert remote_sync_call(functions.trained, args=(network, x), partitioner=dealt) == expected
+    leaf = torch.ones(7, 2, requires_grad=True)
+    with todist.autograd.context() as context:
+        results = remote_sync_call(functions.times_three, args=(leaf * 1,), partitioner=dealt)
+        todist.autograd.backward(context, torch.stack(results).sum())
+    torch.testing.assert_close(leaf.grad, torch.full((7, 2), 18.0))
+
+
+def test_an_item_that_changes_what_is_expanded() -> None:
+    for worker in range(WORLD):
+        (result,) = remote_sync_call(functions.times_three, args=(torch.ones(1).expand(4),), partitioner=worker)
+        assert result == 36
+
+
+@EACH_WAY
+def test_a_result_is_that_of_its_item(dealt: todist.PartitionFunction) -> None:
+    results = remote_sync_call(functions.count, args=(torch.arange(12),), partitioner=dealt)
+    assert len({(rank, int(counted)) for rank, counted in results}) == 12
+    ((_, own),) = remote_sync_call(functions.count, args=(0,), partitioner=0)
+    own.add_(1000)
+    assert functions.COUNTED < 1000
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode, lambda: torch.autocast("cpu", torch.bfloat16)])
+def test_the_modes_of_the_caller_are_nobodys(mode: Callable[[], Any]) -> None:
+    with mode():
+        found = [remote_sync_call(functions.modes, partitioner=worker) for worker in range(WORLD)]
+    assert found == [[(True, False, torch.float32)]] * WORLD
 
 
 def test_without_a_context_results_have_no_graph() -> None:
@@ -227,6 +270,28 @@ def test_exceptions_that_cannot_be_rebuilt_or_shown_are_named() -> None:
     assert mute.value.__notes__[0].startswith("raised on worker1 by item 0")
 
 
+def test_an_exception_keeps_its_text() -> None:
+    for worker in range(WORLD):
+        with pytest.raises(functions.RephrasedError) as caught:
+            remote_sync_call(functions.fail_with_attributes, args=("rephrased",), partitioner=worker)
+        assert str(caught.value) == "bad weather"
+    with pytest.raises(RuntimeError, match="StopIteration: no more"):
+        list(todist.as_completed(functions.stop, args=(1,), partitioner=1))
+    with pytest.raises(TypeError, match="the result of item 0 cannot be sent: MemoryError"):
+        remote_sync_call(functions.out_of_memory, partitioner=1)
+
+
+def test_an_error_of_the_code_that_serves_ends_the_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As with a worker of another version, whose head of a message has other fields."""
+
+    def longer(to: Any, serve: Any, head: tuple[Any], *rest: Any, **options: Any) -> Any:
+        return send(to, serve, ((*head[0], "new"),), *rest, **options)
+
+    monkeypatch.setattr(call, "send", longer)
+    with pytest.raises(RuntimeError, match=r"worker1: .*positional arguments"):
+        remote_sync_call(functions.rank, partitioner=1, timeout=20)
+
+
 def test_a_result_that_cannot_be_rebuilt_is_named() -> None:
     with pytest.raises(TypeError, match="the result of item 0 from worker1 cannot be rebuilt: LookupError: not at"):
         remote_sync_call(functions.OnlyAtHome, partitioner=1)
@@ -326,4 +391,14 @@ def test_failing_reducers_and_exits_are_reported() -> None:
         remote_async_call(functions.rank, partitioner=1, reducer=bad_reducer).wait()
     with pytest.raises(RuntimeError, match="SystemExit: 3"):
         remote_sync_call(functions.leave, partitioner=1)
+
+    def leaving(_: Any) -> NoReturn:
+        raise SystemExit("enough")
+
+    reduced = remote_async_call(functions.rank, partitioner=1, reducer=leaving)
+    chained = remote_async_call(functions.rank, partitioner=1).then(leaving)
+    assert comes_true(lambda: reduced.done() and chained.done())
+    for future in (reduced, chained):
+        with pytest.raises(RuntimeError, match="SystemExit: enough"):
+            future.value()
     assert remote_sync_call(functions.rank, partitioner=1) == [1]
