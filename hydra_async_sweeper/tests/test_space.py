@@ -121,4 +121,6 @@ def test_directions_follow_from_the_objectives() -> None:
     both = settings_of(KEYS | {"objective": ["val.accuracy", "seconds"]}, space)
     assert both.directions == ["maximize", "minimize"]
     assert settings_of(KEYS, space, "val.accuracy").directions == ["maximize"]
+    assert settings_of(KEYS, space, "val.f1").directions == ["minimize"]
+    assert settings_of(KEYS, space, "val.f1", ["f1", "top_k"]).directions == ["maximize"]
     assert settings_of(KEYS | {"n_trials": None}, plan("x=a,b")).sampler == "grid"

@@ -49,6 +49,9 @@ PRELOAD = ("metalearn.app.preload",)
 READ = ("dataset.file", "dataset.root", "dataset.shards", "init_from", "model.weights", "resume")
 """Keys that name what a job reads."""
 
+_DECIDING = ("trainer.steps", "trainer.patience", "pause_after", "resume", "resume_changes", "dataset.root")
+"""Keys that may differ when a run goes on, but not among the trials of a sweep, which are compared."""
+
 _MOST_FOLDERS = 1000
 """Folders in one of these that are looked at."""
 
@@ -84,9 +87,10 @@ def run_sweep(program: Program, overrides: Sequence[str], run_job: RunJob) -> in
     log_sweep()
     attributes = {
         "objective": checked.objective,
+        "maximized": checked.maximized,
         "preload": PRELOAD,
-        "free_keys": [key for key in FREE_KEYS if key != "trainer.steps"],  # longer trials have other results
-        "program": shlex.join([program.name, *search_flags()]),
+        "free_keys": [key for key in FREE_KEYS if key not in _DECIDING],
+        "program": shlex.join([*program.name.split(), *search_flags()]),  # the name may be `-m metalearn`
         "groups_of_sweeps": ("sweep",),
         "best_run": ("run=best",),
         "segment": partial(segment, checked.steps),
@@ -252,11 +256,13 @@ def pausing(sources: Iterable[str], run_job: RunJob) -> RunJob:
 
 
 class Checked(NamedTuple):
-    """What the check of the trials has found: the default objective, the steps of a run, and what the runs read."""
+    """What the check of the trials has found: the default objective, the steps of a run, what the runs read, and the
+    metrics of which more is better."""
 
     objective: str
     steps: int
     sources: list[str]
+    maximized: list[str]
 
 
 def check_grid(program: Program, overrides: Sequence[str]) -> set[str]:
@@ -320,8 +326,13 @@ def _check(program: Program, plan: "SweepPlan", others: Sequence[str], sweeper: 
     for params in _checked(plan):
         config, parts = _assemble_one(program, others, plan.overrides(params))
         sources |= sources_of(config)
-        loss = parts.algorithm.computes
-        metric = loss.metric if loss else "mse" if parts.source.classes("val") is None else "accuracy"
+        loss, classes = parts.algorithm.computes, parts.source.classes("val")
+        before, metric = metric, loss.metric if loss else "mse" if classes is None else "accuracy"
+        if before not in ("", metric) and sweeper["objective"] is None:
+            raise ConfigError(
+                f"hydra.sweeper.objective: val.{before} or val.{metric}? The metrics differ; type "
+                "hydra.sweeper.objective=val.loss if the losses are alike, or one search for each"
+            )
         _check_objective(sweeper["objective"], metric, in_rounds, sweeper.get("pruner", "none"))
         steps = parts.settings.steps
         own = {name: value.shape for name, value in parts.start.items()}
@@ -332,14 +343,21 @@ def _check(program: Program, plan: "SweepPlan", others: Sequence[str], sweeper: 
             )
         shapes = own
     if in_rounds:
-        _check_rounds(plan, sweeper["rounds"], steps)
-    found = Checked(f"val.{metric}", steps, sorted(sources))
+        _check_rounds(plan, config, sweeper["rounds"], steps)
+    from metalearn.runs.metrics import ERRORS, METRIC_NAMES  # imports torch, as `_assemble_one` has done here
+
+    maximized = [name for name in METRIC_NAMES if name not in ERRORS]
+    found = Checked(f"val.{metric}", steps, sorted(sources), maximized)
     with os.fdopen(writer, "w", encoding="utf-8") as pipe:
         json.dump(found._asdict(), pipe)
     return OK
 
 
-def _check_rounds(plan: "SweepPlan", rounds: int, steps: int) -> None:
+def _check_rounds(plan: "SweepPlan", config: DictConfig, rounds: int, steps: int) -> None:
+    ends = [key for key in ("trainer.patience", "pause_after") if OmegaConf.select(config, key) is not None]
+    if ends:
+        value = OmegaConf.select(config, ends[0])
+        raise ConfigError(f"{ends[0]}={value}: ends a member before its round; type {ends[0]}=null")
     fixed = [key for key in plan.space if key in ("trainer.steps", "seed") or key in FREE_KEYS]
     if fixed:
         raise ConfigError(f"{fixed[0]}: all members of hydra/sweeper=pbt share it; type one value")

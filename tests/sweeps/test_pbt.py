@@ -93,6 +93,7 @@ def test_members_that_diverge_take_over_and_no_member_left_ends_the_sweep(tmp_pa
         (("trainer.steps=91,92",), "trainer.steps: all members"),
         pytest.param(("model.hidden=[40,40],[20,20]",), "gives the model other parameters", marks=slow),
         ((*SPACE, "hydra.sweeper.rounds=92"), "hydra.sweeper.rounds=92: trainer.steps=91"),
+        ((*SPACE, "pause_after=9"), "pause_after=9: ends a member before its round; type pause_after=null"),
         pytest.param((*SPACE, "hydra.sweeper.members=1"), "hydra.sweeper.members=1: must be", marks=slow),
         pytest.param((*SPACE, "hydra.sweeper.objective=test.mse"), "allowed: val.mse", marks=slow),
         ((*SPACE, "hydra.sweeper.replay=nowhere"), "has no optimization_results.yaml with a lineage"),

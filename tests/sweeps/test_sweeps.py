@@ -71,6 +71,8 @@ def test_another_space_in_the_same_folder_is_refused(undisturbed: tuple[Path, st
     assert other.code == 2, other.text
     assert "space.algorithm.inner_lr.high: 0.1 → 0.5" in other.text
     assert "hydra.sweeper.study_name=NAME" in other.text
+    shorter = sweep(folder, *SPACE, *SEARCH, "pause_after=10").wait()
+    assert shorter.code == 2 and "config.pause_after: None → 10" in shorter.text, shorter.text
 
 
 @pytest.mark.parametrize(
@@ -88,6 +90,10 @@ def test_another_space_in_the_same_folder_is_refused(undisturbed: tuple[Path, st
             "which have no seconds",
             marks=slow,
         ),
+        (
+            ("metric=mse,mae",),
+            "val.mse or val.mae? The metrics differ; type hydra.sweeper.objective=val.loss",
+        ),
         (("seed=range(0,9)", "hydra.sweep.subdir=same"), "hydra.sweep.subdir=same: all trials would share this folder"),
     ],
 )
@@ -96,6 +102,21 @@ def test_a_sweep_that_cannot_run_makes_no_folder(tmp_path: Path, overrides: tupl
     assert outcome.code == 2, outcome.text
     assert message in outcome.text
     assert not (tmp_path / "sweep").exists() and not (tmp_path / "outputs").exists()
+
+
+def test_metrics_of_which_more_is_better_are_maximised() -> None:
+    sweeper = compose_sweeper(["hydra/sweeper=async"])[0]
+    overrides = ["experiment=maml_glyphs", "metric=top_k", "metric.k=2", "optimizer.lr=choice(1e-9,0.003)"]
+    checked = check_trials(script(ROOT / "train.py"), overrides, sweeper)
+    assert not isinstance(checked, int) and checked.objective == "val.top_k"
+    assert set(checked.maximized) == {"accuracy", "top_k", "f1", "exact_match", "score"}
+
+
+def test_the_command_of_the_best_configuration_can_be_typed(tmp_path: Path) -> None:
+    search = ("experiment=maml_sinusoid", "trainer.steps=2", "seed=range(0,9)", *SEARCH, "hydra.sweeper.n_trials=1")
+    outcome = Program([sys.executable, "-m", "metalearn", "sweep", *search, "workers=1"], tmp_path).wait()
+    assert outcome.code == 0, outcome.text
+    assert "the best configuration: python -m metalearn experiment=maml_sinusoid " in outcome.text
 
 
 def test_an_unexpected_error_in_the_check_is_shown(

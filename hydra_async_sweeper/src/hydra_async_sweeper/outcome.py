@@ -1,7 +1,7 @@
 """What a trial's end means: its values, or why it has none."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from hydra_async_sweeper.disk import DISK_FAULT
@@ -25,9 +25,9 @@ class TrialResult(NamedTuple):
     failure: str = ""
 
 
-def direction_of(objective: str) -> Direction:
-    """Accuracies are maximised, everything else is minimised."""
-    return "maximize" if "accuracy" in objective else "minimize"
+def direction_of(objective: str, maximized: Collection[str] = ()) -> Direction:
+    """Accuracies are maximised, and fields that end in a name of `maximized`; everything else is minimised."""
+    return "maximize" if "accuracy" in objective or objective.rpartition(".")[2] in maximized else "minimize"
 
 
 def result_of(

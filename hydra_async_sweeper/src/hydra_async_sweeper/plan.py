@@ -15,15 +15,16 @@ from hydra_async_sweeper.space import Space, as_overrides, dimension_of
 class TaskTraits(NamedTuple):
     """What a task function says of itself, by attributes of these names; all may be absent.
 
-    `objective` is the field of the returned mapping that is searched for by default; `preload` the modules that its
-    trials need; `free_keys` the keys that may differ when a sweep resumes; `program` the command that runs it;
-    `groups_of_sweeps` the config groups that say nothing about a single run; and `best_run` the overrides that the
-    command of the best configuration has, too. `segment(round, rounds, parent, keys)` gives the overrides of a trial
-    that trains one of several rounds: from the checkpoint in the folder `parent`, if it is not None, with other values
-    of `keys`.
+    `objective` is the field of the returned mapping that is searched for by default; `maximized` the names of fields of
+    which more is better, beside accuracies; `preload` the modules that its trials need; `free_keys` the keys that may
+    differ when a sweep resumes; `program` the command that runs it; `groups_of_sweeps` the config groups that say
+    nothing about a single run; and `best_run` the overrides that the command of the best configuration has, too.
+    `segment(round, rounds, parent, keys)` gives the overrides of a trial that trains one of several rounds: from the
+    checkpoint in the folder `parent`, if it is not None, with other values of `keys`.
     """
 
     objective: str | None
+    maximized: Sequence[str]
     preload: Sequence[str]
     free_keys: Sequence[str]
     program: str
@@ -35,8 +36,8 @@ class TaskTraits(NamedTuple):
     def of(cls, function: TaskFunction | None) -> "TaskTraits":
         get = partial(getattr, function)
         return cls(
-            get("objective", None), get("preload", ()), get("free_keys", ()), get("program", sys.argv[0]),
-            get("groups_of_sweeps", ()), get("best_run", ()), get("segment", None),
+            get("objective", None), get("maximized", ()), get("preload", ()), get("free_keys", ()),
+            get("program", sys.argv[0]), get("groups_of_sweeps", ()), get("best_run", ()), get("segment", None),
         )  # fmt: skip
 
 

@@ -65,13 +65,16 @@ class SweeperSettings(NamedTuple):
         return Lanes("island", self.islands.num_islands) if self.sampler == "islands" else ONE_LANE
 
 
-def settings_of(given: Mapping[str, Any], space: Space, objective: str | None = None) -> SweeperSettings:
+def settings_of(
+    given: Mapping[str, Any], space: Space, objective: str | None = None, maximized: Collection[str] = ()
+) -> SweeperSettings:
     """The settings that the keys below `hydra.sweeper` describe.
 
     Args:
         given: the keys with their values.
         space: what is searched.
         objective: what is searched for where the key `objective` is not given.
+        maximized: as for `direction_of`, where the key `direction` is not given.
 
     Raises:
         SpaceError: a value that is not allowed, or a package that is missing; the message names the key.
@@ -93,7 +96,7 @@ def settings_of(given: Mapping[str, Any], space: Space, objective: str | None = 
             "hydra.sweeper.storage=study.journal"
         )
     objectives = _objectives(keys["objective"], objective)
-    directions = _directions(keys["direction"], objectives)
+    directions = _directions(keys["direction"], objectives, maximized)
     population = _population(keys, space, directions) if "members" in keys else None
     if population is None:
         sampler, n_trials, pruner = _way(keys, space, directions)
@@ -209,16 +212,17 @@ def _objectives(given: Any, default: str | None) -> list[str] | None:
     return names
 
 
-def _directions(given: Any, objectives: list[str] | None) -> list[Direction]:
+def _directions(given: Any, objectives: list[str] | None, maximized: Collection[str]) -> list[Direction]:
+    usual = [direction_of(name, maximized) for name in objectives or ()]
     if given is None:
-        return [direction_of(name) for name in objectives] if objectives else ["minimize"]
+        return usual or ["minimize"]
     directions: list[Any] = list(given) if isinstance(given, list | tuple) else [given]
     for direction in directions:
         _one_of("direction", direction, DIRECTIONS)
     if objectives and len(directions) != len(objectives):
         raise SpaceError(
             f"hydra.sweeper.direction={given}: {len(objectives)} objectives need as many directions; type "
-            f"hydra.sweeper.direction=[{','.join(map(direction_of, objectives))}]"
+            f"hydra.sweeper.direction=[{','.join(usual)}]"
         )
     return directions
 

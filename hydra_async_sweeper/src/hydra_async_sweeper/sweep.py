@@ -55,7 +55,7 @@ def sweep(
     task, folder = TaskTraits.of(task_function), Path(str(config.hydra.sweep.dir))
     try:
         plan = plan_of(arguments, settings["params"], partial(_options, loader))
-        chosen = settings_of(settings, plan.space, task.objective)
+        chosen = settings_of(settings, plan.space, task.objective, task.maximized)
         if chosen.objective or (chosen.n_trials or size(plan.space) or 1) > 1:
             _check_subdir(config)
         refuse_links([folder / "logs", folder / "plots"])
