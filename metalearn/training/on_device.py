@@ -345,10 +345,11 @@ class UpdateOnDevice:
         self._by_host = not isinstance(run.training.chunk, int)
         self._varies = False
         self._feed = feed_of(work, batch, run.training.chunk)
-        figures = self._figures_of_step()  # the first one brings constants to the device
+        with _trying():
+            figures = self._figures_of_step()  # the first one brings constants to the device
         if not self._by_host:
             first = self._grads.clone()
-            with without_waits(device):
+            with _trying(), without_waits(device):
                 self._figures_of_step()
             if not first.view(torch.int32).equal(self._grads.view(torch.int32)):
                 raise NotRecordedError("the same tasks gave another gradient the second time; a graph would repeat one")
@@ -457,16 +458,11 @@ class UpdateOnDevice:
     def _figures_of_step(self) -> dict[str, Tensor]:
         """Computes a step, and changes the parameters unless it is bad."""
         no_number: Any = _NoNumber()
-        try:
-            chunks = _chunks_of(self._feed.tasks(), self._run.training)
-            with surrounded(seeds=_NoSeeds(0, 0, ()), ways=self._feed.ways):
-                parts = [self._work.algorithm.meta_grad(self._params, chunk, no_number) for chunk in chunks]
-            result = self._work.add(parts)
-            gradient, change = meta_gradient(self._run.reduce, [result._replace(grads=self._as_one(result.grads))])
-        except (NotRecordedError, torch.cuda.OutOfMemoryError):
-            raise
-        except Exception as error:  # whatever it is, the host meets it too, or computes
-            raise NotRecordedError(_in_words(error)) from error
+        chunks = _chunks_of(self._feed.tasks(), self._run.training)
+        with surrounded(seeds=_NoSeeds(0, 0, ()), ways=self._feed.ways):
+            parts = [self._work.algorithm.meta_grad(self._params, chunk, no_number) for chunk in chunks]
+        result = self._work.add(parts)
+        gradient, change = meta_gradient(self._run.reduce, [result._replace(grads=self._as_one(result.grads))])
         self._grads[: self._flat.numel()] = gradient[ALL]
         numbers = self._grads[: self._flat.numel()]
         # In two steps: torch gives a sum of all to few multiprocessors. In float64 nothing finite overflows.
@@ -499,17 +495,13 @@ class UpdateOnDevice:
         stream = torch.cuda.Stream(self._work.device, priority=-1)  # before what nothing waits for
         stream.wait_stream(torch.cuda.current_stream())
         graph = torch.cuda.CUDAGraph()
-        try:
+        with _trying():
             with torch.cuda.stream(stream):
                 for _ in range(WARM_UP):
                     self._whole_step()
             torch.cuda.current_stream().wait_stream(stream)
             with torch.cuda.graph(graph, stream=stream):
                 self._whole_step()
-        except torch.cuda.OutOfMemoryError:
-            raise
-        except RuntimeError as error:
-            raise NotRecordedError(_in_words(error)) from error
         return graph
 
 
@@ -532,6 +524,18 @@ def _chunks_of(tasks: list[Episode], units: Units) -> list[Episode]:
 def _size(units: Units) -> int:
     assert isinstance(units.chunk, int), "tasks that come in groups are computed elsewhere"
     return units.chunk
+
+
+@contextmanager
+def _trying() -> Iterator[None]:
+    """Before the first step, an error is why there is no graph: the host meets it too, or computes. Later errors come
+    out as they are."""
+    try:
+        yield
+    except (NotRecordedError, torch.cuda.OutOfMemoryError):
+        raise
+    except Exception as error:
+        raise NotRecordedError(_in_words(error)) from error
 
 
 def _in_words(error: Exception) -> str:

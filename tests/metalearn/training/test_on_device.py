@@ -22,7 +22,7 @@ from metalearn.algorithms.maml import maml
 from metalearn.algorithms.maml_pp import maml_pp
 from metalearn.algorithms.pfn import pfn
 from metalearn.algorithms.protonet import protonet
-from metalearn.errors import DivergedError, RunError
+from metalearn.errors import ConfigError, DataError, DivergedError, RunError
 from metalearn.models.common.adapter import model_of
 from metalearn.models.conv4 import conv4
 from metalearn.models.mlp import mlp
@@ -575,3 +575,20 @@ def test_a_source_that_fails_in_the_thread_fails_in_the_run() -> None:
     run, _, updater = on_device(learner_of(source), Failing(), TASKS, TASKS, CPU, steps=3, every=3)  # type: ignore[arg-type]
     with pytest.raises(OSError, match="the disk is gone"):
         advance_on_device(run, updater, 1, 3)
+
+
+@pytest.mark.parametrize("kind", [ConfigError, DataError, RuntimeError])
+def test_an_error_of_a_later_step_comes_out_as_it_is(kind: type[Exception]) -> None:
+    """In a step whose tasks have another shape, which the host starts."""
+    exact = learner_of(waves())
+
+    def failing(params: Params, episode: Episode, step: int) -> ChunkResult:
+        if episode.support.x.shape[1] > 5:
+            raise kind("model.classes=10: a task has 11 classes")
+        return exact.meta_grad(params, episode, step)
+
+    algorithm, source = exact._replace(meta_grad=failing), Growing()
+    run, _, updater = on_device(algorithm, source, TASKS, TASKS, CPU, steps=4, every=4)  # type: ignore[arg-type]
+    advance_on_device(run, updater, 1, 2)
+    with pytest.raises(kind, match=r"^model\.classes=10: a task has 11 classes$"):
+        advance_on_device(run, updater, 3, 3)
