@@ -4,6 +4,7 @@ The host draws the numbers of the next tasks meanwhile, and reads the figures of
 loss or gradient is not finite is skipped by the GPU, and so is every later one; the host finds that when it reads.
 """
 
+import gc
 import logging
 import time
 import warnings
@@ -97,7 +98,8 @@ def steps_on_device(work: DeviceWork) -> Callable[[Run, TrainState], Updater]:
                     "%s; %s; the host reads figures every %d steps", updater.line, updater.feed_line, updater.every
                 )
                 return updater
-            if work.device.type == "cuda":  # now that nothing refers to what did not fit
+            gc.collect()  # where the end of a recording has failed, its error keeps what did not fit, and itself
+            if work.device.type == "cuda":  # now that nothing refers to it
                 torch.cuda.empty_cache()
 
     return start
@@ -493,15 +495,19 @@ class UpdateOnDevice:
     def _recorded(self) -> Any:
         """The graph of a step. Before it, steps run that are marked as bad, so that they change nothing."""
         stream = torch.cuda.Stream(self._work.device, priority=-1)  # before what nothing waits for
-        stream.wait_stream(torch.cuda.current_stream())
+        usual = torch.cuda.current_stream()
+        stream.wait_stream(usual)
         graph = torch.cuda.CUDAGraph()
-        with _trying():
-            with torch.cuda.stream(stream):
-                for _ in range(WARM_UP):
+        try:
+            with _trying():
+                with torch.cuda.stream(stream):
+                    for _ in range(WARM_UP):
+                        self._whole_step()
+                usual.wait_stream(stream)
+                with torch.cuda.graph(graph, stream=stream), _trying():
                     self._whole_step()
-            torch.cuda.current_stream().wait_stream(stream)
-            with torch.cuda.graph(graph, stream=stream):
-                self._whole_step()
+        finally:
+            torch.cuda.set_stream(usual)  # torch.cuda.graph leaves its own where the end of a recording fails
         return graph
 
 
@@ -535,7 +541,18 @@ def _trying() -> Iterator[None]:
     except (NotRecordedError, torch.cuda.OutOfMemoryError):
         raise
     except Exception as error:
-        raise NotRecordedError(_in_words(error)) from error
+        raise _reason(error) from error
+
+
+def _reason(error: Exception) -> Exception:
+    """What to raise for an error before the first step. After an error within a recording its end may fail, too; then
+    the first one counts, which may be that of the memory."""
+    first: BaseException | None = error
+    while first is not None:
+        if isinstance(first, NotRecordedError | torch.cuda.OutOfMemoryError):
+            return first
+        first = first.__cause__ or first.__context__
+    return NotRecordedError(_in_words(error))
 
 
 def _in_words(error: Exception) -> str:

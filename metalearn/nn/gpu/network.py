@@ -405,7 +405,7 @@ class _Beside:
     of a graph, everything runs in order: there the host is the slower one."""
 
     def __init__(self, stream: Any) -> None:
-        self._stream = stream
+        self._stream, self._forked = stream, False
 
     @contextmanager
     def after_all(self) -> Iterator[None]:
@@ -413,14 +413,17 @@ class _Beside:
             yield
             return
         self._stream.wait_stream(torch.cuda.current_stream())
+        self._forked = True
         with torch.cuda.stream(self._stream):
             yield
 
     @contextmanager
     def joined(self) -> Iterator[None]:
-        yield
-        if self._stream is not None:
-            torch.cuda.current_stream().wait_stream(self._stream)
+        try:
+            yield
+        finally:  # after an error too: else the recording cannot be ended
+            if self._forked:  # else the stream is no part of the recording
+                torch.cuda.current_stream().wait_stream(self._stream)
 
 
 _streams: dict[torch.device, Any] = {}

@@ -5,8 +5,9 @@ import itertools
 import math
 import random
 import threading
+import weakref
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from types import SimpleNamespace
 from typing import Any
 
@@ -428,6 +429,88 @@ def test_what_does_not_fit_is_named_where_smaller_chunks_would_change_bits(
     start = steps_on_device(work_of(algorithm, source, pairs=lambda: pairs))
     with pytest.raises(RunError, match=rf"{chunk} tasks at once do not fit .*3\.00 GiB.*trainer.task_chunk={advice}"):
         start(run, learner)
+
+
+class Card:
+    """Streams and graphs of a GPU that is not there. The end of a recording fails after an error in it, as torch's does
+    where a stream was not joined or an operation was not allowed."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.recording, self.current, card = False, "usual", self
+
+        class Stream:
+            def __init__(self, *_: object, name: str = "of the recording", **__: object) -> None:
+                self.name = name
+
+            def wait_stream(self, other: "Stream") -> None: ...
+
+        class Recording:
+            def __init__(self, graph: object, stream: Stream) -> None:
+                self.stream = stream
+
+            def __enter__(self) -> None:
+                card.recording, card.current = True, self.stream.name
+
+            def __exit__(self, kind: type | None, *_: object) -> None:
+                card.recording = False
+                if kind is not None:
+                    raise RuntimeError("CUDA error: capturing stream has unjoined work")
+                card.current = "usual"
+
+        monkeypatch.setattr(torch.cuda, "Stream", Stream)
+        monkeypatch.setattr(torch.cuda, "CUDAGraph", object)
+        monkeypatch.setattr(torch.cuda, "graph", Recording)
+        monkeypatch.setattr(torch.cuda, "stream", lambda stream: nullcontext())
+        monkeypatch.setattr(torch.cuda, "current_stream", lambda: Stream(name=self.current))
+        monkeypatch.setattr(torch.cuda, "set_stream", lambda stream: setattr(self, "current", stream.name))
+
+
+def test_what_does_not_fit_while_a_graph_is_recorded_is_halved_too(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    kept: list[weakref.ref[Tensor]] = []
+    card = Card(monkeypatch)
+
+    class Recorded(UpdateOnDevice):
+        def __init__(self, *others: Any) -> None:
+            assert card.current == "usual" and not any(value() is not None for value in kept)
+            super().__init__(*others)
+            self.graph = self._recorded()
+
+        def _whole_step(self) -> None:
+            if card.recording and self._run.training.chunk > 2:  # type: ignore[operator]
+                large = torch.zeros(1)
+                kept.append(weakref.ref(large))
+                raise torch.cuda.OutOfMemoryError("CUDA out of memory. Tried to allocate 3.00 GiB")
+            super()._whole_step()
+
+    source, algorithm = waves(), learner_of(waves())
+    run, learner = run_of(algorithm, source, 6, 6, CPU)
+    monkeypatch.setattr(module, "UpdateOnDevice", Recorded)
+    with caplog.at_level("WARNING", "metalearn"):
+        updater = steps_on_device(work_of(algorithm, source, pairs=lambda: True))(run, learner)
+    assert isinstance(updater, Recorded) and updater._run.training.chunk == 2 and len(kept) == 2
+    assert "so 2 are computed at once; the parameters stay the same" in caplog.text
+
+
+def test_the_first_error_of_a_recording_is_the_reason(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    card = Card(monkeypatch)
+
+    class Recorded(UpdateOnDevice):
+        def __init__(self, *others: Any) -> None:
+            super().__init__(*others)
+            self.graph = self._recorded()
+
+        def _whole_step(self) -> None:
+            if card.recording:
+                raise RuntimeError("operation not permitted when stream is capturing")
+            super()._whole_step()
+
+    monkeypatch.setattr(module, "UpdateOnDevice", Recorded)
+    assert "operation not permitted" in taken_by_host(caplog, learner_of(waves()), waves())
+    assert card.current == "usual"
 
 
 def test_the_host_computes_the_chunks_that_fit_the_device() -> None:

@@ -5,6 +5,7 @@ import json
 import os
 import subprocess
 import sys
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -65,6 +66,34 @@ def test_photographs_fit_the_offsets_of_the_kernels() -> None:
     assert plan.scratch > 2**31 > max(place.size for place in plan.places)
     with pytest.raises(ValueError, match=r"a layer of a task has .* METALEARN_KERNELS=torch"):
         shaped.plan(GpuKernels(), 5000, (3, 84, 84))
+
+
+@pytest.mark.parametrize("forked", [True, False])
+def test_after_an_error_the_second_stream_is_joined_where_it_was_forked(
+    forked: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else the recording of a CUDA graph could not be ended, and torch would go on with it."""
+    from metalearn.nn.gpu.network import _Beside
+
+    waits = []
+
+    class Stream:
+        def __init__(self, name: str) -> None:
+            self.name = name
+
+        def wait_stream(self, other: "Stream") -> None:
+            waits.append((self.name, other.name))
+
+    first = Stream("first")
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda: first)
+    monkeypatch.setattr(torch.cuda, "stream", lambda stream: nullcontext())
+    beside = _Beside(Stream("second"))
+    with pytest.raises(torch.cuda.OutOfMemoryError), beside.joined():
+        if forked:
+            with beside.after_all():
+                pass
+        raise torch.cuda.OutOfMemoryError("CUDA out of memory")
+    assert waits == ([("second", "first"), ("first", "second")] if forked else [])
 
 
 def test_pictures_are_gathered_as_the_host_turns_them() -> None:
