@@ -1,10 +1,10 @@
-"""What a network needs beside its inputs and the parameters that learn: the parameters that do not, and seeds.
+"""What a network needs beside its inputs and the parameters that learn: the parameters that do not, seeds, constants.
 
-No algorithm knows of them. Whoever computes a chunk sets them, and the model reads them.
+No algorithm knows of them. Whoever computes a chunk sets the parameters and seeds, and the model reads them.
 """
 
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar, Token
 from typing import Any, NamedTuple
@@ -85,6 +85,23 @@ def with_gradients() -> Iterator[None]:
     """Within it, tensors can have gradients, whatever mode the caller is in. It decorates functions, too."""
     with torch.inference_mode(False), torch.enable_grad():
         yield
+
+
+def constant(value: Tensor) -> Callable[[torch.device, torch.dtype], Tensor]:
+    """A function that gives `value` on a device, in a type. It keeps the copies, since a step that is recorded may
+    bring nothing to its GPU. Several threads may call it."""
+    copies: dict[tuple[torch.device, torch.dtype], Tensor] = {}
+
+    def placed(device: torch.device, dtype: torch.dtype) -> Tensor:
+        copy = copies.get((device, dtype))
+        if copy is None:
+            with torch.inference_mode(False):  # a copy made in this mode could be in no later graph of autograd
+                copy = value.to(device, dtype)
+            if type(copy) is Tensor:  # not one of torch.export's, which are only traced
+                copies[device, dtype] = copy
+        return copy
+
+    return placed
 
 
 def now_and_again() -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:

@@ -32,7 +32,7 @@ from metalearn.nn.inputs import (
     shape_of,
 )
 from metalearn.nn.norm import batch_norm
-from metalearn.nn.surroundings import surroundings
+from metalearn.nn.surroundings import constant, surroundings
 from metalearn.nn.twice import second_order_attention
 from metalearn.types import STATE, Apply, Model, Params, Stage
 
@@ -256,7 +256,7 @@ def _forward(
     """`forward(params, x, known, features=False)` of the network with weights from outside; it loses its own."""
     names = [path for path in dict.fromkeys(shared.values()) if path not in fixed]
     shape = shape_of(inputs)
-    buffers = dict(network.named_buffers())
+    buffers = {path: (constant(buffer), buffer.dtype) for path, buffer in network.named_buffers()}
     network.to("meta")
     busy = threading.Lock()  # `functional_call` puts the weights into the module while it runs
 
@@ -265,7 +265,10 @@ def _forward(
         images = x.expand(-1, -1, shape[0], *(-1 for _ in shape[1:])) if x.shape[2] == 1 else x
         (constants, seeds, _) = surroundings()
         assert constants.keys() >= set(fixed), "metalearn.algorithms.common.fixed has set them"
-        same = {key: b.to(x.device, x.dtype if b.is_floating_point() else b.dtype) for key, b in buffers.items()}
+        same = {
+            path: buffer(x.device, x.dtype if dtype.is_floating_point else dtype)
+            for path, (buffer, dtype) in buffers.items()
+        }
         same |= {path: constants[parameter] for path, parameter in shared.items() if parameter in fixed}
         drawn = seeds.of_pass(len(images)) if trains and seeds is not None else None
         used = [name for name in names if not (features and head is not None and name in head.stage.params)]

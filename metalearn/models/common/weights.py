@@ -12,6 +12,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from metalearn.checks import Invalid, first_line
+from metalearn.nn.surroundings import constant
 from metalearn.storage.files import check_header
 from metalearn.storage.torch_files import check_torch_file, sha256_of
 
@@ -256,12 +257,13 @@ def _shape(shape: torch.Size | None) -> str:
 def preparing(size: int, mean: Sequence[float], std: Sequence[float], mode: str) -> Prepare:
     """A function from pictures [n, 1 or 3, h, w] in [0, 1] to pictures [n, 3, size, size], normalised by the mean and
     deviation of each colour."""
+    colours = [constant(torch.tensor(values, dtype=torch.float64).view(3, 1, 1)) for values in (mean, std)]
 
     def prepare(x: Tensor) -> Tensor:
         pictures = x.expand(-1, 3, -1, -1)
         if pictures.shape[2:] != (size, size):
             pictures = F.interpolate(pictures, size=(size, size), mode=mode, align_corners=False, antialias=True)
-        centre, scale = (x.new_tensor(values).view(3, 1, 1) for values in (mean, std))
+        centre, scale = (values(x.device, x.dtype) for values in colours)
         return (pictures - centre) / scale
 
     return prepare

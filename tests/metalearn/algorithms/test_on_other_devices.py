@@ -1,14 +1,25 @@
 """Every algorithm on a device that is not there: a tensor that stays on the CPU is found without a GPU."""
 
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from benchmarks.gpu_check.learners import ALGORITHMS, WAYS, training_of
 from metalearn.algorithms import reptile
+from metalearn.models.common.adapter import model_of
+from metalearn.models.common.weights import preparing
+from metalearn.nn.inputs import of_reals
+from metalearn.nn.surroundings import constant
 from metalearn.types import Batch, Episode
+from tests.metalearn.learners import SIZE
+from tests.metalearn.own_network import Net
 from tests.runs import slow
 
 DEVICE = "lazy"
@@ -82,3 +93,62 @@ def test_all_is_computed_on_the_device(name: str, waiting: list[str]) -> None:
         found.append(algorithm.adapt(params, evaluation.support)(evaluation.query.x))
     assert {value.device.type for value in found} == {DEVICE}
     assert set(waiting) <= {where for where, names in WAITS.items() if name in names}, waiting
+
+
+# What a pass brings to the device
+
+
+class HostTensors(TorchDispatchMode):
+    """Notes operations with a tensor of the host: on a GPU it would be copied, and waited for. Single numbers go along
+    with an operation."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[str] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        leaves = tree_leaves((args, kwargs, result))
+        if any(isinstance(leaf, Tensor) and leaf.dim() and leaf.device.type == "cpu" for leaf in leaves):
+            self.seen.append(str(func))
+        return result
+
+
+def prepared() -> Callable[[], object]:
+    pictures = torch.zeros(2, 3, 8, 8, device="meta")
+    prepare = preparing(16, (0.1, 0.2, 0.3), (1.0, 2.0, 3.0), "bilinear")
+    return lambda: prepare(pictures)
+
+
+def with_buffers() -> Callable[[], object]:
+    model = model_of(
+        lambda: Net(first="buffer"), name="Net", inputs=of_reals((1, SIZE, SIZE)), transductive=True, advice="",
+        running_statistics=True,
+    )  # fmt: skip
+    start = model.init(torch.Generator().manual_seed(0))
+    params = {name: value.to("meta").expand(2, *value.shape) for name, value in start.items()}
+    images = torch.zeros(2, 3, 1, SIZE, SIZE, device="meta")
+    return lambda: model.apply(params, images)
+
+
+@pytest.mark.parametrize("made", [prepared, with_buffers])
+def test_the_second_pass_brings_nothing_to_the_device(made: Callable[[], Callable[[], object]]) -> None:
+    """The first one brings constants, before a step is recorded."""
+    computed, found = made(), []
+    for _ in range(2):
+        with HostTensors() as host:
+            computed()
+        found.append(host.seen)
+    assert found[0] and found[1] == []
+
+
+def test_copies_of_a_constant_serve_all_later_passes() -> None:
+    placed = constant(torch.tensor([0.1, 0.2], dtype=torch.float64))
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        assert type(placed(torch.device("cpu"), torch.float32)) is not Tensor
+    with torch.inference_mode():
+        first = placed(torch.device("cpu"), torch.float32)
+    x = torch.ones(2, requires_grad=True)
+    (x * first).sum().backward()
+    assert x.grad is not None and x.grad.equal(torch.tensor([0.1, 0.2]))
+    assert placed(torch.device("cpu"), torch.float32) is first
