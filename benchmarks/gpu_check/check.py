@@ -25,7 +25,7 @@ class CheckPart(NamedTuple):
 
 
 PARTS = {
-    "machine": CheckPart("speed", 30),
+    "machine": CheckPart("speed", 25),
     "layers": CheckPart("agreement", 40),
     "gradients": CheckPart("agreement", 80),
     "algorithms": CheckPart("training", 60),
@@ -33,7 +33,7 @@ PARTS = {
     "photographs": CheckPart("photographs", 150),
     "speed": CheckPart("speed", 150),
     "recipe": CheckPart("training", 40),
-    "worlds": CheckPart("worlds", 90),
+    "worlds": CheckPart("worlds", 110),
 }
 """All limits together are less than twelve minutes."""
 

@@ -21,6 +21,9 @@ from benchmarks.ways import ROOT
 
 STEPS, LIMIT = 20, 60
 
+LOCAL = "local"
+"""The folder of the run that the others are compared with."""
+
 OVERRIDES = (
     "experiment=maml_glyphs", "precision=float64", "model.filters=16", "trainer.meta_batch_size=8",
     "trainer.task_chunk=2", "trainer.val_tasks=8", "trainer.test_tasks=8", "logger.plots=false", "logger.report=false",
@@ -46,8 +49,9 @@ def _beside_local(folder: Path, strategy: str, workers: int, device: str, steps:
     gpus = torch.cuda.device_count() if device == "cuda" else workers
     if gpus < workers:
         raise LeftOutError(f"needs a GPU for each worker; workers: {workers}, GPUs: {gpus}")
-    said = _train(folder, strategy, workers, device, steps)
-    ours, exact = (load_file(_params(folder, *world)) for world in ((strategy, workers), ("local", 1)))
+    run = folder / f"{strategy}{workers}-{device}"
+    said = _train(run, strategy, workers, device, steps)
+    ours, exact = (load_file(one / "checkpoints/last/params.safetensors") for one in (run, folder / LOCAL))
     names = sorted(exact)
     parted = error_of_all([ours[name] for name in names], [exact[name] for name in names])
     equal = all(ours[name].equal(exact[name]) for name in names)
@@ -68,12 +72,12 @@ def _backend(said: str, device: str) -> str:
 
 
 def _local(folder: Path, device: str, steps: int) -> dict[str, Any]:
-    _train(folder, "local", 1, device, steps)
+    _train(folder / LOCAL, "local", 1, device, steps)
     return {}
 
 
-def _train(folder: Path, strategy: str, workers: int, device: str, steps: int) -> str:
-    """Runs train.py; returns what it says.
+def _train(run: Path, strategy: str, workers: int, device: str, steps: int) -> str:
+    """Runs train.py in the folder `run`; returns what it says.
 
     Raises:
         WrongError: Hydra is not installed, or the run has failed.
@@ -82,14 +86,12 @@ def _train(folder: Path, strategy: str, workers: int, device: str, steps: int) -
         raise WrongError("train.py needs Hydra, which is not installed; type pip install hydra-core")
     command = [
         sys.executable, str(ROOT / "train.py"), *OVERRIDES, f"strategy={strategy}", f"workers={workers}",
-        f"device={device}", f"trainer.steps={steps}", f"hydra.run.dir={folder}/{strategy}{workers}",
+        f"device={device}", f"trainer.steps={steps}", f"hydra.run.dir={run}",
     ]  # fmt: skip
     outside = {name: value for name, value in os.environ.items() if name not in ("RANK", "WORLD_SIZE")}
-    done = subprocess.run(command, cwd=folder, env=outside, capture_output=True, text=True, check=False, timeout=LIMIT)
+    done = subprocess.run(
+        command, cwd=run.parent, env=outside, capture_output=True, text=True, check=False, timeout=LIMIT
+    )
     if done.returncode:
         raise WrongError(f"{' '.join(command)}\nexit code {done.returncode}\n{last_lines(done.stdout + done.stderr)}")
     return done.stdout + done.stderr
-
-
-def _params(folder: Path, strategy: str, workers: int) -> Path:
-    return folder / f"{strategy}{workers}" / "checkpoints/last/params.safetensors"

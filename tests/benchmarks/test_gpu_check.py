@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import save_file
 
 from benchmarks import environment
 from benchmarks.gpu_check.agreement import layers
@@ -108,6 +109,25 @@ def test_without_hydra_the_runs_of_train_py_say_what_to_install(monkeypatch: pyt
     rows = on_cpu("worlds")
     assert len(rows) == 5
     assert {(row.state, row.error.endswith("type pip install hydra-core")) for row in rows} == {(FAILED, True)}
+
+
+def test_every_run_of_two_gpus_has_a_folder_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run of another config is refused in a folder. The cards are not here, so no run is started."""
+    folders = []
+
+    def started(command: list[str], **_: Any) -> subprocess.CompletedProcess[str]:
+        (run,) = (word.removeprefix("hydra.run.dir=") for word in command if word.startswith("hydra.run.dir="))
+        (Path(run) / "checkpoints/last").mkdir(parents=True, exist_ok=True)
+        save_file({"weight": torch.ones(2)}, Path(run) / "checkpoints/last/params.safetensors")
+        folders.append(run)
+        return subprocess.CompletedProcess(command, 0, "nccl over 2 ranks", "")
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(subprocess, "run", started)
+    rows = list(worlds("cuda", short=True))
+    assert [(row.name, row.error) for row in rows if row.state != PASSED] == []
+    assert len(set(folders)) == len(folders) == len(rows) == 6
 
 
 @slow
