@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from metalearn.algorithms.common.functional import by_sample, per_task, summed
+from metalearn.checks import first_line
 from metalearn.errors import ConfigError, DataError
 from metalearn.nn.inputs import Inputs, described, inputs_of, packed
 from metalearn.nn.surroundings import PassSeeds, surrounded
@@ -300,10 +301,12 @@ def chunk_functions(
     """The functions of an algorithm on the tasks of a source, computed on `device` in `dtype`.
 
     Tasks of a chunk that differ in shape are computed one by one, and `add` adds up their results as a strategy does
-    those of chunks. What the network draws in training follows from `seed`.
+    those of chunks. What the network draws in training follows from `seed`. An evaluation that does not fit the memory
+    of a GPU is computed in halves.
     """
     on_device = placing(device, dtype)
     said: list[str] = []
+    halved: list[str] = []
     known: list[Inputs] = []
 
     def seeds_of(indices: Tensor, step: int, parts: int) -> list[PassSeeds]:
@@ -335,6 +338,20 @@ def chunk_functions(
         return ChunkResult(moved(result.grads, origin), moved(result.metrics | seconds, origin), result.count)
 
     def evaluate(params: Params, split: str, indices: Tensor) -> Metrics:
+        try:
+            return evaluate_at_once(params, split, indices)
+        except torch.cuda.OutOfMemoryError as error:
+            if len(indices) == 1:
+                raise
+            if not halved:
+                what = f"{len(indices)} {source.unit(split)} of {split} at once do not fit the memory of {device}"
+                halved.append(f"{what} ({first_line(error)}), so fewer are computed at once")
+                log.warning("%s", *halved)
+        # Not within `except`, where the error keeps what did not fit. No task sees the others of its chunk.
+        halves = [evaluate(params, split, half) for half in indices.tensor_split(2)]
+        return {name: torch.cat([values[name] for values in halves]) for name in halves[0]}
+
+    def evaluate_at_once(params: Params, split: str, indices: Tensor) -> Metrics:
         origin = device_of(params)
         tasks, here = tasks_of(split, indices), moved(params, device)
         parts = [moved(algorithm.evaluate(here, on_device(task)), origin) for task in tasks]

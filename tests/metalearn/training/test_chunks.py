@@ -8,9 +8,14 @@ import torch
 from torch import Tensor, nn
 
 import metalearn
+from distributed.tree_sum import tree_sum
+from metalearn.algorithms.maml import maml
 from metalearn.errors import DataError
-from metalearn.training.chunks import episodes_of
-from metalearn.types import Batch, Episode, Unit
+from metalearn.models.mlp import mlp
+from metalearn.tasks.common.episodes import Seeds
+from metalearn.tasks.sinusoid import sinusoid
+from metalearn.training.chunks import chunk_functions, episodes_of
+from metalearn.types import Batch, Episode, Metrics, Params, Unit
 
 
 class Own:
@@ -67,3 +72,35 @@ def test_a_tuple_of_tuples_is_an_episode() -> None:
     plain = Own(lambda episode: tuple(tuple(part) for part in episode))
     episode = episodes_of(plain, "train", torch.arange(2))
     assert isinstance(episode, Episode) and episode.query.x.shape == (2, 9, 4)
+
+
+@pytest.mark.parametrize("most", [2, 0])
+def test_an_evaluation_that_does_not_fit_the_memory_is_computed_in_halves(
+    most: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    model = mlp(inputs=1, outputs=1, hidden=(8,), activation="relu")
+    whole = maml(model=model, inner_lr=0.01, inner_steps=1, eval_steps=2)
+    source = sinusoid(shots=5, queries=5, eval_queries=5, seeds=Seeds(0, 0))
+    params, sizes = whole.init(torch.Generator().manual_seed(0)), list[int]()
+
+    def small(params: Params, episode: Episode) -> Metrics:
+        sizes.append(len(episode.query.x))
+        if sizes[-1] > most:
+            raise torch.cuda.OutOfMemoryError("CUDA out of memory. Tried to allocate 3.00 GiB.")
+        return whole.evaluate(params, episode)
+
+    functions, wanted = (
+        chunk_functions(algorithm, source, torch.device("cpu"), torch.float32, tree_sum)
+        for algorithm in (whole._replace(evaluate=small), whole)
+    )
+    if not most:
+        with pytest.raises(torch.cuda.OutOfMemoryError):
+            functions.evaluate(params, "val", torch.arange(2))
+        assert sizes == [2, 1]
+        return
+    for first in (0, 5):
+        chunk = torch.arange(first, first + 5)
+        found, exact = functions.evaluate(params, "val", chunk), wanted.evaluate(params, "val", chunk)
+        assert found.keys() == exact.keys() and all(found[name].equal(value) for name, value in exact.items())
+    assert sizes == [5, 3, 2, 1, 2] * 2
+    assert caplog.text.count("5 tasks of val at once do not fit the memory of cpu (CUDA out of memory") == 1
