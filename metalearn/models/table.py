@@ -232,7 +232,7 @@ def _regressions(z: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
     gram, alike, eye = (
         z.transpose(1, 2) @ z / z.shape[1],
         z.transpose(1, 2) @ y / z.shape[1],
-        torch.eye(z.shape[2]).to(z),
+        torch.eye(z.shape[2], device=z.device, dtype=z.dtype),
     )
     slopes, answers = list[Tensor](), list[Tensor]()
     for penalty in RIDGES:
@@ -293,7 +293,7 @@ def _over_columns(params: Params, name: str, x: Tensor, there: Tensor, heads: in
     queries = shared_linear(h[:, :, first:], params[f"{name}.query"])
     keys, values = shared_linear(h, params[f"{name}.key_value"]).chunk(2, dim=3)
     hidden = None
-    if not there.all():
+    if there.device.type != "cpu" or not there.all():  # a GPU would be waited for
         absent = F.pad(~there, (x.shape[1] - there.shape[1], 0))
         hidden = absent.unsqueeze(1).expand(-1, x.shape[2], -1).flatten(0, 1)
     mixed = shared_linear(products_attention(queries, keys, values, heads, hidden), params[f"{name}.out"])

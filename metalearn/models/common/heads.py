@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from metalearn.nn.surroundings import constant
 from metalearn.types import Loss, Metrics, Predictive
 
 FLOOR = 1e-3
@@ -57,14 +58,14 @@ def bars(count: int) -> NumberHead:
 
     The outputs are the logits of the bars; then the centre and the logarithm of the scale of the targets.
     """
-    borders: Tensor = torch.special.ndtri(torch.arange(1, count, dtype=torch.float64) / count)
+    borders = constant(torch.special.ndtri(torch.arange(1, count, dtype=torch.float64) / count))
 
     def outputs(raw: Tensor, centre: Tensor, scale: Tensor) -> Tensor:
         return torch.cat([raw, *(value.expand(*raw.shape[:2], 1) for value in (centre, scale.log()))], dim=2)
 
     def surprise(outputs: Tensor, y: Tensor) -> Tensor:
         logits, centre, log_scale = outputs.split([count, 1, 1], dim=2)
-        z, edges = (y - centre) * (-log_scale).exp(), borders.to(y)
+        z, edges = (y - centre) * (-log_scale).exp(), borders(y.device, y.dtype)
         bar = torch.bucketize(z.detach().contiguous(), edges)
         densities = F.pad(-edges.diff().log(), (1, 1))[bar]
         beyond = torch.where(bar == 0, edges[0] - z, z - edges[-1])
@@ -75,7 +76,7 @@ def bars(count: int) -> NumberHead:
 
     def mean(outputs: Tensor) -> Tensor:
         logits, centre, log_scale = outputs.split([count, 1, 1], dim=2)
-        edges, tail = borders.to(outputs), TAIL * math.sqrt(2 / math.pi)
+        edges, tail = borders(outputs.device, outputs.dtype), TAIL * math.sqrt(2 / math.pi)
         middles = torch.cat([edges[:1] - tail, (edges[1:] + edges[:-1]) / 2, edges[-1:] + tail])
         z: Tensor = (logits.softmax(dim=2) @ middles).unsqueeze(2)
         found: Tensor = centre + log_scale.exp() * z
@@ -88,7 +89,7 @@ def bars(count: int) -> NumberHead:
         bar = torch.searchsorted(below, asked).clamp(max=count - 1)
         start = F.pad(below, (1, 0)).gather(2, bar)
         part = ((asked - start) / (below.gather(2, bar) - start).clamp(min=1e-300)).clamp(1e-12, 1 - 1e-12)
-        edges = borders.to(below)
+        edges = borders(below.device, below.dtype)
         left, right = F.pad(edges, (1, 0))[bar], F.pad(edges, (0, 1))[bar]
         z = left + part * (right - left)
         z = torch.where(bar == 0, edges[0] + TAIL * torch.special.ndtri(part / 2), z)
@@ -102,13 +103,13 @@ def bars(count: int) -> NumberHead:
 def quantiles(count: int) -> NumberHead:
     """The quantiles at `count` levels, (i − ½) / count, as the outputs, in rising order (Chernozhukov et al. 2010,
     arXiv 0704.3649). The loss is twice the mean of the pinball losses, the continuous ranked probability score."""
-    levels = (torch.arange(count, dtype=torch.float64) + 0.5) / count
+    levels = constant((torch.arange(count, dtype=torch.float64) + 0.5) / count)
 
     def outputs(raw: Tensor, centre: Tensor, scale: Tensor) -> Tensor:
         return centre + scale * raw.sort(dim=2).values
 
     def pinball(outputs: Tensor, y: Tensor) -> Tensor:
-        over, at = y - outputs, levels.to(y)
+        over, at = y - outputs, levels(y.device, y.dtype)
         return 2 * torch.maximum(at * over, (at - 1) * over).mean(dim=2)
 
     def between(outputs: Tensor, asked: Tensor) -> Tensor:
