@@ -1,17 +1,21 @@
-"""What a rank does before it starts NCCL, which has no GPU here."""
+"""What a rank does before it starts NCCL, which has no GPU here; and where it gets the numbers of its tasks."""
 
 import os
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
+from torch import Tensor, nn
 
 from distributed.cluster import process_group
 from distributed.cluster.info import WorldInfo
 from distributed.cluster.process_group import check_own_cards, start_process_group
+from distributed.strategies.common import overlapped
+from distributed.strategies.common.work import Work
 
 PATIENCE = timedelta(seconds=20)
 
@@ -64,3 +68,33 @@ def test_an_operation_of_nccl_that_takes_too_long_raises_where_it_was_called(mon
     finally:
         os.environ.pop(WAIT, None)
     assert started == [("nccl", "1")]
+
+
+class Ddp:
+    """As torch's class of this name, without a process group: `device_ids` say where the inputs of a pass go."""
+
+    def __init__(self, module: nn.Module, *, device_ids: list[torch.device] | None = None, **_: object) -> None:
+        self.module, self.goes_to = module, device_ids
+
+    def register_comm_hook(self, *_: object) -> None: ...
+
+    def __call__(self, chunk: Tensor, step: int) -> Any:
+        return self.module(chunk.to("meta") if self.goes_to else chunk, step)
+
+
+def test_a_source_gets_the_numbers_of_a_chunk_on_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is moved to the card, which is not here."""
+    devices = []
+
+    def loss(params: dict[str, Tensor], chunk: Tensor, step: int) -> tuple[Tensor, None]:
+        devices.append(chunk.device.type)
+        return params["weight"].sum(), None
+
+    monkeypatch.setattr(overlapped, "DistributedDataParallel", Ddp)
+    work = Work(*[lambda *_: None] * 3, loss, lambda *_: None, torch.device("cuda", 0))  # type: ignore[arg-type]
+    params = {"weight": torch.ones(2)}
+    with monkeypatch.context() as placed:
+        placed.setattr(Tensor, "to", lambda self, device: self)
+        module = overlapped.Overlapped(params, work, 25.0, torch.arange(3), 1)
+    module._ddp(torch.arange(3), 1)
+    assert devices == ["cpu", "cpu"]

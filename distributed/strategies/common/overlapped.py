@@ -32,8 +32,8 @@ class Overlapped:
         ):
             parameter.requires_grad_(gradient is not None)
         inner = _LossModule(own, work)
-        ids = [work.device] if work.device.type == "cuda" else None
-        self._inner, self._ddp = inner, DistributedDataParallel(inner, device_ids=ids, bucket_cap_mb=bucket_mb)
+        # No `device_ids`: torch would bring the numbers of a chunk to the GPU, and sources read them on the host.
+        self._inner, self._ddp = inner, DistributedDataParallel(inner, bucket_cap_mb=bucket_mb)
         self._ddp.register_comm_hook(self.stats, _reduce_bucket)
 
     def holds(self, params: Tensors) -> bool:
