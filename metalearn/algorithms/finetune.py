@@ -3,7 +3,8 @@
 Chen et al. 2019 (arXiv 1904.04232), "Baseline": the body is trained as in supervised learning, then
 frozen, and a linear head is trained on its features of a task's support set. With `whole`, a task trains the body, too.
 
-It needs a dataset with samples for training and tasks for evaluation, such as `dataset=omniglot_pretraining`.
+It needs a dataset of pictures in classes: the pictures of the training classes are its samples, and the others give the
+tasks that evaluate it.
 
 Differences from the authors' code:
 

@@ -21,12 +21,12 @@ from metalearn.tasks.common.episodes import (
     Images,
     Seeds,
     check_filled,
-    picture_tasks,
     shapes_of,
 )
 from metalearn.tasks.common.identities import identity
 from metalearn.tasks.common.photograph_set import WrittenPhotographs
 from metalearn.tasks.common.place import DataPlace
+from metalearn.tasks.common.samples import few_shot
 from metalearn.tasks.common.shards import ShardForm, Shards
 from metalearn.tasks.common.torchvision_files import PublishedDataset, read_published
 from metalearn.types import TaskSource
@@ -122,7 +122,7 @@ def _few_shot(division: str) -> Callable[..., TaskSource]:
 
             return {split: part(chosen) for split, chosen in classes.items()}
 
-        return picture_tasks(load, shapes, rotations=rotations, augment=episode.augment, seeds=seeds)
+        return few_shot(load, shapes, episode, rotations=rotations, seeds=seeds, instead="cifar10")
 
     return source
 

@@ -18,11 +18,18 @@ from metalearn.tasks.common.episodes import (
     Images,
     Seeds,
     check_filled,
-    picture_tasks,
     shapes_of,
 )
 from metalearn.tasks.common.identities import identity
-from metalearn.tasks.common.samples import ByClass, all_drawings, drawing_sizes, pretraining, samples, split_drawings
+from metalearn.tasks.common.samples import (
+    ByClass,
+    all_drawings,
+    drawing_sizes,
+    few_shot,
+    pretraining,
+    samples,
+    split_drawings,
+)
 from metalearn.tasks.common.shards import ShardForm, Shards
 from metalearn.types import TaskSource
 
@@ -127,7 +134,7 @@ def glyphs(
 
         return {split: part(split) for split in CLASSES}
 
-    return picture_tasks(load, shapes, rotations=rotations, augment=episode.augment, seeds=seeds)
+    return few_shot(load, shapes, episode, rotations=rotations, seeds=seeds, instead="glyph_characters")
 
 
 def glyph_characters(

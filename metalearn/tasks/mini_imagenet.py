@@ -23,7 +23,6 @@ from metalearn.tasks.common.episodes import (
     EpisodeSpec,
     Seeds,
     check_filled,
-    picture_tasks,
     shapes_of,
 )
 from metalearn.tasks.common.identities import identity
@@ -38,6 +37,7 @@ from metalearn.tasks.common.picture_folders import (
     only_pictures,
     picture_folders,
 )
+from metalearn.tasks.common.samples import few_shot
 from metalearn.tasks.common.shards import ShardForm, Shards
 from metalearn.types import TaskSource
 
@@ -232,4 +232,4 @@ def mini_imagenet(
         }
         return decoded_classes(NAME, where, splits, shapes, image_size=image_size, channels=channels)
 
-    return picture_tasks(load, shapes, rotations=rotations, augment=episode.augment, seeds=seeds)
+    return few_shot(load, shapes, episode, rotations=rotations, seeds=seeds, instead="cifar10")

@@ -29,14 +29,21 @@ from metalearn.tasks.common.episodes import (
     Images,
     Seeds,
     check_filled,
-    picture_tasks,
     shapes_of,
     turned,
 )
 from metalearn.tasks.common.identities import identity
 from metalearn.tasks.common.omniglot_files import Drawings, find_collections
 from metalearn.tasks.common.place import DataPlace
-from metalearn.tasks.common.samples import ByClass, all_drawings, drawing_sizes, pretraining, samples, split_drawings
+from metalearn.tasks.common.samples import (
+    ByClass,
+    all_drawings,
+    drawing_sizes,
+    few_shot,
+    pretraining,
+    samples,
+    split_drawings,
+)
 from metalearn.tasks.common.shards import ShardForm, Shards
 from metalearn.types import TaskSource
 
@@ -220,7 +227,7 @@ def omniglot(
         return {name: part(chosen) for name, chosen in classes.items()}
 
     turning = rotations and split != "vinyals"  # there the turned characters are classes
-    return picture_tasks(load, shapes, rotations=turning, augment=episode.augment, seeds=seeds)
+    return few_shot(load, shapes, episode, rotations=turning, seeds=seeds, instead="omniglot_characters")
 
 
 def omniglot_drawers(

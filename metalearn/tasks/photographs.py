@@ -18,13 +18,12 @@ from metalearn.tasks.common.episodes import (
     EpisodeSpec,
     Seeds,
     check_filled,
-    picture_tasks,
     shapes_of,
 )
 from metalearn.tasks.common.photograph_set import WrittenPhotographs
 from metalearn.tasks.common.picture_folders import FAMILY, check_picture_shape, decoder
-from metalearn.tasks.common.samples import pretraining_alone
-from metalearn.types import TaskSource, Unit
+from metalearn.tasks.common.samples import few_shot
+from metalearn.types import TaskSource
 
 
 def _listed(name: str) -> list[dict[str, str]]:
@@ -67,12 +66,7 @@ def _written(name: str, title: str, splits_of: Callable[[], Mapping[str, str]]) 
                 )
             return written.classes(shapes, FAMILY, decoder(name), image_size=image_size, channels=channels)
 
-        def plain(evaluated_on: Unit) -> tuple[TaskSource, str]:
-            owner = f"dataset={name}:"
-            return pretraining_alone(tasks, episode, seeds, evaluated_on, owner=owner, instead="cifar10")
-
-        tasks = picture_tasks(load, shapes, rotations=rotations, augment=episode.augment, seeds=seeds, samples=plain)
-        return tasks
+        return few_shot(load, shapes, episode, rotations=rotations, seeds=seeds, instead="cifar10")
 
     source.__doc__ = f"""{title}; algorithms that are trained on plain samples get the training classes.
 

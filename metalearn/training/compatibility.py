@@ -64,7 +64,7 @@ def _check_unit(given: Unit, wanted: Unit, algorithm: Algorithm, verb: str) -> N
             f"dataset: it gives plain samples, and this algorithm {verb} tasks; type algorithm=supervised, or a "
             "dataset of tasks, such as dataset=omniglot"
         )
-    example = "omniglot_pretraining" if algorithm.evaluated_on == "tasks" else "omniglot_characters"
+    example = "omniglot" if algorithm.evaluated_on == "tasks" else "omniglot_characters"
     raise ConfigError(
         f"dataset: it gives tasks, and this algorithm {verb} plain samples; type dataset={example}, for example, or "
         "dataset=image_folder for pictures of your own"

@@ -17,12 +17,11 @@ from metalearn.tasks.common.episodes import (
     Seeds,
     check_shots,
     most_shots,
-    picture_tasks,
     shapes_of,
 )
 from metalearn.tasks.common.identities import identity
-from metalearn.tasks.common.samples import pretraining_alone
-from metalearn.types import TaskSource, Unit
+from metalearn.tasks.common.samples import few_shot
+from metalearn.types import TaskSource
 
 TESTS = ("all", "held", "cross")
 
@@ -96,12 +95,7 @@ def drawn_tasks(
             for split, drawn in everything.splits.items()
         }
 
-    def plain(evaluated_on: Unit) -> tuple[TaskSource, str]:
-        owner, instead = "dataset: this one", "omniglot_characters"
-        return pretraining_alone(tasks, episode, seeds, evaluated_on, owner=owner, instead=instead)
-
-    tasks = picture_tasks(chosen, shapes, rotations=rotations, augment=episode.augment, seeds=seeds, samples=plain)
-    return tasks
+    return few_shot(chosen, shapes, episode, rotations=rotations, seeds=seeds, instead="omniglot_characters")
 
 
 def _numbers(held: Sequence[str | int], drawers: Sequence[str]) -> NDArray[np.int64]:

@@ -13,9 +13,19 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from metalearn.checks import Invalid, whole_number
-from metalearn.errors import DataError
+from metalearn.errors import ConfigError
 from metalearn.tasks.common.augmenting import augmented_pictures
-from metalearn.tasks.common.episodes import SPLITS, EpisodeSpec, HoldsClasses, Images, Seeds, check_seeds
+from metalearn.tasks.common.episodes import (
+    SPLITS,
+    Classes,
+    EpisodeShape,
+    EpisodeSpec,
+    HoldsClasses,
+    Images,
+    Seeds,
+    check_seeds,
+    picture_tasks,
+)
 from metalearn.tasks.common.identities import class_names_of, drawers_of, identities_of
 from metalearn.types import Batch, Episode, TaskSource, Unit
 
@@ -222,26 +232,32 @@ def refuse_training_shape(episode: EpisodeSpec) -> None:
             raise Invalid(name, value, allowed, "type KEY=null")
 
 
-def pretraining_alone(
-    tasks: TaskSource, episode: EpisodeSpec, seeds: Seeds, evaluated_on: Unit, *, owner: str, instead: str
-) -> tuple[TaskSource, str]:
-    """As `pretraining_on`, for a source without plain samples to evaluate on.
+def few_shot(
+    load: Callable[[], Mapping[str, Classes]], shapes: Mapping[str, EpisodeShape], episode: EpisodeSpec, *,
+    rotations: bool, seeds: Seeds, instead: str,
+) -> TaskSource:  # fmt: skip
+    """As `picture_tasks`, with the augmentation of `episode`; algorithms that are trained on plain samples get all
+    pictures of the training classes.
 
     Args:
-        owner: begins the message, such as `dataset=cub:`.
-        instead: an option of dataset that has such samples.
+        instead: an option of dataset with plain samples to evaluate on, for a message.
+        load, shapes, rotations, seeds: as for `picture_tasks`.
 
     Raises:
-        ValueError: training tasks are to have another shape.
-        DataError: the algorithm evaluates on plain samples.
+        ValueError: as `picture_tasks`.
     """
-    refuse_training_shape(episode)
-    if evaluated_on != "tasks":
-        raise DataError(
-            f"{owner} has tasks of classes, and algorithm=supervised wants one problem with the same classes in "
-            f"training and test; type dataset={instead} or dataset=image_folder"
-        )
-    return pretraining_on(tasks, seeds, episode.augment)
+
+    def plain(evaluated_on: Unit) -> tuple[TaskSource, str]:
+        refuse_training_shape(episode)
+        if evaluated_on != "tasks":
+            raise ConfigError(
+                "dataset: this one has tasks of classes, and algorithm=supervised wants one problem with the same "
+                f"classes in training and test; type dataset={instead} or dataset=image_folder"
+            )
+        return pretraining_on(tasks, seeds, episode.augment)
+
+    tasks = picture_tasks(load, shapes, rotations=rotations, augment=episode.augment, seeds=seeds, samples=plain)
+    return tasks
 
 
 def pretraining_on(tasks: TaskSource, seeds: Seeds, augment: Sequence[str]) -> tuple[TaskSource, str]:

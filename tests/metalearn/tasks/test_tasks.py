@@ -19,7 +19,7 @@ import pytest
 import torch
 from PIL import Image
 
-from metalearn.errors import DataError
+from metalearn.errors import ConfigError, DataError
 from metalearn.tasks import glyphs as glyphs_module
 from metalearn.tasks.cifar100 import cifar_fs
 from metalearn.tasks.common.cache import cached_array
@@ -29,7 +29,7 @@ from metalearn.tasks.glyphs import character, glyph_pretraining, glyphs
 from metalearn.tasks.omniglot import SPLIT_LISTS, characters, classes_of, omniglot
 from metalearn.tasks.sinusoid import sinusoid
 from metalearn.training.chunks import chunk_of
-from metalearn.types import Episode, TaskSource
+from metalearn.types import Episode, GivesSamples, TaskSource
 from tests.runs import slow
 
 SPLITS = ("train", "val", "test")
@@ -126,6 +126,20 @@ def test_pretraining_shows_every_drawing_and_is_evaluated_on_the_same_tasks() ->
     assert shown == Counter((picture.tobytes(), label) for label in range(6) for picture in character(label, 28))
     for split in ("val", "test"):
         assert same(source.episodes(split, torch.arange(3)), drawn().episodes(split, torch.arange(3)))
+
+
+def test_tasks_of_characters_give_their_pictures_as_plain_samples() -> None:
+    tasks = drawn()
+    assert isinstance(tasks, GivesSamples)
+    source, words = tasks.samples("tasks")
+    assert words == "all 8000 pictures of the 400 training classes; the others' tasks evaluate"
+    whole = glyph_pretraining(
+        train_classes=400, episode=EpisodeShape(5, 1, 2), image_size=28, channels=1, rotations=True, seeds=Seeds(0, 1)
+    )
+    for split, numbers in (("train", torch.arange(0, 9000, 100)), ("test", torch.arange(3))):
+        assert same(source.episodes(split, numbers), whole.episodes(split, numbers))
+    with pytest.raises(ConfigError, match=r"wants one problem with the same classes .*dataset=glyph_characters"):
+        tasks.samples("samples")
 
 
 def test_characters_are_those_of_earlier_versions() -> None:
