@@ -505,6 +505,14 @@ def _labels(labels: Any) -> list[Label]:
             raise ValueError(
                 f"labels[{number}]={value!r}: a {type(value).__name__} cannot be a label; give texts or numbers"
             ) from error
+        if value != value:
+            raise ValueError(f"labels[{number}]={value!r}: is missing; leave that example out")
+    kinds: dict[Label, type] = {}
+    for number, value in enumerate(values):  # 1, 1.0 and True are one key of a dictionary
+        if kinds.setdefault(value, type(value)) is not type(value):
+            raise ValueError(
+                f"labels[{number}]={value!r}: equals a label of type {kinds[value].__name__}; give labels of one type"
+            )
     return values
 
 

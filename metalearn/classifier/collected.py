@@ -1,6 +1,5 @@
 """The pictures that a classifier learns from: found, decoded, and freed of what would spoil the figures."""
 
-import contextlib
 import hashlib
 import io
 import logging
@@ -37,8 +36,8 @@ class Collected(NamedTuple):
 def as_seen(pictures: Sequence[Any], form: PictureForm) -> list[Tensor | str]:
     """Pictures of any kind: paths, Pillow's, arrays, bytes of files or open files. In place of one that cannot be read,
     the reason. Files are decoded in processes of their own, within bounds."""
-    with contextlib.ExitStack() as opened:
-        places = [_file_of(picture, opened) for picture in pictures]
+    with tempfile.TemporaryDirectory() as folder:
+        places = [_file_of(picture, Path(folder) / str(number)) for number, picture in enumerate(pictures)]
         in_files = decoded([place for place in places if place is not None], form)
         seen = [shown(x, form) if file is None else next(in_files) for x, file in zip(pictures, places, strict=True)]
     return [values if isinstance(values, str) else torch.from_numpy(np.array(values)) for values in seen]
@@ -55,18 +54,16 @@ def all_seen(pictures: Sequence[Any], form: PictureForm, what: str) -> list[Tens
     return seen
 
 
-def _file_of(picture: Any, opened: contextlib.ExitStack) -> Path | None:
-    """The file of a picture; bytes are written to one. None for what is decoded already."""
+def _file_of(picture: Any, new: Path) -> Path | None:
+    """The file of a picture; bytes are written to a `new` one. None for what is decoded already."""
     if isinstance(picture, str | os.PathLike):
         return Path(picture)
     if hasattr(picture, "read") and not isinstance(picture, type):
         picture = picture.read(LARGEST_FILE + 1)
     if not isinstance(picture, bytes | bytearray | memoryview):
         return None
-    file = opened.enter_context(tempfile.NamedTemporaryFile())  # noqa: SIM115 (the stack is its context)
-    file.write(picture)
-    file.flush()
-    return Path(file.name)
+    new.write_bytes(picture)
+    return new
 
 
 def collect(root: Path, form: PictureForm, *, key: str, strict: bool, least: int = 2) -> Collected:

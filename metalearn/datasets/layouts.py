@@ -242,6 +242,8 @@ def _read_lists(place: Path, tree: Tree, published: PublishedPictures) -> FoundS
         try:
             text = read_bounded(path, LARGEST_LIST).decode("utf-8-sig")
             rows = [(row["filename"], row["label"]) for row in csv.DictReader(io.StringIO(text, newline=""))]
+            if cut := [file for file, label in rows if not (file and label)]:
+                raise ValueError(f"the row {cut[0]} is cut off")
         except (OSError, KeyError, csv.Error, ValueError) as error:
             raise DataError(f"{path}: is not a list of filename,label ({error!r}); fetch the published one") from error
         for name in sorted({label for _, label in rows}):

@@ -22,6 +22,9 @@ LARGEST_FILE = 2**28
 MOST_PIXELS = 2**26
 """The most pixels of a picture."""
 
+_PHOTOMETRIC, _WHITE_IS_ZERO = 262, 0
+"""A field of TIFF, and what it says of pictures whose white is 0."""
+
 _LARGE = 2**22
 """Pictures with more pixels than this are decoded one at a time."""
 _BAND = 2**20
@@ -101,18 +104,22 @@ def of_8_bits(image: Image.Image, file_format: str | None) -> Image.Image:
         ValueError: its values have 32 bits.
     """
     if image.mode.startswith("I;16") or (image.mode == "I" and file_format in ("PNG", "PPM")):
-        return _by_bands(image, "L", partial(_of_16_bits, clear=image.info.get("transparency")))
+        # Pillow turns TIFF pictures of 8 bits in which 0 is white, but not those of 16.
+        inverted = getattr(image, "tag_v2", {}).get(_PHOTOMETRIC) == _WHITE_IS_ZERO
+        return _by_bands(image, "L", partial(_of_16_bits, clear=image.info.get("transparency"), inverted=inverted))
     if image.mode in ("I", "F"):
         raise ValueError("its values have 32 bits, so what is white is not known; save it with 8 or 16 bits")
+    if image.mode in ("La", "RGBa"):  # colours that are multiplied by their opacity
+        image = image.convert({"La": "LA", "RGBa": "RGBA"}[image.mode])
     if image.mode in ("LA", "PA", "RGBA") or "transparency" in image.info:
         return _by_bands(image, "RGB", _on_white)
     return image
 
 
-def _of_16_bits(image: Image.Image, clear: int | None) -> Image.Image:
-    """In 8 bits: 65535, and what is `clear` (transparent), become 255."""
+def _of_16_bits(image: Image.Image, clear: int | None, inverted: bool) -> Image.Image:
+    """In 8 bits: 65535, or 0 if `inverted`, and what is `clear` (transparent), become 255."""
     values = np.asarray(image, np.uint32)
-    small = ((values + 128) // 257).astype(np.uint8)
+    small = (((65535 - values if inverted else values) + 128) // 257).astype(np.uint8)
     return Image.fromarray(small if clear is None else np.where(values == clear, np.uint8(255), small))
 
 

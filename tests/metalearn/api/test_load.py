@@ -1,6 +1,7 @@
 """`metalearn.load`: a learner adapts to pictures of any kind, and says what the algorithm itself says."""
 
 import io
+import math
 import subprocess
 import sys
 from collections.abc import Callable
@@ -155,6 +156,19 @@ def test_labels_are_any_hashable_values_in_their_order(protonet: Run) -> None:
         assert prediction.label == names[int(np.argmax(row))]
     for labels in (np.arange(5), torch.arange(5), list(torch.arange(5))):
         assert task_of(protonet.load(), support, labels).labels == (0, 1, 2, 3, 4)
+
+
+@pytest.mark.parametrize(
+    ("labels", "message"),
+    [
+        ([0, 1, math.nan, 3, 4], r"labels\[2\]=nan: is missing; leave that example out"),
+        ([0, 1, 2, True, 4], r"labels\[3\]=True: equals a label of type int; give labels of one type"),
+    ],
+)
+def test_labels_that_are_missing_or_equal_by_chance_are_refused(labels: list[Any], message: str, protonet: Run) -> None:
+    support, *_ = drawn(protonet)
+    with pytest.raises(ValueError, match=message):
+        task_of(protonet.load(), support, labels)
 
 
 def test_a_query_does_not_depend_on_the_others_unless_the_learner_is_transductive(protonet: Run) -> None:

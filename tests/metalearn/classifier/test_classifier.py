@@ -10,6 +10,7 @@ import json
 import os
 import pickle
 import re
+import resource
 import shutil
 import signal
 import sys
@@ -28,9 +29,11 @@ from safetensors.torch import load_file, save_file
 from metalearn.api.results import wilson
 from metalearn.classifier.backbones import backbone_of
 from metalearn.classifier.classifier import PictureClassifier
+from metalearn.classifier.collected import as_seen
 from metalearn.classifier.saved import DESCRIPTION, TENSORS, WEIGHTS
 from metalearn.cli import adapt, add, demo, fit, predict, remove
 from metalearn.errors import ConfigError
+from metalearn.tasks.common.pictures import PictureForm
 from tests import drawn_pictures
 from tests.runs import Program, slow, until
 
@@ -316,6 +319,17 @@ def address(made: Path) -> Iterator[tuple[str, int]]:
         yield "127.0.0.1", server.server_port
         server.shutdown()
         thread.join()
+
+
+def test_more_pictures_of_bytes_than_files_may_be_open(pictures: Path) -> None:
+    content = (pictures / "star/00.png").read_bytes()
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (256, limits[1]))
+    try:
+        seen = as_seen([content] * 400, PictureForm(size=8, channels=1, inverted=False))
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+    assert all(not isinstance(picture, str) and picture.equal(seen[0]) for picture in seen)
 
 
 def asked(address: tuple[str, int], method: str, path: str, body: bytes = b"", **headers: str) -> tuple[int, str]:

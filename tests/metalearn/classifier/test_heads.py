@@ -119,6 +119,9 @@ def test_pictures_of_no_class_are_told_from_others() -> None:
     found = strangers(features, y, 6, cross_validated(features, y, 6, [], folds_of(y, 6)).near)
     assert found is not None and found.found == 1.0 and found.wrong == 0.0
     assert strangers(features[:16], y[:16], 2, torch.ones(16)) is None
+    near = torch.rand(48, generator=torch.Generator().manual_seed(0)).double()  # some below the threshold
+    mixed = strangers(features, y, 6, near)
+    assert mixed is not None and mixed.wrong == (near < mixed.threshold).double().mean() > 0
 
 
 def test_more_pictures_help() -> None:

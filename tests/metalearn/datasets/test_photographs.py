@@ -418,6 +418,9 @@ def test_a_missing_split_is_named(tmp_path: Path) -> None:
     (tmp_path / "lists" / "images" / f"{next(iter(whole['val']))}00000001.jpg").unlink()
     message = refusal(source, tmp_path / "lists", tmp_path / "out")
     assert "the lists name 1 pictures that images does not hold: " in message and "(1 of 2)" in message
+    cut = (tmp_path / "lists" / "test.csv").read_text()
+    (tmp_path / "lists" / "test.csv").write_text(cut[: cut.rindex(",")])  # as a download that has ended early
+    assert "test.csv: is not a list of filename,label" in refusal(source, tmp_path / "lists", tmp_path / "out")
 
 
 def test_totals_of_splits_are_compared(tmp_path: Path) -> None:

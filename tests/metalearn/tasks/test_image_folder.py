@@ -4,6 +4,7 @@ import fcntl
 import json
 import logging
 import os
+import struct
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
@@ -22,7 +23,7 @@ from metalearn.app.parts import assemble, first_tasks
 from metalearn.config.compose import compose_config
 from metalearn.errors import ConfigError, DataError
 from metalearn.tasks.common import decoding
-from metalearn.tasks.common.pictures import PictureForm, formed, opened
+from metalearn.tasks.common.pictures import PictureForm, formed, of_8_bits, opened
 from metalearn.tasks.image_folder import image_folder
 from metalearn.training.compatibility import check_compatible
 from metalearn.types import Batch, Episode, GivesSamples, TaskSource, Unit
@@ -349,6 +350,25 @@ def test_16_bits_are_brought_to_8(suffix: str, tmp_path: Path) -> None:
         narrow = read(path, channels).reshape(SIZE, SIZE, -1)
         assert np.abs(narrow - wide[:, :, None] / 257).max() <= 0.5
         assert (narrow.min(), narrow.max()) == (0, 255)
+
+
+def test_a_tiff_whose_white_is_0_is_turned(tmp_path: Path) -> None:
+    wide = np.linspace(0, 65535, SIZE * SIZE).astype(np.uint16).reshape(SIZE, SIZE)
+    for pixels in (wide, (wide // 257).astype(np.uint8)):
+        Image.fromarray(pixels).save(tmp_path / "usual.tif")
+        # A field of the file: tag 262, of the type SHORT, one value, which is 1: black is 0.
+        usual = (tmp_path / "usual.tif").read_bytes()
+        field = struct.pack("<HHIH", 262, 3, 1, 1)
+        assert usual.count(field) == 1
+        (tmp_path / "turned.tif").write_bytes(usual.replace(field, struct.pack("<HHIH", 262, 3, 1, 0)))
+        assert np.abs(255.0 - read(tmp_path / "usual.tif", 1) - read(tmp_path / "turned.tif", 1)).max() <= 1
+
+
+def test_colours_that_are_multiplied_by_their_opacity_are_read() -> None:
+    for mode, whole in (("RGBA", "RGBa"), ("LA", "La")):
+        for opacity, expected in ((0, 255), (255, 100)):
+            picture = Image.new(mode, (2, 2), (*(100,) * (len(mode) - 1), opacity)).convert(whole)
+            assert (np.asarray(of_8_bits(picture, None).convert("L")) == expected).all()
 
 
 def test_what_is_transparent_becomes_white(tmp_path: Path) -> None:
