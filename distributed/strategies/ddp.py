@@ -12,7 +12,7 @@ import re
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -43,13 +43,12 @@ from distributed.strategies.common.work import (
     WorkPlan,
     diagnose_chunk,
     evaluated,
+    even_runs,
     in_rounds,
     join,
     unnoticed,
 )
 from distributed.tree_sum import partials_of_terms, subtrees_of, tree_sum
-
-T = TypeVar("T")
 
 _LAST_WORD_SECONDS = 1.0
 
@@ -126,7 +125,7 @@ class _Rank(ChunkStrategy):
     def _by_tree(self, params: Tensors, chunks: Sequence[Tensor], step: int) -> tuple[Any, list[WorkerCost]]:
         """The sum over all chunks in the order of `distributed.tree_sum`, and every rank's cost."""
         began = time.perf_counter()
-        runs = _chunks_by_rank(range(len(chunks)), self._size)
+        runs = even_runs(range(len(chunks)), self._size)
         results = ((number, self._work.map(params, chunks[number], step)) for number in runs[self._rank])
         sums = partials_of_terms(results, len(chunks))
         flat = {subtree: flatten(value) for subtree, value in sums.items()}
@@ -149,7 +148,7 @@ class _Rank(ChunkStrategy):
     def _overlapped(self, params: Tensors, chunks: Sequence[Tensor], step: int) -> tuple[Any, list[WorkerCost]]:
         """As `_by_tree`, but DistributedDataParallel adds the gradients."""
         assert self._bucket_mb is not None
-        own_chunks = _chunks_by_rank(chunks, self._size)[self._rank]
+        own_chunks = even_runs(chunks, self._size)[self._rank]
         if self._module is None or not self._module.holds(params):
             self._module = Overlapped(params, self._work, self._bucket_mb, chunks[0], step)
         module = self._module
@@ -186,9 +185,9 @@ class _Rank(ChunkStrategy):
 
     def _gathered(self, chunks: Sequence[Tensor], compute: Callable[[Tensor], Tensors]) -> Tensors:
         """Every sample's values, on every rank. Each rank computes those of its own chunks."""
-        own_chunks = _chunks_by_rank(chunks, self._size)[self._rank]
+        own_chunks = even_runs(chunks, self._size)[self._rank]
         values = join([compute(chunk) for chunk in own_chunks or chunks[:1]])
-        before = sum(map(len, (c for run in _chunks_by_rank(chunks, self._size)[: self._rank] for c in run)))
+        before = sum(map(len, (c for run in even_runs(chunks, self._size)[: self._rank] for c in run)))
         samples, count = sum(map(len, chunks)), sum(map(len, own_chunks))
         gathered = {}
         for name, value in values.items():
@@ -252,13 +251,6 @@ def _costs_and_values(rows: Tensor) -> tuple[list[WorkerCost], list[list[float]]
 
 def _number_like(leaf: Any, value: float) -> Any:
     return leaf.new_tensor(value) if isinstance(leaf, Tensor) else type(leaf)(value)
-
-
-def _chunks_by_rank(chunks: Sequence[T], ranks: int) -> list[Sequence[T]]:
-    """Each rank's chunks, or their numbers: consecutive, and as even as possible; the first ranks have one more."""
-    each, more = divmod(len(chunks), ranks)
-    ends = [each * (rank + 1) + min(rank + 1, more) for rank in range(ranks)]
-    return [chunks[begin:end] for begin, end in zip([0, *ends], ends, strict=False)]
 
 
 def _is_about_connections(error: RuntimeError) -> bool:

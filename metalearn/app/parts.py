@@ -424,6 +424,8 @@ def evaluation_chunk(parts: Parts) -> Chunk:
     chunk = evaluated_at_once(parts.settings, parts.algorithm, parts.model, parts.source, parts.device)
     if not isinstance(chunk, int) or parts.device.type == "cpu" or isinstance(parts.settings.task_chunk, int):
         return chunk
+    if parts.algorithm.evaluated_on == "samples" and parts.model.transductive:
+        return chunk  # samples are normalised together, so their number must not follow from that of the workers
     # On a GPU as many fit as there are; every worker gets a share. No task sees the others of its chunk.
     return min(chunk, math.ceil(min(parts.settings.val_tasks, parts.settings.test_tasks) / parts.workers))
 

@@ -298,7 +298,8 @@ def follow(job: Job, parts: Parts, strategy: Strategy) -> None:
     run = make_run(job, parts, strategy, NO_CHECKPOINTS, SILENT, NEVER, Seen())
     if begun.meta[CHUNK] is not None:
         run = run._replace(training=run.training._replace(chunk=begun.meta[CHUNK]))
-    fit(run, learner, progress)
+    progress = fit(run, learner, progress)
+    check_finite(job.config, "val", progress.best or {}, progress.step)  # as on rank zero, which ends then
     evaluate(run, learner.params, "test", parts.settings.test_tasks)
 
 

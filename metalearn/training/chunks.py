@@ -341,7 +341,7 @@ def chunk_functions(
         try:
             return evaluate_at_once(params, split, indices)
         except torch.cuda.OutOfMemoryError as error:
-            if len(indices) == 1:
+            if len(indices) == 1 or algorithm.evaluated_on == "samples":  # samples may be normalised together
                 raise
             if not halved:
                 what = f"{len(indices)} {source.unit(split)} of {split} at once do not fit the memory of {device}"

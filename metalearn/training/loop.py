@@ -65,12 +65,14 @@ class TrainState(NamedTuple):
 
 
 class Progress(NamedTuple):
-    """Where a run stands: the last step done, the seconds spent, the best and the latest validation so far."""
+    """Where a run stands: the last step done, the seconds spent, the best and the latest validation so far. If
+    `stands_in`, the best one is of a pause, and the next one takes its place."""
 
     step: int = 0
     seconds: float = 0.0
     best: dict[str, Any] | None = None
     latest: dict[str, Any] | None = None
+    stands_in: bool = False
 
 
 class Units(NamedTuple):
@@ -151,7 +153,7 @@ def fit(run: Run, learner: TrainState, progress: Progress) -> Progress:
             improved = False
             if validating:
                 progress, improved = validate(run, learner, progress)
-            if improved or due or step == last:
+            if improved or due or step == last or ended_by_patience(run.settings, progress):
                 save(run, learner, progress, improved)
                 saved = step
             if run.stops.requested():
@@ -331,14 +333,11 @@ def validate(run: Run, learner: TrainState, progress: Progress) -> tuple[Progres
     run.log.evaluation(progress.step, "val", result | {"elapsed_seconds": progress.seconds})
     if run.settings.best_by == "loss":
         result[BEST_BY] = "loss"
-    metric, best = deciding(result), progress.best
-    if best is None or not _counts(run.settings, best["step"]):
-        improved = True
-    else:
-        improved = _counts(run.settings, progress.step) and better(metric, result[metric], best.get(metric))
+    metric, best, counts = deciding(result), progress.best, _counts(run.settings, progress.step)
+    improved = best is None or progress.stands_in or (counts and better(metric, result[metric], best.get(metric)))
     latest = result | {"step": progress.step}
-    seconds = progress.seconds + time.perf_counter() - began
-    return progress._replace(seconds=seconds, best=latest if improved else progress.best, latest=latest), improved
+    progress = progress._replace(seconds=progress.seconds + time.perf_counter() - began, latest=latest)
+    return progress._replace(best=latest, stands_in=not counts) if improved else progress, improved
 
 
 def _counts(settings: TrainerSettings, step: int) -> bool:
@@ -374,7 +373,9 @@ def tasks_in_chunks(first: int, count: int, size: Chunk, split: str = "train") -
 
 def new_learner(params: Params, start: StartOptimizer, ema_decay: float | None = None) -> TrainState:
     """A learner at its start. Its parameters are sorted by name, since the optimiser keeps its state by position."""
-    fresh = {name: params[name].detach().clone().requires_grad_() for name in sorted(params)}
+    # In one layout in memory, which checkpoints and messages give them anyway, and with which the last bits may differ.
+    copied = {name: params[name].detach().clone(memory_format=torch.contiguous_format) for name in sorted(params)}
+    fresh = {name: value.requires_grad_() for name, value in copied.items()}
     return TrainState(fresh, start(fresh), None if ema_decay is None else Average(ema_decay, fresh))
 
 

@@ -43,3 +43,12 @@ def test_missing_functions_are_reported_before_anything_starts(start: Start, tmp
     outcome = start(*ENDLESS, "workers=2", "reducer=function", "reducer.name=nowhere.mean").wait(60)
     assert outcome.code == 2 and "reducer.name=nowhere.mean" in outcome.text, outcome.text
     assert list(tmp_path.glob("outputs")) == []
+
+
+@slow
+def test_a_run_without_a_finite_validation_ends_with_one_line(start: Start, tmp_path: Path) -> None:
+    """Of all ranks: those that rank zero leaves in the test would say that it does not answer."""
+    wild = ["trainer.steps=2", "trainer.val_every=2", "algorithm.inner_lr=1000", "algorithm.eval_steps=30"]
+    outcome = start(*ENDLESS, *TOGETHER["ddp-maml"], *wild, "optimizer.lr=1e-6", "workers=2").wait(60)
+    assert outcome.code == 3 and outcome.text.count("error: ") == 1, outcome.text
+    assert "so this run has no result" in outcome.text, outcome.text

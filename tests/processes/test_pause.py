@@ -7,13 +7,15 @@ import shlex
 import shutil
 import sys
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 import torch
 from safetensors.torch import load_file
 
 from metalearn.cli import train
+from metalearn.training import loop
 from tests.runs import PROGRAM, Start, assert_same_bytes, metrics, slow, train_in
 
 pytestmark = pytest.mark.thorough
@@ -87,6 +89,7 @@ def test_patience_ends_a_run_at_the_same_step_and_bits_for_other_workers_and_aft
     assert message in said
     result = result_of(whole)
     assert (result["status"], result["steps"], result["patience"]) == ("completed", end, 2)
+    assert (whole / "checkpoints/last").resolve().name == f"step_{end:06d}"
     again = run(whole, *own)
     assert f"{end} steps" in again and "training ends" not in again  # it is complete
 
@@ -95,6 +98,25 @@ def test_patience_ends_a_run_at_the_same_step_and_bits_for_other_workers_and_aft
     assert_same_bytes(paused, whole)
     run(whole, *own, "trainer.patience=null")  # goes on
     assert result_of(whole)["steps"] == 80 and "patience" not in result_of(whole)
+
+
+def test_only_the_validation_of_a_pause_gives_way_to_a_worse_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run of 15 steps that validates every 10, and goes on to 20; and one that pauses after 7."""
+    settings = SimpleNamespace(val_every=10, steps=15, val_tasks=1, best_by="metric")
+    log, evaluation = SimpleNamespace(evaluation=lambda *_: None), SimpleNamespace(unit="tasks")
+    here: Any = SimpleNamespace(settings=settings, log=log, evaluation=evaluation)
+    monkeypatch.setattr(loop, "evaluate", lambda run, params, *_: params)
+    monkeypatch.setattr(loop, "summary", lambda values, unit: {"mse": values, "loss": values})
+
+    def validated(progress: loop.Progress, step: int, value: float) -> loop.Progress:
+        return loop.validate(here, cast(Any, SimpleNamespace(evaluated=value)), progress._replace(step=step))[0]
+
+    ended = validated(validated(loop.Progress(), 10, 3.6), 15, 3.4)
+    settings.steps = 20
+    longer = validated(ended, 20, 3.7)
+    assert longer.best is not None and longer.best["step"] == 15
+    paused = validated(validated(loop.Progress(), 7, 3.0), 10, 3.6)
+    assert paused.best is not None and paused.best["step"] == 10
 
 
 @pytest.mark.parametrize("ranks", [(), pytest.param(("workers=2", "strategy=ddp"), marks=slow)])

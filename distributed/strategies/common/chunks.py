@@ -32,6 +32,7 @@ from distributed.strategies.common.work import (
     WorkPlan,
     diagnose_chunk,
     evaluated,
+    even_runs,
     in_rounds,
     unnoticed,
 )
@@ -83,6 +84,9 @@ def deal(partitioner: PartitionFunction, count: int) -> Dealt:
     Raises:
         ValueError: the partitioner leaves a chunk out, or gives it out twice.
     """
+    plain = type(partitioner) is TensorDimensionPartitioner and not partitioner.exclusive and not partitioner.workers
+    if plain:  # whose last part would have the whole remainder: of 8 workers and 15 chunks, 8 chunks
+        return [(worker, list(run)) for worker, run in enumerate(even_runs(range(count), get_world_size())) if run]
     dealt = []
     for worker, args, kwargs in parts_of(partitioner, (torch.arange(count),), {}):
         numbers = next(iter([*(args or ()), *(kwargs or {}).values()]), None)

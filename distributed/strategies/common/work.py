@@ -4,7 +4,7 @@ None of them knows of learning.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -12,6 +12,7 @@ from torch import Tensor
 from distributed.partition import PartitionFunction
 from distributed.reduce import Combine, add_up, mean_of_sums
 
+T = TypeVar("T")
 Tensors = dict[str, Tensor]
 
 Done = Callable[[int], None]
@@ -111,6 +112,13 @@ class WorkPlan(NamedTuple):
 
 ROUND = 4
 """Chunks that a worker evaluates between two exchanges."""
+
+
+def even_runs(chunks: Sequence[T], ranks: int) -> list[Sequence[T]]:
+    """Each rank's chunks, or their numbers: consecutive, and as even as possible; the first ranks have one more."""
+    each, more = divmod(len(chunks), ranks)
+    ends = [each * (rank + 1) + min(rank + 1, more) for rank in range(ranks)]
+    return [chunks[begin:end] for begin, end in zip([0, *ends], ends, strict=False)]
 
 
 def in_rounds(chunks: Sequence[Tensor], workers: int) -> list[Sequence[Tensor]]:

@@ -135,6 +135,14 @@ def test_every_chunk_is_dealt_out_once(count: int) -> None:
         assert dealt == [(None, [i]) for i in range(count)]
 
 
+def test_the_trainers_chunks_are_dealt_out_evenly(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(chunks, "get_world_size", lambda: 8)
+    dealt = chunks.deal(partition.dim_partitioner(0), 15)
+    assert [(worker, len(numbers)) for worker, numbers in dealt] == [(rank, 2 - (rank == 7)) for rank in range(8)]
+    assert [number for _, numbers in dealt for number in numbers] == list(range(15))
+    assert [worker for worker, _ in chunks.deal(partition.dim_partitioner(0), 3)] == [0, 1, 2]
+
+
 FAULTY: list[tuple[Any, str]] = [
     (own_functions.deal_twice, r"of 3 chunks it gave out \[1\] twice"),
     (lambda numbers: [(0, (numbers[:1],), None)], r"\[1, 2\] to nobody"),

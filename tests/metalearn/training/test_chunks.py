@@ -10,9 +10,12 @@ from torch import Tensor, nn
 import metalearn
 from distributed.tree_sum import tree_sum
 from metalearn.algorithms.maml import maml
+from metalearn.algorithms.supervised import supervised
 from metalearn.errors import DataError
+from metalearn.models.conv4 import conv4
 from metalearn.models.mlp import mlp
 from metalearn.tasks.common.episodes import Seeds
+from metalearn.tasks.glyphs import glyph_characters
 from metalearn.tasks.sinusoid import sinusoid
 from metalearn.training.chunks import chunk_functions, episodes_of
 from metalearn.types import Batch, Episode, Metrics, Params, Unit
@@ -104,3 +107,20 @@ def test_an_evaluation_that_does_not_fit_the_memory_is_computed_in_halves(
         assert found.keys() == exact.keys() and all(found[name].equal(value) for name, value in exact.items())
     assert sizes == [5, 3, 2, 1, 2] * 2
     assert caplog.text.count("5 tasks of val at once do not fit the memory of cpu (CUDA out of memory") == 1
+
+
+def test_samples_that_may_be_normalised_together_are_not_halved() -> None:
+    source = glyph_characters(
+        ways=2, train_drawings=10, val_drawings=5, image_size=8, channels=1, known=2, seeds=Seeds(0, 0)
+    )
+    model = conv4(channels=1, image_size=8, filters=2, downsample="stride", ways=2, transductive=True)
+    whole = supervised(model=model)
+
+    def small(params: Params, episode: Episode) -> Metrics:
+        raise torch.cuda.OutOfMemoryError("CUDA out of memory.")
+
+    functions = chunk_functions(
+        whole._replace(evaluate=small), source, torch.device("cpu"), torch.float32, tree_sum
+    )  # fmt: skip
+    with pytest.raises(torch.cuda.OutOfMemoryError):
+        functions.evaluate(whole.init(torch.Generator().manual_seed(0)), "val", torch.arange(4))

@@ -255,3 +255,10 @@ def test_a_restored_optimizer_has_the_state_of_the_checkpoint_and_the_settings_o
     v = 0.9 * (0.1 * gradient**2) + 0.1 * gradient**2
     expected = start - 0.1 * (m / (1 - 0.5**2)) / ((v / (1 - 0.9**2)).sqrt() + 1e-3)
     torch.testing.assert_close(learner.params["w"].detach(), expected, rtol=1e-12, atol=0)
+
+
+def test_parameters_of_any_layout_are_learned_in_one() -> None:
+    """That which checkpoints and messages give them: in another one, the last bits of products may differ."""
+    turned = torch.arange(6.0).reshape(2, 3).t()
+    learner = new_learner({"w": turned}, sgd(rates=Rates(lr=0.1), momentum=0.0).start)
+    assert learner.params["w"].is_contiguous() and learner.params["w"].equal(turned)
