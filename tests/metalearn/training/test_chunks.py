@@ -114,9 +114,10 @@ def test_samples_that_may_be_normalised_together_are_not_halved() -> None:
         ways=2, train_drawings=10, val_drawings=5, image_size=8, channels=1, known=2, seeds=Seeds(0, 0)
     )
     model = conv4(channels=1, image_size=8, filters=2, downsample="stride", ways=2, transductive=True)
-    whole = supervised(model=model)
+    whole, tried = supervised(model=model), list[int]()
 
     def small(params: Params, episode: Episode) -> Metrics:
+        tried.append(episode.query.x.shape[1])
         raise torch.cuda.OutOfMemoryError("CUDA out of memory.")
 
     functions = chunk_functions(
@@ -124,3 +125,4 @@ def test_samples_that_may_be_normalised_together_are_not_halved() -> None:
     )  # fmt: skip
     with pytest.raises(torch.cuda.OutOfMemoryError):
         functions.evaluate(whole.init(torch.Generator().manual_seed(0)), "val", torch.arange(4))
+    assert tried == [4]
