@@ -31,7 +31,16 @@ from metalearn.reporting.loggers.protocol import Picture, Window
 from metalearn.reporting.logging import SILENT, RunLog
 from metalearn.reporting.plots import adaptation, learning_curve
 from metalearn.reporting.report import REPORT, ShownLearner, ShownTask, write_report
-from metalearn.runs.checkpoint import NO_CHECKPOINTS, Checkpointer, Snapshot, fitted, from_bytes, rewind, to_bytes
+from metalearn.runs.checkpoint import (
+    NO_CHECKPOINTS,
+    ORIGIN,
+    Checkpointer,
+    Snapshot,
+    fitted,
+    from_bytes,
+    rewind,
+    to_bytes,
+)
 from metalearn.runs.folder import (
     PATIENCE,
     PAUSED,
@@ -39,13 +48,14 @@ from metalearn.runs.folder import (
     check_copy,
     copy_best,
     inspect,
+    is_own,
     report_if_done,
     write_result,
 )
 from metalearn.runs.metrics import figures_of, main_metric, write_table
 from metalearn.runs.seen import KEY, Seen, from_meta, to_meta
 from metalearn.runs.signals import NEVER, Interrupted, Stops
-from metalearn.storage.files import is_disk_fault, real
+from metalearn.storage.files import is_disk_fault
 from metalearn.tasks.common.identities import class_names_of
 from metalearn.training.chunks import episodes_of, placing
 from metalearn.training.compatibility import check_compatible
@@ -193,7 +203,7 @@ def train_and_test(job: Job, parts: Parts, state: FolderState, strategy: Strateg
     for line in filter(None, (content.copies, content.shared) if state.snapshot is None else ()):
         log.warning("dataset: %s", line)
     commands = commands_of(job, state.snapshot)
-    noted = {DATA: data, COMMANDS: commands}
+    noted = {DATA: data, COMMANDS: commands, ORIGIN: state.snapshot and state.snapshot.meta.get(ORIGIN)}
     run = make_run(job, parts, strategy, parts.checkpointer, run_log, stops, seen, noted)
     log_start(job, parts, run)
     try:
@@ -358,7 +368,7 @@ def _is_free(word: str, job: Job) -> bool:
     """Whether an argument only says how, or how long, this process runs."""
     key, _, value = word.partition("=")
     if key == "resume":
-        return value in ("auto", "never") or real(Path(job.config.resume)).is_relative_to(real(job.run_dir))
+        return value in ("auto", "never") or is_own(job.run_dir, job.config.resume)
     return key in ("pause_after", "workers", "checkpoint.every")
 
 

@@ -49,6 +49,9 @@ log = logging.getLogger(__name__)
 
 FILES = ("params.safetensors", "state.pt", "meta.json", "manifest.json")
 
+ORIGIN = "origin"
+"""The key of the checkpoint of another run, by `origin_of`, from which `resume` has begun a run, in its checkpoints."""
+
 _WENT_BACK = ".went_back"
 """The file in which `rewind` notes its job. A restart of that job must not go back a second time."""
 
@@ -301,6 +304,16 @@ def latest(run_dir: Path, check: Callable[[Snapshot], object] = lambda snapshot:
     if paths:
         raise ConfigError(f"{run_dir}: none of its checkpoints can be read; type run=NAME to start in another folder")
     return None
+
+
+def origin_of(path: Path) -> str | None:
+    """What names the checkpoint in the folder `path`, wherever it lies: its step and the digest of its parameters; None
+    if they cannot be read."""
+    try:
+        digest = read_object(path / "manifest.json")["params.safetensors"]
+        return f"step {read_object(path / 'meta.json')['step']} of {digest}"
+    except (OSError, ValueError, KeyError):
+        return None
 
 
 def has_checkpoints(run_dir: Path) -> bool:

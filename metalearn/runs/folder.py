@@ -19,7 +19,16 @@ from metalearn.config.names import FREE_KEYS
 from metalearn.config.saved import FORMER_KEYS, FORMERLY
 from metalearn.config.values import Config, differences, is_below, leaves, to_container
 from metalearn.errors import ConfigError, RunError
-from metalearn.runs.checkpoint import FILES, Snapshot, fitted, has_gone_back, latest, read_named
+from metalearn.runs.checkpoint import (
+    FILES,
+    ORIGIN,
+    Snapshot,
+    fitted,
+    has_gone_back,
+    latest,
+    origin_of,
+    read_named,
+)
 from metalearn.runs.metrics import BY_SET, PARTS, describe, from_json, jsonable, main_metric
 from metalearn.storage.files import (
     RefusedFileError,
@@ -79,7 +88,8 @@ def inspect(run_dir: Path, config: DictConfig, start: Params, restore: Callable[
 
     Raises:
         ConfigError: the folder holds another run, a run that has done more steps, or something that is no run; or the
-            checkpoint that `resume` names has a config that differs in more than `resume_changes`.
+            checkpoint that `resume` names has a config that differs in more than `resume_changes`, or is not the one
+            that the run in the folder began from.
     """
     resume, steps = config.resume, config.trainer.steps
     path = None if resume in ("auto", "never") else Path(resume)
@@ -95,6 +105,8 @@ def inspect(run_dir: Path, config: DictConfig, start: Params, restore: Callable[
 
     def check_own(saved: Snapshot) -> None:
         _refuse_other(run_dir, saved.meta["config"], to_container(config))
+        if path is not None and not is_own(run_dir, resume):
+            _refuse_other_origin(run_dir, path, saved, config)
         _refuse_further(run_dir, saved.meta["step"], steps)
         _check_restorable(saved, start, restore)
 
@@ -108,6 +120,7 @@ def inspect(run_dir: Path, config: DictConfig, start: Params, restore: Callable[
             fitted("resume", path, snapshot.params, start, "; type the model of that run")
             for name in ("pending", "digest"):  # of another run's log
                 snapshot.state.pop(name, None)
+            snapshot.meta[ORIGIN] = origin_of(path)
         _refuse_further(path, snapshot.meta["step"], steps)
         try:
             _check_restorable(snapshot, start, restore)
@@ -132,8 +145,12 @@ def _check_restorable(saved: Snapshot, start: Params, restore: Callable[[Snapsho
 
 def rewinds(run_dir: Path, resume: str) -> bool:
     """Whether `resume` names a checkpoint of this very run, to which it has not gone back yet."""
-    own = resume not in ("auto", "never") and real(Path(resume)).is_relative_to(real(run_dir))
-    return own and not has_gone_back(run_dir)
+    return is_own(run_dir, resume) and not has_gone_back(run_dir)
+
+
+def is_own(run_dir: Path, resume: str) -> bool:
+    """Whether `resume` names a checkpoint in the run folder."""
+    return resume not in ("auto", "never") and real(Path(resume)).is_relative_to(real(run_dir))
 
 
 def report_if_done(run_dir: Path, config: DictConfig, state: FolderState | None) -> str | None:
@@ -354,6 +371,16 @@ def _refuse_other(place: Path, old: Mapping[str, Any], new: Config, free: Sequen
         raise ConfigError(
             f"{place} holds a run with another config:\n{_listed(changes)}\n"
             "type run=NAME to keep both, or the same values to go on"
+        )
+
+
+def _refuse_other_origin(run_dir: Path, path: Path, saved: Snapshot, config: DictConfig) -> None:
+    # A restarted job has the arguments of its first start, and a link such as `last` may have moved since.
+    if origin_of(path) != saved.meta.get(ORIGIN) and not restarted():
+        without = " 'resume_changes=[]'" if config.resume_changes else ""
+        raise ConfigError(
+            f"resume={path}: {run_dir} holds a run that has not begun from this checkpoint; type run=NAME to begin "
+            f"from it in another folder, or resume=auto{without} to go on with the run that is there"
         )
 
 

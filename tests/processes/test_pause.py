@@ -211,6 +211,25 @@ def test_a_run_begins_from_another_ones_checkpoint_with_the_changes_that_it_name
     assert result_of(folder)["val"]["step"] == 100  # the donor's best is not ours
 
 
+def test_a_run_goes_on_with_the_checkpoint_it_began_from_and_with_no_other(
+    whole: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder, donor = tmp_path / "run", tmp_path / "donor"
+    first, second = (f"resume={path}/checkpoints/last" for path in (whole, donor))
+    run(donor, "trainer.steps=40")
+    named = ("resume_changes=[optimizer.lr]", "optimizer.lr=0.01", "trainer.steps=100")
+    run(folder, *named, first, "pause_after=90")
+    assert "going on after step 90" in run(folder, *named, first)
+    done = "100 steps, "
+    assert done in run(folder, *named, first) and done in run(folder, *named, "resume=auto", "resume_changes=[]")
+    for place, begun in ((folder, second), (whole, second)):
+        own = named if place == folder else ()
+        assert train.main([*TINY, *own, begun, f"hydra.run.dir={place}"]) == 2
+        message = f"{begun}: {place} holds a run that has not begun from this checkpoint; type run=NAME to"
+        assert message in capsys.readouterr().err
+    assert "going on after step 40" in run(tmp_path / "other", *named, second)
+
+
 def test_a_run_that_has_saved_needs_the_checkpoint_no_more_that_it_began_from(whole: Path, tmp_path: Path) -> None:
     donor, folder = tmp_path / "donor", tmp_path / "run"
     shutil.copytree((whole / "checkpoints/best").resolve(), donor)
