@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from omegaconf import OmegaConf
+from omegaconf import DictConfig, OmegaConf
 
 from metalearn.algorithms.common.ensemble import ensemble, joined
 from metalearn.app import ranks
@@ -24,10 +24,11 @@ from metalearn.app.parts import (
     put_together,
 )
 from metalearn.app.process import set_up_torch
+from metalearn.app.run import DATA
 from metalearn.app.unseen import UNKNOWN, check_unseen, warn_of_seen_drawers
 from metalearn.config.foreign import check_saved
 from metalearn.config.saved import changed_config
-from metalearn.config.values import quoted
+from metalearn.config.values import differences, quoted, to_container
 from metalearn.errors import ConfigError, DataError, MixedWorkersError, RunError, printable
 from metalearn.reporting.loggers.protocol import Window
 from metalearn.reporting.logging import log_to_terminal
@@ -116,6 +117,7 @@ def evaluate_members(request: Request, members: Sequence[Member], notes: Sequenc
             for note in notes:
                 log.warning("%s", note)
             warn_of_seen_drawers(counted)
+            warn_of_other_data(parts, job.config, members[0], request.overrides)
             return lead(request, job, parts, members, params, counted)
 
 
@@ -164,6 +166,23 @@ def notes_on(members: Sequence[Member]) -> list[str]:
         notes += other_model(f"{key}={path}", config, configs[0])
         notes += other_algorithm(f"{key}={path}", config, configs[0])
     return notes
+
+
+def warn_of_other_data(parts: Parts, config: DictConfig, member: Member, overrides: Sequence[str]) -> None:
+    """Logs a line if the data are not those of the training, as where its folder is gone and `METALEARN_DATA` names
+    another one, unless the overrides ask for others."""
+    saved, own = member.saved.meta["config"], to_container(config)
+    named = ("dataset", "algorithm")  # what the digest depends on; some algorithms see the data as plain samples
+    changed = differences(*({name: whole[name] for name in named} for whole in (saved, own)))
+    typed = any(text.startswith("dataset.root=") for text in overrides)
+    if typed or any(key not in ("dataset.root", "dataset.shards", "dataset.download") for key in changed):
+        return
+    if parts.content().is_known_otherwise(member.saved.meta.get(DATA)):
+        trained, root = saved["dataset"].get("root"), own["dataset"].get("root")
+        log.warning(
+            "dataset.root=%s: the data there are not those that %s=%s was trained on, with dataset.root=%s; bring "
+            "those back, or type dataset.root=%s to evaluate on these", root, member.key, member.path, trained, root,
+        )  # fmt: skip
 
 
 def params_for(parts: Parts, member: Member) -> Params:

@@ -5,6 +5,7 @@ import json
 import logging
 import os
 import struct
+import sys
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
@@ -28,7 +29,7 @@ from metalearn.tasks.image_folder import image_folder
 from metalearn.training.compatibility import check_compatible
 from metalearn.types import Batch, Episode, GivesSamples, TaskSource, Unit
 from tests.metalearn.flat import source_of
-from tests.runs import ROOT, Start, slow
+from tests.runs import ROOT, Program, Start, slow
 
 Pixels = NDArray[np.uint8]
 Known = dict[bytes, tuple[str, int]]
@@ -692,6 +693,24 @@ def test_a_run_does_not_go_on_with_other_pictures_unless_it_is_told_to(tmp_path:
         Image.new("RGB", (SIZE, SIZE), "white").save(path)
     reported = start(*own, "run=second").wait()
     assert reported.code == 0 and "have changed since this run: what follows is its result" in reported.text
+
+
+@pytest.mark.thorough
+def test_an_evaluation_says_so_if_its_data_are_not_those_of_the_training(tmp_path: Path, start: Start) -> None:
+    root, moved, other = (tmp_path / name for name in ("animals", "moved", "other"))
+    put(root, ANIMALS)
+    put(other, ANIMALS)
+    for path in other.rglob("*.png"):
+        Image.new("RGB", (SIZE, SIZE), "grey").save(path)
+    trained = start(*SHORT, f"dataset.root={root}", "run=first").wait()
+    assert trained.code == 0, trained.text
+    root.rename(moved)
+    (best,) = tmp_path.glob("outputs/*/first/checkpoints/best")
+    message = f"dataset.root={other}: the data there are not those that checkpoint={best} was trained on, with dataset."
+    for data, more, said in ((moved, (), False), (other, (), True), (other, (f"dataset.root={other}",), False)):
+        command = [sys.executable, "-m", "metalearn", "evaluate", f"checkpoint={best}", *more]
+        outcome = Program(command, tmp_path, {"METALEARN_DATA": str(data)}).wait()
+        assert outcome.code == 0 and (message in outcome.text) is said, outcome.text
 
 
 @pytest.mark.thorough
