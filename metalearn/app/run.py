@@ -344,7 +344,22 @@ def resume_or_begin(job: Job, parts: Parts, state: FolderState) -> tuple[TrainSt
     if job.config.resume not in ("auto", "never") and not from_meta(state.snapshot.meta).complete:
         log.warning("resume=%s: %s", job.config.resume, UNKNOWN)
     log.info("going on after step %d", progress.step)
+    warn_of_other_rates(parts, state.snapshot, progress.step)
     return learner, progress
+
+
+def warn_of_other_rates(parts: Parts, saved: Snapshot, done: int) -> None:
+    """Logs a line if a run of so many steps has other rates in the steps that are done: with a schedule that falls
+    towards the last step."""
+    steps, trainer = parts.settings.steps, saved.meta["config"].get("trainer")
+    before = trainer.get("steps") if isinstance(trainer, Mapping) else None
+    if not done or not isinstance(before, int) or before == steps:
+        return
+    if parts.outer.rate(done, before) != parts.outer.rate(done, steps):
+        log.warning(
+            "trainer.steps=%d: the rates of steps 1 to %d were those of a run of %d steps, so the result is not that "
+            "of %d steps at once; type run=NAME for that", steps, done, before, steps,
+        )  # fmt: skip
 
 
 def seen_by(parts: Parts, begun: Snapshot | None) -> Seen:
