@@ -119,6 +119,7 @@ def look_into_folder(job: Job, parts: Parts) -> FoundInFolder:
     if done is not None and state.snapshot is not None:
         check_reported(state.snapshot, job.config, parts.source, parts.settings.steps)
         warn_of_other_data(job, parts, state.snapshot)
+        warn_of_patience(job, state)
     if state.result is not None:
         hand_out(job)
     return FoundInFolder(state, done)
@@ -168,6 +169,20 @@ def warn_of_other_data(job: Job, parts: Parts, saved: Snapshot) -> None:
         log.warning(
             "dataset: the data of dataset=%s have changed since this run: what follows is its result with those of "
             "then; type run=NAME for a run with these", job.config.dataset._target_,
+        )  # fmt: skip
+
+
+def warn_of_patience(job: Job, state: FolderState) -> None:
+    """Logs a line where `trainer.patience` would have ended a run that is complete, and may have ended it earlier."""
+    patience = job.config.trainer.get(PATIENCE)
+    if patience is None or state.result is None or state.snapshot is None or state.result.get(PATIENCE) == patience:
+        return
+    before = trainer_of(state.snapshot).get(PATIENCE)
+    if before != patience:
+        log.warning(
+            "trainer.patience=%s: ends no run that is complete, and this one has done its %d steps with "
+            "trainer.patience=%s; type run=NAME for a run with this patience",
+            patience, state.result["steps"], "null" if before is None else before,
         )  # fmt: skip
 
 
@@ -351,8 +366,7 @@ def resume_or_begin(job: Job, parts: Parts, state: FolderState) -> tuple[TrainSt
 def warn_of_other_rates(parts: Parts, saved: Snapshot, done: int) -> None:
     """Logs a line if a run of so many steps has other rates in the steps that are done: with a schedule that falls
     towards the last step."""
-    steps, trainer = parts.settings.steps, saved.meta["config"].get("trainer")
-    before = trainer.get("steps") if isinstance(trainer, Mapping) else None
+    steps, before = parts.settings.steps, trainer_of(saved).get("steps")
     if not done or not isinstance(before, int) or before == steps:
         return
     if parts.outer.rate(done, before) != parts.outer.rate(done, steps):
@@ -360,6 +374,12 @@ def warn_of_other_rates(parts: Parts, saved: Snapshot, done: int) -> None:
             "trainer.steps=%d: the rates of steps 1 to %d were those of a run of %d steps, so the result is not that "
             "of %d steps at once; type run=NAME for that", steps, done, before, steps,
         )  # fmt: skip
+
+
+def trainer_of(saved: Snapshot) -> Mapping[str, Any]:
+    """The keys below `trainer` that a checkpoint, which may be of any origin, was trained with."""
+    trainer = saved.meta["config"].get("trainer")
+    return trainer if isinstance(trainer, Mapping) else {}
 
 
 def seen_by(parts: Parts, begun: Snapshot | None) -> Seen:

@@ -119,6 +119,12 @@ def test_only_the_validation_of_a_pause_gives_way_to_a_worse_one(monkeypatch: py
     assert paused.best is not None and paused.best["step"] == 10
 
 
+def test_a_patience_that_comes_too_late_is_named(whole: Path) -> None:
+    late = "trainer.patience=1: ends no run that is complete, and this one has done its 80 steps with trainer.patience="
+    assert f"{late}null; type run=NAME" in run(whole, "trainer.patience=1")
+    assert late not in run(whole)
+
+
 @pytest.mark.parametrize("ranks", [(), pytest.param(("workers=2", "strategy=ddp"), marks=slow)])
 def test_a_run_pauses_validated_and_saved_and_goes_on_to_the_same_bits(
     ranks: tuple[str, ...], whole: Path, tmp_path: Path
