@@ -153,7 +153,7 @@ def test_overrides_that_do_not_fit_are_refused(
         ([checkpoint, "dataset.wayz=20"], "did you mean dataset.ways?"),
         ([checkpoint, "on=train"], "on=train: must be one of test, val"),
         ([checkpoint, "model.filters=32"], "holds parameters of another model"),
-        ([checkpoint, "algorithm=supervised"], "this algorithm is evaluated on plain samples"),
+        ([checkpoint, "algorithm=supervised"], "algorithm=supervised wants one problem with the same classes"),
         ([checkpoint, "optimizer.lr=1"], "optimizer.lr=1: has no effect on an evaluation"),
         (["checkpoint=nowhere"], "checkpoint=nowhere: must be the folder of a checkpoint"),
         (["tasks=4"], "checkpoint: missing"),

@@ -119,10 +119,12 @@ def test_only_the_validation_of_a_pause_gives_way_to_a_worse_one(monkeypatch: py
     assert paused.best is not None and paused.best["step"] == 10
 
 
-def test_a_patience_that_comes_too_late_is_named(whole: Path) -> None:
-    late = "trainer.patience=1: ends no run that is complete, and this one has done its 80 steps with trainer.patience="
-    assert f"{late}null; type run=NAME" in run(whole, "trainer.patience=1")
-    assert late not in run(whole)
+def test_a_patience_that_comes_too_late_is_named(tmp_path: Path) -> None:
+    late = "trainer.patience=1: ends no run that is complete, and this one has done its 9 steps with trainer.patience="
+    own = ("trainer.steps=9", "trainer.val_every=2")
+    run(tmp_path / "run", *own)
+    assert f"{late}null; type run=NAME" in run(tmp_path / "run", *own, "trainer.patience=1")
+    assert late not in run(tmp_path / "run", *own)
 
 
 @pytest.mark.parametrize("ranks", [(), pytest.param(("workers=2", "strategy=ddp"), marks=slow)])
