@@ -2,6 +2,7 @@
 
 import difflib
 from collections.abc import Iterable
+from typing import Any
 
 
 def printable(text: str) -> str:
@@ -46,11 +47,12 @@ class DiskError(RunError):
 
 
 class DivergedError(RunError):
-    """A run whose loss or gradient is not finite; `step` was not applied."""
+    """A run whose loss or gradient is not finite; `step` was not applied. `progress` is where the run stood, if known,
+    as `metalearn.training.loop.Progress`."""
 
-    def __init__(self, message: str, step: int) -> None:
+    def __init__(self, message: str, step: int, progress: Any = None) -> None:
         super().__init__(message)
-        self.step = step
+        self.step, self.progress = step, progress
 
 
 class ForeignPackageError(ImportError):

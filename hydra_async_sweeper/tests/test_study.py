@@ -12,9 +12,11 @@ from optuna.samplers import BaseSampler, RandomSampler
 
 from hydra_async_sweeper import islands
 from hydra_async_sweeper import study as study_module
+from hydra_async_sweeper.outcome import result_of
 from hydra_async_sweeper.pruning import PruningWatch
 from hydra_async_sweeper.samplers import combinations, search_of
 from hydra_async_sweeper.settings import PACKAGES, settings_of
+from hydra_async_sweeper.slots import TrialExit
 from hydra_async_sweeper.space import Category, Number, Space, contains
 from hydra_async_sweeper.study import Study
 from hydra_async_sweeper.terms import COMPLETED, DIVERGED, FAILED, PRUNED, StudyError
@@ -270,11 +272,19 @@ def test_a_trial_that_has_not_completed_has_the_value_it_was_told_with(tmp_path:
     for number in range(3):
         study.report(number, 10, 0.9)
         study.report(number, 20, 0.4)
-    study.tell(0, PRUNED, (0.9,))
+    study.tell(0, PRUNED, (0.9,), seconds=100.5)
     study.tell(1, DIVERGED, None)
     study.tell(2, PRUNED, None)
     assert [trial.values for trial in study.finished()] == [(0.9,), None, None]
+    own, by_clock, _ = (trial.seconds for trial in study.finished())
+    assert own == 100.5 and by_clock is not None and by_clock < 100  # a sweep may stand still for a night
     study.close()
+
+
+def test_a_run_says_how_many_seconds_it_took() -> None:
+    run = {"status": "completed", "seconds": 12.5, "val": {"mse": 1.0}}
+    ended = TrialExit(0, 0, {"status": "COMPLETED", "value": run})
+    assert result_of(ended, ["val.mse"], 1, searching=True, stopping=False).seconds == 12.5
 
 
 def test_a_watch_reads_the_file_of_a_resumed_trial_from_its_start(tmp_path: Path) -> None:

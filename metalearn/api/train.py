@@ -124,7 +124,7 @@ def train(
         check_unseen(seen_by(parts, None), parts.source, "val", seen_classes)
         log_network(parts.model)
         best, validation = _trained(parts, job, progress)
-        check_finite(job.config, "val", validation, parts.settings.steps)
+        check_finite(job.config, "val", validation, Progress(parts.settings.steps))
         # The sizes of a source of the user's own say nothing of how a photograph shall be shown.
         named = isinstance(tasks, str | Named)
         return learner_of(

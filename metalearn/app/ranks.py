@@ -280,7 +280,9 @@ def _train(job: Job, parts: Parts, state: FolderState, strategy: Strategy, stop:
         log.info("%s", stopped)
         return stop.exit_code  # 0 if a file has asked for it
     except DivergedError as error:
-        folder.write_result(job.run_dir, result_of(job, "diverged", Progress(error.step - 1)))
+        folder.write_result(
+            job.run_dir, result_of(job, "diverged", (error.progress or Progress())._replace(step=error.step - 1))
+        )
         raise
     hand_out(job)
     print(printable(folder.run_report(job.run_dir, result)))

@@ -229,7 +229,7 @@ def train_and_test(job: Job, parts: Parts, state: FolderState, strategy: Strateg
         ended = ended_by_patience(run.settings, progress)
         if ended:
             log.info("%s", no_better(run.settings, progress))
-        check_finite(job.config, "val", progress.best or {}, progress.step)
+        check_finite(job.config, "val", progress.best or {}, progress)
         best = parts.checkpointer.best()
         if best is None:
             raise RunError(f"{job.run_dir / 'checkpoints/best'}: is not there any more; the same command trains on")
@@ -240,7 +240,7 @@ def train_and_test(job: Job, parts: Parts, state: FolderState, strategy: Strateg
             seen, parts.source, "test", job.config.seen_classes
         )
         run_log.evaluation(progress.step, "test", test)
-        check_finite(job.config, "test", test, progress.step)
+        check_finite(job.config, "test", test, progress)
         result = result_of(job, "completed", progress) | {
             **({PATIENCE: run.settings.patience} if ended else {}),
             DATA: data,
@@ -275,7 +275,7 @@ def no_better(settings: TrainerSettings, progress: Progress) -> str:
     )
 
 
-def check_finite(config: DictConfig, split: str, figures: Mapping[str, Any], step: int) -> None:
+def check_finite(config: DictConfig, split: str, figures: Mapping[str, Any], progress: Progress) -> None:
     """Raises DivergedError for a validation or a test whose loss or metric is not finite: nothing can be compared with
     it."""
     wrong = [name for name in (main_metric(figures), "loss") if not math.isfinite(figures.get(name, 0.0))]
@@ -283,7 +283,8 @@ def check_finite(config: DictConfig, split: str, figures: Mapping[str, Any], ste
         return
     rate = OmegaConf.select(config, "algorithm.inner_lr")
     advice = "" if rate is None else f"; it may be algorithm.inner_lr={rate}: type algorithm.inner_lr={rate / 10:g}"
-    raise DivergedError(f"{split} {wrong[0]} is {figures[wrong[0]]}, so this run has no result{advice}", step + 1)
+    message = f"{split} {wrong[0]} is {figures[wrong[0]]}, so this run has no result{advice}"
+    raise DivergedError(message, progress.step + 1, progress)
 
 
 def evaluate_test(run: Run, params: Params, progress: Progress) -> Metrics:
@@ -324,7 +325,7 @@ def follow(job: Job, parts: Parts, strategy: Strategy) -> None:
     if begun.meta[CHUNK] is not None:
         run = run._replace(training=run.training._replace(chunk=begun.meta[CHUNK]))
     progress = fit(run, learner, progress)
-    check_finite(job.config, "val", progress.best or {}, progress.step)  # as on rank zero, which ends then
+    check_finite(job.config, "val", progress.best or {}, progress)  # as on rank zero, which ends then
     evaluate(run, learner.params, "test", parts.settings.test_tasks)
 
 

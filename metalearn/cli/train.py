@@ -45,6 +45,9 @@ def run_command(argv: Sequence[str], program: Program) -> int:
     sys.argv = [sys.argv[0], *flags, *overrides]  # where Hydra looks
     if arguments.shell_completion:  # install=bash and the like are no keys
         return show_by_hydra() or all_printed()
+    if arguments.multirun and (arguments.cfg or arguments.info):
+        flag = "--cfg" if arguments.cfg else "--info"
+        raise ConfigError(f"{flag}: shows one run, and --multirun asks for several; leave one of them out")
     if arguments.multirun:
         return run_sweep(program, overrides, run_job)
     composed = compose_config(overrides)

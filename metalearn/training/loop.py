@@ -163,6 +163,9 @@ def fit(run: Run, learner: TrainState, progress: Progress) -> Progress:
             progress = progress._replace(seconds=progress.seconds + settle(run, learner, updater, taken))
             log_steps(run, taken)
         raise stopped(run, learner, updater, progress, saved) from None
+    except DivergedError as error:
+        error.progress = progress
+        raise
     if last < steps:
         message = f"paused after step {progress.step}; pause_after=null goes on from there"
         raise Paused(message, progress)

@@ -59,6 +59,7 @@ def test_a_run_whose_test_is_not_finite_has_diverged(start: Start, tmp_path: Pat
     )
     result = json.loads((tmp_path / "outputs/maml_sinusoid/wild/result.json").read_text())
     assert result["status"] == "diverged" and "test" not in result
+    assert result["val"]["step"] == 0 and result["seconds"] > 0
 
 
 def test_two_ranks_that_are_started_by_hand_train_together(start: Start, tmp_path: Path) -> None:

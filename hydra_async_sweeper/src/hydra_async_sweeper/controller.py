@@ -178,7 +178,7 @@ class SweepController:
             self._again(trial, result)
             return
         self.returned[trial.number] = ended.outcome
-        self._study.tell(trial.number, result.outcome, result.values, failure=result.failure)
+        self._study.tell(trial.number, result.outcome, result.values, failure=result.failure, seconds=result.seconds)
         if result.outcome == FAILED:
             log.warning("trial %d: %s; its output: %s", trial.number, result.failure, self._slots.log_of(trial.number))
         self._told(trial.number)

@@ -18,11 +18,12 @@ STOP_CODES = (130, 143, -2, -15)
 
 
 class TrialResult(NamedTuple):
-    """How a trial has ended, with its values or the reason why there are none."""
+    """How a trial has ended, with its values or the reason why there are none, and the seconds that it says it took."""
 
     outcome: str
     values: Values | None = None
     failure: str = ""
+    seconds: float | None = None
 
 
 def direction_of(objective: str, maximized: Collection[str] = ()) -> Direction:
@@ -61,7 +62,8 @@ def result_of(
     if objective is None and not searching and not _is_numbers(value) and not isinstance(value, Mapping):
         return TrialResult(COMPLETED)
     if isinstance(value, Mapping) and "status" in value:
-        return _of_run(value, objective, count, stopping)
+        took = value.get("seconds")
+        return _of_run(value, objective, count, stopping)._replace(seconds=took if _is_numbers(took) else None)
     return _of_value(value, objective, count)
 
 

@@ -47,9 +47,10 @@ from hydra_async_sweeper.terms import (
 log = logging.getLogger("hydra_async_sweeper")
 
 OUTCOME, TOLD, VALUES, SAME_AS, RETRIES, FAILURE = "outcome", "told", "values", "same_as", "retries", "failure"
-PARENT = "parent"
+PARENT, SECONDS = "parent", "seconds"
 """Names of what is noted at a trial: how it ended; its place in the order of ends; its values; the trial whose values
-were copied; how often it has been run again; why it failed; and the trial whose checkpoint it goes on from."""
+were copied; how often it has been run again; why it failed; the trial whose checkpoint it goes on from; and the seconds
+that it says it took."""
 
 
 class Study:
@@ -165,13 +166,15 @@ class Study:
         return StartedTrial(number, params, parent)
 
     def tell(
-        self, number: int, outcome: str, values: Values | None, *, same_as: int | None = None, failure: str = ""
-    ) -> None:
+        self, number: int, outcome: str, values: Values | None, *, same_as: int | None = None, failure: str = "",
+        seconds: float | None = None,
+    ) -> None:  # fmt: skip
         """Notes how a trial has ended. If a value is not finite, it has diverged."""
         if values is not None and not all(map(math.isfinite, values)):
             outcome, values = DIVERGED, None
         storage, trial_id = self._study._storage, self._id(number)
         notes = {OUTCOME: outcome, TOLD: len(self.finished()), SAME_AS: same_as, FAILURE: failure or None}
+        notes[SECONDS] = seconds
         if outcome == PRUNED and values is not None:
             notes[VALUES] = list(values)  # Optuna keeps a pruned trial's last intermediate value
         for name, value in notes.items():
@@ -231,7 +234,9 @@ def finished_of(trial: FrozenTrial) -> FinishedTrial:
     """A trial that has ended, as Optuna has it."""
     notes = trial.user_attrs
     values = tuple(trial.values if trial.state == TrialState.COMPLETE else notes.get(VALUES, ())) or None
-    seconds = trial.duration.total_seconds() if trial.duration is not None else None
+    # Else by the clock, which also runs while a sweep that was stopped does not.
+    by_clock = trial.duration.total_seconds() if trial.duration is not None else None
+    seconds = notes.get(SECONDS, by_clock)
     outcome = str(notes.get(OUTCOME, FAILED))
     return FinishedTrial(
         trial.number, dict(trial.params), outcome, values, int(notes.get(TOLD, 0)), notes.get(SAME_AS),

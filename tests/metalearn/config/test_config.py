@@ -15,7 +15,7 @@ import pytest
 from hydra.core.global_hydra import GlobalHydra
 
 from distributed.strategies.common.work import WorkPlan
-from metalearn.app.job import Job
+from metalearn.app.job import Job, script
 from metalearn.app.parts import assemble, make_work
 from metalearn.cli import train
 from metalearn.config import check, options
@@ -490,6 +490,11 @@ def test_flags_may_stand_between_overrides(capsys: pytest.CaptureFixture[str]) -
     assert train.main(["seed=1", "--cfg", "job", "trainer.steps=7"]) == 0
     shown = capsys.readouterr().out
     assert "seed: 1\n" in shown and "steps: 7\n" in shown
+
+
+def test_a_multirun_shows_no_config() -> None:
+    with pytest.raises(ConfigError, match="--cfg: shows one run, and --multirun asks for several"):
+        train.run_command(["--multirun", "seed=0,1", "--cfg", "job"], script(ROOT / "train.py"))
 
 
 def test_real_numbers_have_a_smaller_inner_rate_by_default() -> None:
