@@ -3,8 +3,8 @@
     metalearn compare outputs/maml_omniglot/seed0 outputs/protonet_omniglot/seed0
     metalearn compare first=outputs/maml_omniglot/seed0 second=outputs/maml_omniglot/fast --output both.png
 
-NAME=FOLDER gives a run a name in the plot; without NAME it is the folder's path. Runs may still be running. Exit codes:
-0 drawn; 2 a folder holds no validated run, or the runs cannot be compared.
+NAME=FOLDER gives a run a name in the plot; without NAME, or if the whole is a folder, it is the folder's path. Runs may
+still be running. Exit codes: 0 drawn; 2 a folder holds no validated run, or the runs cannot be compared.
 """
 
 import argparse
@@ -15,7 +15,7 @@ from pathlib import Path
 from metalearn.cli.arguments import command_name
 from metalearn.errors import printable
 from metalearn.reporting.plots import Curve, comparison, curve_of
-from metalearn.storage.files import creating
+from metalearn.storage.files import creating, is_folder
 
 OK, BAD_USAGE = 0, 2
 
@@ -55,4 +55,6 @@ def named_curve(run: str) -> Curve:
         ValueError: the run has not been validated yet.
     """
     name, equals, folder = run.partition("=")
-    return curve_of(Path(folder if equals else run))._replace(name=name if equals else run)
+    if not equals or is_folder(Path(run)):  # by default, a folder is named by what was typed, KEY=VALUE
+        name = folder = run
+    return curve_of(Path(folder))._replace(name=name)

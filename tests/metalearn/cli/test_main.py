@@ -41,6 +41,15 @@ def test_runs_are_compared_in_one_plot(
     assert compare.main([str(tmp_path)]) == 2 and "metrics.jsonl" in capsys.readouterr().err
 
 
+def test_a_folder_that_is_named_by_what_was_typed_is_no_name_and_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    run_of(Path("seed0,optimizer.lr=0.01"), [0.5])
+    for typed, name in (("seed0,optimizer.lr=0.01", "seed0,optimizer.lr=0.01"), ("a=seed0,optimizer.lr=0.01", "a")):
+        assert compare.named_curve(typed).name == name
+
+
 @pytest.mark.parametrize(
     ("longest", "scale", "labels"), [(900, "linear", None), (20_000, "symlog", ["1,000", "10,000"])]
 )
