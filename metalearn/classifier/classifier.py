@@ -131,8 +131,6 @@ class PictureClassifier:
         whole_number("folds", self.folds, at_least=2)
         whole_number("seed", self.seed, at_least=0)
         classes, y = _sorted_classes(labels)
-        if len(classes) < 2:
-            raise ValueError(f"y: has one class, {classes[0] if classes else 'none'}; give two or more")
         order = torch.argsort(y, stable=True)  # so that the folds are the same, in whatever order the classes came
         self.classes_ = np.array(classes)
         self._features, self._y, self._names = features[order], y[order], [names[i] for i in order.tolist()]
@@ -289,24 +287,37 @@ class PictureClassifier:
     def add(self, found: Collected) -> "PictureClassifier":
         """Learns further pictures, of new classes or of known ones. Pictures that it has already count once."""
         self._check_fitted()
+        named = [self._class_named(label) for label in found.labels]
+        strange = sorted(label for label in set(named) if isinstance(label, str))
+        if strange and not isinstance(self.classes_[0], str):
+            raise ConfigError(
+                f"FOLDER: the class {strange[0]} is a text, and those of this classifier are numbers: "
+                f"{', '.join(map(str, self.classes_[:20]))}; name the folder by one of them, or fit anew"
+            )
         features = features_from_cache(self.opened(), found.pictures)
         new = [i for i, known in enumerate(self.has_learned(features)) if not known]
-        labels = [*self.classes_[self._y].tolist(), *(found.labels[i] for i in new)]
+        labels = [*self.classes_[self._y].tolist(), *(named[i] for i in new)]
         names = [*self._names, *(found.names[i] for i in new)]
         self._learn_features(torch.cat([self._features, features[new]]), labels, names)
         return self._show_wrong(found)
 
+    def _class_named(self, label: Any) -> Any:
+        """The class that a label is, or that a text names: folders and commands have texts for numbers, too."""
+        by_name = {str(known): known for known in self.classes_.tolist()}
+        return by_name.get(label, label)
+
     def remove(self, classes: Sequence[Any]) -> "PictureClassifier":
-        """Forgets classes.
+        """Forgets classes. A class that is a number may be named by its text.
 
         Raises:
             ValueError: a class that it does not have, or fewer than two are left.
         """
         self._check_fitted()
-        for label in classes:
-            if label not in self.classes_:
+        gone = [self._class_named(label) for label in classes]
+        for label in gone:
+            if label not in self.classes_.tolist():
                 raise ConfigError(f"{label}: is no class of it; allowed: {', '.join(map(str, self.classes_[:20]))}")
-        stays = torch.from_numpy(~np.isin(self.classes_[self._y], np.array(list(classes))))
+        stays = torch.from_numpy(~np.isin(self.classes_[self._y], np.array(gone)))
         labels = self.classes_[self._y[stays]].tolist()
         names = [name for name, kept in zip(self._names, stays.tolist(), strict=True) if kept]
         self._learn_features(self._features[stays], labels, names)
@@ -487,8 +498,18 @@ class PictureClassifier:
 
 
 def _sorted_classes(labels: Sequence[Any]) -> tuple[list[Any], Tensor]:
-    """The classes, sorted, and the place of each label among them."""
-    classes = sorted(set(labels), key=lambda label: (str(type(label)), label))
+    """The classes, sorted, and the place of each label among them.
+
+    Raises:
+        ValueError: labels of several types, which numpy and Python would make equal or convert; or one class.
+    """
+    kinds = {type(label): label for label in labels}
+    if len(kinds) > 1:
+        shown = ", ".join(f"{label!r} ({kind.__name__})" for kind, label in kinds.items())
+        raise ValueError(f"y: has labels of several types: {shown}; give one type, such as [str(label) for label in y]")
+    classes = sorted(set(labels))
+    if len(classes) < 2:
+        raise ValueError(f"y: has one class, {classes[0] if classes else 'none'}; give two or more")
     place = {label: number for number, label in enumerate(classes)}
     return classes, torch.tensor([place[label] for label in labels])
 
@@ -498,6 +519,8 @@ def _plain(label: Any) -> Any:
     value = label.item() if hasattr(label, "item") else label
     if not isinstance(value, str | int | float | bool):
         raise ValueError(f"y={value!r}: a label must be a text or a number")
+    if isinstance(value, int) and not -(2**63) <= value < 2**63:
+        raise ValueError(f"y={str(value)[:30]}: is a number of more than 64 bits; give its text, str(label)")
     if isinstance(value, float) and not value.is_integer():
         raise ValueError(f"y={value!r}: Unknown label type: continuous; give classes, as texts or whole numbers")
     return value

@@ -93,8 +93,12 @@ def write(folder: Path, saved: Saved, *, replace: bool, weights: Weights | None,
         page: None: the folder has no page and no commands, which name folders of this machine.
 
     Raises:
-        ConfigError: there is something else there, or it cannot be written.
+        ConfigError: there is something else there, it cannot be written, or `read` would refuse it.
     """
+    try:
+        _check(saved)
+    except ValueError as error:
+        raise ConfigError(f"path={folder}: cannot be saved, since nothing could load it: {error}") from error
     if not (replace and (folder / DESCRIPTION).is_file()):
         refuse_used("path", folder)
     content: dict[str, Any] = {"format": FORMAT_WITH_TUNED if saved.tuned else FORMAT}

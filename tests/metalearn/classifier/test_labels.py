@@ -1,0 +1,80 @@
+"""Labels of a classifier: texts and numbers, in Python, folders and commands."""
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from metalearn.classifier.backbones import Backbone, of_module
+from metalearn.classifier.classifier import PictureClassifier
+from metalearn.classifier.saved import FILES
+from metalearn.cli import add, predict, remove
+from tests import drawn_pictures
+from tests.metalearn.classifier.test_classifier import said
+
+pytestmark = pytest.mark.thorough
+
+THINGS = ("fish", "ring", "star")
+
+
+@pytest.fixture
+def backbone() -> Backbone:
+    torch.manual_seed(0)
+    return of_module(nn.Sequential(nn.Conv2d(3, 4, 4, 4), nn.Flatten()), size=8)
+
+
+@pytest.fixture
+def numbered(tmp_path: Path) -> tuple[Path, Path]:
+    """A classifier whose classes are 1, 2 and 3, and further pictures of them in folders."""
+    paths = sorted(drawn_pictures.put(tmp_path / "a", 3, things=THINGS).glob("*/*.png"))
+    labels = [1 + THINGS.index(path.parent.name) for path in paths]
+    PictureClassifier(head="class means").fit(paths, labels).save(tmp_path / "c")
+    more = drawn_pictures.put(tmp_path / "b", 2, seed=1, things=THINGS)
+    for number, name in enumerate(THINGS, start=1):
+        (more / name).rename(more / str(number))
+    return tmp_path / "c", more
+
+
+def pictures(count: int) -> list[Any]:
+    generator = np.random.default_rng(0)
+    return [generator.integers(0, 256, (8, 8, 3), np.uint8) for _ in range(count)]
+
+
+def test_folders_and_commands_name_classes_that_are_numbers(numbered: tuple[Path, Path], tmp_path: Path) -> None:
+    classifier, more = numbered
+    assert "6 new pictures, 0 that it had; 3 classes" in said(add.main, classifier, more)
+    assert PictureClassifier.load(classifier).classes_.tolist() == [1, 2, 3]
+    before = {name: (classifier / name).read_bytes() for name in FILES if (classifier / name).exists()}
+    shutil.copytree(more / "1", tmp_path / "other/4")
+    message = said(add.main, classifier, tmp_path / "other", code=2)
+    assert "FOLDER: the class 4 is a text, and those of this classifier are numbers: 1, 2, 3" in message
+    assert before == {name: (classifier / name).read_bytes() for name in before}
+    assert "is no class of it; allowed: 1, 2, 3" in said(remove.main, classifier, "4", code=2)
+    said(remove.main, classifier, "1")
+    assert PictureClassifier.load(classifier).classes_.tolist() == [2, 3]
+    said(predict.main, classifier, more)
+
+
+@pytest.mark.parametrize("labels", [[1, "a"], [1, "1"], [1, True], [1.0, 2]])
+def test_labels_of_several_types_are_refused(labels: list[Any], backbone: Backbone) -> None:
+    with pytest.raises(ValueError, match=r"y: has labels of several types: .* \((int|float)\), .*; give one type"):
+        PictureClassifier(backbone).fit(pictures(4), [*labels, *labels])
+
+
+def test_labels_that_no_file_keeps_are_refused(backbone: Backbone) -> None:
+    with pytest.raises(ValueError, match="is a number of more than 64 bits"):
+        PictureClassifier(backbone).fit(pictures(4), [2**70, 1, 2**70, 1])
+
+
+def test_nothing_is_saved_that_could_not_be_loaded(backbone: Backbone, tmp_path: Path) -> None:
+    classifier = PictureClassifier(backbone).fit(pictures(4), [1, 2, 1, 2])
+    classifier.save(tmp_path / "c")
+    before = (tmp_path / "c" / FILES[0]).read_bytes()
+    classifier.classes_ = np.array(["1", "1"])
+    with pytest.raises(ValueError, match="cannot be saved, since nothing could load it: classes must be there once"):
+        classifier.save(tmp_path / "c", replace=True)
+    assert (tmp_path / "c" / FILES[0]).read_bytes() == before
