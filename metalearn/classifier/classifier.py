@@ -415,7 +415,7 @@ class PictureClassifier:
         """The SHA-256 of the features and labels that it has learned from, in whatever order."""
         self._check_fitted()
         rows = zip(self._features, self._y.tolist(), strict=True)
-        each = sorted(row.numpy().tobytes() + str(self.classes_[y]).encode() for row, y in rows)
+        each = sorted(row.numpy().tobytes() + str(self.classes_[y]).encode(errors="surrogateescape") for row, y in rows)
         return hashlib.sha256(b"".join(each)).hexdigest()
 
     @classmethod

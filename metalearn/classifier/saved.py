@@ -119,8 +119,9 @@ def write(folder: Path, saved: Saved, *, replace: bool, weights: Weights | None,
                 content[WEIGHTS_DIGEST] = sha256_of(fresh[WEIGHTS])
             save_file(tensors, fresh[TENSORS])
             content["sha256"] = _digest(content, fresh[TENSORS])
-            written = json.dumps(content, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
-            fresh[DESCRIPTION].write_text(written, encoding="utf-8", errors="surrogateescape")
+            # ASCII: a file's name that is not UTF-8 would make a file that is not, which nothing reads.
+            written = json.dumps(content, indent=1, allow_nan=False) + "\n"
+            fresh[DESCRIPTION].write_text(written, encoding="ascii")
             if text is not None:
                 fresh[REPORT].write_text(text, encoding="ascii")
             for file, path in fresh.items():

@@ -276,7 +276,10 @@ def write_atomically(path: Path, text: str, *, mode: int = 0o666) -> None:
     temporary = path.with_name(f".{path.name}.tmp")
     with writing(path):
         temporary.unlink(missing_ok=True)  # left by a kill, or a link to somebody's file
-        with open(temporary, "x", encoding="utf-8", opener=lambda name, flags: os.open(name, flags, mode)) as file:
+        with open(
+            temporary, "x", encoding="utf-8", errors="surrogateescape",  # the names of files may not be UTF-8
+            opener=lambda name, flags: os.open(name, flags, mode),
+        ) as file:  # fmt: skip
             file.write(text)
             file.flush()
             os.fsync(file.fileno())
