@@ -36,6 +36,9 @@ FORMAT, FORMAT_WITH_TUNED = FORMATS = 1, 2
 _TUNED = "tuned."
 """Begins the names of tuned weights."""
 
+LARGEST = 2**26
+"""Bytes of classifier.json: the confusion matrix of 5,500 classes, or the names of a million pictures."""
+
 MOST_CLASSES, MOST_PICTURES = 10_000, 1_000_000
 _LONGEST_NOTE = 200
 """Characters of a text that is shown."""
@@ -120,7 +123,13 @@ def write(folder: Path, saved: Saved, *, replace: bool, weights: Weights | None,
             save_file(tensors, fresh[TENSORS])
             content["sha256"] = _digest(content, fresh[TENSORS])
             # ASCII: a file's name that is not UTF-8 would make a file that is not, which nothing reads.
-            written = json.dumps(content, indent=1, allow_nan=False) + "\n"
+            # On one line: the confusion matrix has a number for each two classes.
+            written = json.dumps(content, separators=(",", ":"), allow_nan=False) + "\n"
+            if len(written) > LARGEST:
+                raise ConfigError(
+                    f"path={folder}: {DESCRIPTION} would have {len(written):,} bytes, and at most {LARGEST:,} are "
+                    f"read: its {len(saved.classes)} classes or the names of its pictures are too many; fit fewer"
+                )
             fresh[DESCRIPTION].write_text(written, encoding="ascii")
             if text is not None:
                 fresh[REPORT].write_text(text, encoding="ascii")
@@ -148,7 +157,7 @@ def _page(folder: Path, saved: Saved, page: Page, commands: list[str]) -> str:
 
 def _commands(folder: Path) -> list[str]:
     """The commands that have made the classifier in a folder, which may be of any origin."""
-    found = read_json(folder / DESCRIPTION).get("commands")
+    found = read_json(folder / DESCRIPTION, LARGEST).get("commands")
     return [command for command in found if isinstance(command, str)] if isinstance(found, list) else []
 
 
@@ -176,7 +185,7 @@ def read(folder: Path, key: str, *, links: bool = False) -> Saved:
             # A folder from elsewhere must not lead to other files of this machine.
             if (folder / name).is_symlink() and not links:
                 raise ValueError(f"{name} is a link; copy the file that it leads to")
-        content = read_object(folder / DESCRIPTION)
+        content = read_object(folder / DESCRIPTION, LARGEST)
         check_header(folder / TENSORS)
         signed = content.pop("sha256", None)
         if signed is not None and signed != _digest(content, folder / TENSORS):  # earlier versions wrote none

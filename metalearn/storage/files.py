@@ -100,14 +100,14 @@ def _integer(text: str) -> int:
     return number
 
 
-def read_object(path: Path) -> dict[str, Any]:
-    """The JSON object in a file.
+def read_object(path: Path, at_most: int = LARGEST_JSON) -> dict[str, Any]:
+    """The JSON object in a file of at most so many bytes.
 
     Raises:
         OSError, RefusedFileError: as `open_regular`; or it is nested too deeply.
         ValueError: it holds no JSON object.
     """
-    text = read_bounded(path, LARGEST_JSON)
+    text = read_bounded(path, at_most)
     try:
         content = json.loads(text, parse_int=_integer)
     except RecursionError as error:
@@ -120,14 +120,14 @@ def read_object(path: Path) -> dict[str, Any]:
     return content
 
 
-def read_json(path: Path) -> dict[str, Any]:
+def read_json(path: Path, at_most: int = LARGEST_JSON) -> dict[str, Any]:
     """As `read_object`; empty if there is no such file, or it is refused or holds no JSON object.
 
     Raises:
         ConfigError: the file is there, and may not be read.
     """
     try:
-        return read_object(path)
+        return read_object(path, at_most)
     except (FileNotFoundError, NotADirectoryError, ValueError):
         return {}
     except OSError as error:
