@@ -25,7 +25,7 @@ from metalearn.classifier.backbones import DEFAULT, OF_CODE, Backbone, backbone_
 from metalearn.classifier.collected import Collected, all_seen, features_from_cache, without_copies
 from metalearn.classifier.heads import AUTO, HEADS, State, centred, class_means
 from metalearn.classifier.page import MOST_SHOWN
-from metalearn.classifier.saved import FILES, WEIGHTS, Page, Saved, Weights, read, write
+from metalearn.classifier.saved import FILES, Page, Place, Saved, Weights, read, write
 from metalearn.errors import ConfigError
 from metalearn.reporting.provenance import made_with
 
@@ -93,6 +93,9 @@ class PictureClassifier:
 
     _tuned: Mapping[str, Tensor] = MappingProxyType({})
     """Weights in place of those of the backbone."""
+
+    _place: Place | None = None
+    """Where it was loaded."""
 
     # Learning
 
@@ -330,7 +333,8 @@ class PictureClassifier:
         Weights that a package brings are not in it; `export` writes them too.
 
         Args:
-            replace: `path` may hold a classifier, which is replaced.
+            replace: `path` may hold a classifier, which is replaced; not if it was changed after this one was loaded
+                from there.
             command: what has been typed to make it; the page shows it.
 
         Raises:
@@ -339,8 +343,13 @@ class PictureClassifier:
         self._check_fitted()
         backbone = self.opened()
         weights = None if backbone.packaged or not backbone.state else Weights(backbone.state, backbone.licence)
-        write(Path(path), self._saved(), replace=replace, weights=weights, page=Page(command, self._shown))
-        if replace and (Path(path) / CARD).exists():
+        folder, page = Path(path), Page(command, self._shown)
+        own = self._place if self._place is not None and self._place.folder == folder.resolve() else None
+        before = None if own is None else own.digest
+        digest = write(folder, self._saved(), replace=replace, weights=weights, page=page, before=before)
+        if own is not None:
+            self._place = own._replace(digest=digest)
+        if replace and (folder / CARD).exists():
             log.warning("%s: %s tells of the classifier before; type metalearn export for a new one", path, CARD)
 
     def _saved(self) -> Saved:
@@ -440,13 +449,13 @@ class PictureClassifier:
         Raises:
             ValueError: the folder is damaged, or the weights are not those that it was made with.
         """
-        saved, own = read(Path(path), key, links=links), Path(path) / WEIGHTS
+        saved, place = read(Path(path), key, links=links)
         if backbone is None and saved.backbone.startswith(OF_CODE):
             raise ConfigError(
                 f"{key}={path}: was made with {saved.backbone}; give it in Python: load(…, backbone=network)"
             )
-        if weights is None and backbone is None and own.exists():
-            weights = str(own)
+        if weights is None and backbone is None and place.weights is not None:
+            weights = str(place.weights)
         if saved.backbone != DEFAULT and weights is None and backbone is None:
             raise ConfigError(
                 f"{key}={path}: was made with {saved.backbone} and weights that are not in it; name them: "
@@ -458,7 +467,7 @@ class PictureClassifier:
             raise ConfigError(f"{key}={path}: was made with other weights of {saved.backbone}; name those")
         made.classes_, made.report_, made._origin = np.array(saved.classes), saved.report, saved.origin
         made._features, made._y, made._names = saved.features, saved.labels, saved.names
-        made._shown = {}
+        made._shown, made._place = {}, place
         made._learn(saved.report["head"])
         return made
 

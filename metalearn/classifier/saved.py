@@ -8,6 +8,7 @@ import hashlib
 import json
 import math
 import os
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -23,12 +24,15 @@ from metalearn.classifier.validation import SHARPEST
 from metalearn.errors import ConfigError
 from metalearn.models.common.weights import LICENCE, NAMED
 from metalearn.storage.files import check_header, creating, is_folder, read_json, read_object, refuse_used
+from metalearn.storage.locks import held
 from metalearn.storage.torch_files import sha256_of
 
 DESCRIPTION, TENSORS, WEIGHTS = FILES = "classifier.json", "classifier.safetensors", "backbone.safetensors"
 
-WEIGHTS_DIGEST = "weights_sha256"
-"""The field of the digest of `WEIGHTS`."""
+DIGEST, WEIGHTS_DIGEST = "sha256", "weights_sha256"
+"""The fields of the digest of `DESCRIPTION` and `TENSORS`, and of that of `WEIGHTS`: null if there is no such file."""
+
+_LOCK = ".classifier.lock"
 
 FORMAT, FORMAT_WITH_TUNED = FORMATS = 1, 2
 """Versions of the files. Programs that know the first one alone would pass over tuned weights."""
@@ -87,13 +91,30 @@ class Page(NamedTuple):
     shown: Mapping[str, Tensor]
 
 
-def write(folder: Path, saved: Saved, *, replace: bool, weights: Weights | None, page: Page | None) -> None:
-    """Writes the folder; each file appears whole or not at all.
+class Place(NamedTuple):
+    """Where a classifier was read: its folder, the digest in it, and the file of its weights, if it has one."""
+
+    folder: Path
+    digest: str | None
+    weights: Path | None
+
+
+def write(
+    folder: Path,
+    saved: Saved,
+    *,
+    replace: bool,
+    weights: Weights | None,
+    page: Page | None,
+    before: str | None = None,
+) -> str:
+    """Writes the folder: a reader, also after a kill, finds the classifier before or this one. Returns its digest.
 
     Args:
         replace: the folder may hold a classifier, which this one was made of.
         weights: of the network, if the folder is to have them.
         page: None: the folder has no page and no commands, which name folders of this machine.
+        before: the digest of the classifier that was read there, which must still be there.
 
     Raises:
         ConfigError: there is something else there, it cannot be written, or `read` would refuse it.
@@ -104,6 +125,18 @@ def write(folder: Path, saved: Saved, *, replace: bool, weights: Weights | None,
         raise ConfigError(f"path={folder}: cannot be saved, since nothing could load it: {error}") from error
     if not (replace and (folder / DESCRIPTION).is_file()):
         refuse_used("path", folder)
+        with creating("path", folder):
+            folder.mkdir(parents=True, exist_ok=True)
+            return _write(folder, saved, replace=False, weights=weights, page=page)
+    with creating("path", folder), held(folder / _LOCK, f"{folder} is being changed"):
+        if before is not None and before != read_json(folder / DESCRIPTION, LARGEST).get(DIGEST):
+            raise ConfigError(
+                f"path={folder}: was changed since it was loaded; load it again, or type the command again"
+            )
+        return _write(folder, saved, replace=True, weights=weights, page=page)
+
+
+def _write(folder: Path, saved: Saved, *, replace: bool, weights: Weights | None, page: Page | None) -> str:
     content: dict[str, Any] = {"format": FORMAT_WITH_TUNED if saved.tuned else FORMAT}
     if page is not None:
         content["commands"] = [*(_commands(folder) if replace else ()), *([page.command] if page.command else [])]
@@ -111,33 +144,55 @@ def write(folder: Path, saved: Saved, *, replace: bool, weights: Weights | None,
     content |= {field: value for field, value in saved._asdict().items() if field not in (*tensors, "tuned")}
     tensors |= {_TUNED + name: value.contiguous() for name, value in saved.tuned.items()}
     text = None if page is None else _page(folder, saved, page, content["commands"])
-    with creating("path", folder):
-        folder.mkdir(parents=True, exist_ok=True)
-        names = [*([] if weights is None else [WEIGHTS]), TENSORS, DESCRIPTION, *([] if text is None else [REPORT])]
-        fresh = {file: folder / f".{file}.{os.getpid()}" for file in names}
-        try:
-            if weights is not None:
-                whole = {name: value.contiguous() for name, value in weights.state.items()}
-                save_file(whole, fresh[WEIGHTS], {NAMED: saved.weights, LICENCE: weights.licence or ""})
-                content[WEIGHTS_DIGEST] = sha256_of(fresh[WEIGHTS])
-            save_file(tensors, fresh[TENSORS])
-            content["sha256"] = _digest(content, fresh[TENSORS])
-            # ASCII: a file's name that is not UTF-8 would make a file that is not, which nothing reads.
-            # On one line: the confusion matrix has a number for each two classes.
-            written = json.dumps(content, separators=(",", ":"), allow_nan=False) + "\n"
-            if len(written) > LARGEST:
-                raise ConfigError(
-                    f"path={folder}: {DESCRIPTION} would have {len(written):,} bytes, and at most {LARGEST:,} are "
-                    f"read: its {len(saved.classes)} classes or the names of its pictures are too many; fit fewer"
-                )
-            fresh[DESCRIPTION].write_text(written, encoding="ascii")
-            if text is not None:
-                fresh[REPORT].write_text(text, encoding="ascii")
-            for file, path in fresh.items():
-                path.replace(folder / file)
-        finally:
-            for path in fresh.values():
-                path.unlink(missing_ok=True)
+    big = [*([] if weights is None else [WEIGHTS]), TENSORS]
+    fresh = {file: folder / f".{file}.{os.getpid()}" for file in (*big, DESCRIPTION, REPORT)}
+    try:
+        content[WEIGHTS_DIGEST] = None
+        if weights is not None:
+            whole = {name: value.contiguous() for name, value in weights.state.items()}
+            save_file(whole, fresh[WEIGHTS], {NAMED: saved.weights, LICENCE: weights.licence or ""})
+            content[WEIGHTS_DIGEST] = sha256_of(fresh[WEIGHTS])
+        save_file(tensors, fresh[TENSORS])
+        digest = content[DIGEST] = _digest(content, fresh[TENSORS])
+        # On one line: the confusion matrix has a number for each two classes.
+        written = json.dumps(content, separators=(",", ":"), allow_nan=False) + "\n"
+        if len(written) > LARGEST:
+            raise ConfigError(
+                f"path={folder}: {DESCRIPTION} would have {len(written):,} bytes, and at most {LARGEST:,} are "
+                f"read: its {len(saved.classes)} classes or the names of its pictures are too many; fit fewer"
+            )
+        # ASCII: a file's name that is not UTF-8 would make a file that is not, which nothing reads.
+        fresh[DESCRIPTION].write_text(written, encoding="ascii")
+        # The new tensors first stand beside the old ones. The new description makes them valid, all at once.
+        for name in big:
+            fresh[name].replace(_beside(folder, name, digest))
+        fresh[DESCRIPTION].replace(folder / DESCRIPTION)
+        for name in big:
+            _beside(folder, name, digest).replace(folder / name)
+        for name in (WEIGHTS, TENSORS):
+            for left in folder.glob(f"{name}.*"):  # by a kill
+                left.unlink()
+        if weights is None:
+            (folder / WEIGHTS).unlink(missing_ok=True)
+        if text is not None:
+            fresh[REPORT].write_text(text, encoding="ascii")
+            fresh[REPORT].replace(folder / REPORT)
+    finally:
+        for path in fresh.values():
+            path.unlink(missing_ok=True)
+    return digest
+
+
+def _beside(folder: Path, name: str, digest: str) -> Path:
+    """Where a file of the classifier with this digest waits to replace the one of the classifier before."""
+    return folder / f"{name}.{digest[:16]}"
+
+
+def _file(folder: Path, name: str, digest: object) -> Path:
+    """The file of the classifier with this digest, which may be of any origin."""
+    sound = isinstance(digest, str) and re.fullmatch("[0-9a-f]{64}", digest)
+    beside = _beside(folder, name, str(digest))
+    return beside if sound and beside.exists() else folder / name
 
 
 def _page(folder: Path, saved: Saved, page: Page, commands: list[str]) -> str:
@@ -169,8 +224,8 @@ def _digest(described: Mapping[str, Any], tensors: Path) -> str:
     return digest.hexdigest()
 
 
-def read(folder: Path, key: str, *, links: bool = False) -> Saved:
-    """What a folder holds.
+def read(folder: Path, key: str, *, links: bool = False) -> tuple[Saved, Place]:
+    """What a folder holds, and where it was.
 
     Args:
         links: its files may be links, as those in the cache of a hub are.
@@ -181,32 +236,46 @@ def read(folder: Path, key: str, *, links: bool = False) -> Saved:
     if not is_folder(folder):
         raise ConfigError(f"{key}={folder}: there is no such folder; type one that metalearn fit has made")
     try:
-        for name in FILES:
-            # A folder from elsewhere must not lead to other files of this machine.
-            if (folder / name).is_symlink() and not links:
-                raise ValueError(f"{name} is a link; copy the file that it leads to")
-        content = read_object(folder / DESCRIPTION, LARGEST)
-        check_header(folder / TENSORS)
-        signed = content.pop("sha256", None)
-        if signed is not None and signed != _digest(content, folder / TENSORS):  # earlier versions wrote none
-            raise ValueError("it was changed after it was saved (sha256)")
-        # The digest of the backbone is of what the network uses; this one also of their licence and names.
-        signed, weights = content.get(WEIGHTS_DIGEST), folder / WEIGHTS
-        if signed is not None and weights.exists() and signed != sha256_of(weights):
-            raise ValueError(f"{WEIGHTS} was changed after it was saved ({WEIGHTS_DIGEST})")
-        content.setdefault("origin", {})
-        tensors = load_file(folder / TENSORS)
-        tuned = {name.removeprefix(_TUNED): value for name, value in tensors.items() if name.startswith(_TUNED)}
-        if content["format"] not in FORMATS[: 1 + bool(tuned)]:
-            raise ValueError(f"format={content['format']!r}: is not known, or not that of its tensors")
-        saved = Saved(**{name: (content | tensors | {"tuned": tuned})[name] for name in Saved._fields})
-        _check(saved)
+        try:
+            return _read(folder, links)
+        except Exception:  # another process may just be replacing it
+            return _read(folder, links)
     except Exception as error:  # safetensors raises many types
         reason = f"{error.args[0]} is missing" if isinstance(error, KeyError) else _reason(error)
         raise ConfigError(
             f"{key}={folder}: is no classifier that can be used: {reason}; make it anew by metalearn fit"
         ) from error
-    return saved
+
+
+def _read(folder: Path, links: bool) -> tuple[Saved, Place]:
+    _refuse_link(folder / DESCRIPTION, links)
+    content = read_object(folder / DESCRIPTION, LARGEST)
+    signed = content.pop(DIGEST, None)
+    file, weights = (_file(folder, name, signed) for name in (TENSORS, WEIGHTS))
+    _refuse_link(file, links)
+    _refuse_link(weights, links)
+    check_header(file)
+    if signed is not None and signed != _digest(content, file):  # earlier versions wrote none
+        raise ValueError("it was changed after it was saved (sha256)")
+    # The digest of the backbone is of what the network uses; this one also of their licence and names.
+    of_weights = content.get(WEIGHTS_DIGEST, "")  # earlier versions wrote none
+    if of_weights and weights.exists() and of_weights != sha256_of(weights):
+        raise ValueError(f"{WEIGHTS} was changed after it was saved ({WEIGHTS_DIGEST})")
+    content.setdefault("origin", {})
+    tensors = load_file(file)
+    tuned = {name.removeprefix(_TUNED): value for name, value in tensors.items() if name.startswith(_TUNED)}
+    if content["format"] not in FORMATS[: 1 + bool(tuned)]:
+        raise ValueError(f"format={content['format']!r}: is not known, or not that of its tensors")
+    saved = Saved(**{name: (content | tensors | {"tuned": tuned})[name] for name in Saved._fields})
+    _check(saved)
+    own = weights if of_weights is not None and weights.exists() else None
+    return saved, Place(folder.resolve(), signed, own)
+
+
+def _refuse_link(path: Path, links: bool) -> None:
+    """Raises ValueError for a link: a folder from elsewhere must not lead to other files of this machine."""
+    if path.is_symlink() and not links:
+        raise ValueError(f"{path.name} is a link; copy the file that it leads to")
 
 
 def _reason(error: Exception) -> str:

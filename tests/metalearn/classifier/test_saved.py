@@ -2,18 +2,21 @@
 
 import csv
 import os
+import shutil
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file
 from torch import nn
 
 from metalearn.classifier import saved
 from metalearn.classifier.backbones import Backbone, of_module
 from metalearn.classifier.classifier import PictureClassifier
 from metalearn.classifier.collected import Collected
-from metalearn.classifier.saved import DESCRIPTION
+from metalearn.classifier.saved import DESCRIPTION, FILES, Weights, check_header, read, write
 from metalearn.cli import export, fit, predict
 from tests import drawn_pictures
 from tests.metalearn.classifier.test_classifier import said
@@ -64,3 +67,73 @@ def test_what_fit_can_save_can_be_loaded(backbone: Backbone, tmp_path: Path, mon
     with pytest.raises(ValueError, match=f"would have {size:,} bytes, and at most {size - 1:,} are read: its 3 cl"):
         made.save(tmp_path / "d")
     assert not (tmp_path / "d" / DESCRIPTION).exists()
+
+
+class Killed(BaseException):
+    pass
+
+
+def test_a_kill_while_it_is_replaced_leaves_a_whole_one(
+    backbone: Backbone, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before each renaming in turn; then the classifier is saved again."""
+    folder, made = tmp_path / "c", [fitted(backbone, classes)._saved() for classes in (2, 3)]
+    weights = [Weights({"w": torch.full((2,), float(number))}, None) for number in range(2)]
+    for calls in range(9):
+        shutil.rmtree(folder, ignore_errors=True)
+        write(folder, made[0], replace=False, weights=weights[0], page=None)
+        left, rename = [calls], Path.replace
+
+        def killed(path: Path, to: Any, left: list[int] = left, rename: Any = rename) -> Path:
+            if not left[0]:
+                raise Killed
+            left[0] -= 1
+            return rename(path, to)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(Path, "replace", killed)
+            try:
+                write(folder, made[1], replace=True, weights=weights[1], page=None)
+            except Killed:
+                pass
+            else:
+                assert calls == 5  # the number of renamings
+                break
+        found, place = read(folder, "path")
+        number = made.index(next(one for one in made if one.classes == found.classes))
+        assert torch.equal(found.features, made[number].features) and place.weights is not None
+        assert torch.equal(load_file(place.weights)["w"], weights[number].state["w"])
+        write(folder, made[0], replace=True, weights=weights[0], page=None, before=place.digest)
+        assert read(folder, "path")[0].classes == made[0].classes
+        assert {path.name for path in folder.iterdir() if not path.name.startswith(".")} == set(FILES)
+    write(folder, made[1], replace=True, weights=None, page=None)
+    assert read(folder, "path")[1].weights is None and not (folder / FILES[2]).exists()
+
+
+def test_who_reads_while_it_is_replaced_gets_the_new_one(
+    backbone: Backbone, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fitted(backbone, 2).save(tmp_path / "c")
+    other, calls = fitted(backbone, 3), []
+
+    def replaced(path: Path) -> None:
+        if not calls:
+            calls.append(path)
+            other.save(tmp_path / "c", replace=True)
+        check_header(path)
+
+    monkeypatch.setattr(saved, "check_header", replaced)  # is called after the description was read
+    found = PictureClassifier.load(tmp_path / "c", backbone=backbone)
+    assert calls and found.classes_.tolist() == other.classes_.tolist()
+
+
+def test_of_two_changes_at_once_the_second_is_refused(backbone: Backbone, tmp_path: Path) -> None:
+    fitted(backbone, 4).save(tmp_path / "c")
+    first, second = (PictureClassifier.load(tmp_path / "c", backbone=backbone) for _ in range(2))
+    first.remove(["c0"]).save(tmp_path / "c", replace=True)
+    with pytest.raises(ValueError, match="was changed since it was loaded"):
+        second.remove(["c1"]).save(tmp_path / "c", replace=True)
+    first.remove(["c3"]).save(tmp_path / "c", replace=True)  # it has made the one that is there
+    assert PictureClassifier.load(tmp_path / "c", backbone=backbone).classes_.tolist() == ["c1", "c2"]
+    second.save(tmp_path / "other")
+    fitted(backbone, 5).save(tmp_path / "c", replace=True)  # fitted anew, and meant to replace it
