@@ -26,7 +26,7 @@ class Found(NamedTuple):
         return [self.root / file for file in self.files]
 
 
-def support_in(root: Path, key: str = "--support ", least: int = 2) -> Found:
+def support_in(root: Path, key: str = "--support ", least: int = 2, *, strict: bool = False) -> Found:
     """The pictures of every class folder below `root`, of which there must be `least`. Messages put `key` before the
     folder.
 
@@ -34,7 +34,7 @@ def support_in(root: Path, key: str = "--support ", least: int = 2) -> Found:
         DataError: there are no pictures, pictures outside class folders, other files, one class, or a class that has
             the name of a column of predictions.csv.
     """
-    folders = only_pictures(root, picture_folders(root, key), key)
+    folders = only_pictures(root, picture_folders(root, key, strict=strict), key, strict=strict)
     if loose := folders.get("."):
         raise DataError(
             f"{key}{root}: {len(loose)} pictures lie in no class folder: {first_few(loose)}; put them into a folder "
@@ -58,13 +58,13 @@ def queries_in(root: Path, known: list[str], key: str = "--query ") -> Found:
     Raises:
         DataError: there are no pictures.
     """
-    folders = picture_folders(root, key)
-    files = [file for folder in folders.values() for file in folder.pictures]
+    folders = only_pictures(root, picture_folders(root, key), key)
+    files = [file for pictures in folders.values() for file in pictures]
     unknown = sorted(folders.keys() - set(known))
     if unknown:
         why = "its pictures lie in no class folders" if "." in unknown else f"no support for {first_few(unknown)}"
         return Found(root, files, None, why)
-    return Found(root, files, [name for name, folder in folders.items() for _ in folder.pictures])
+    return Found(root, files, [name for name, pictures in folders.items() for _ in pictures])
 
 
 def in_support(queries: Found, support: Found) -> int:

@@ -26,7 +26,7 @@ from metalearn.classifier.collected import Collected, all_seen, features_from_ca
 from metalearn.classifier.heads import AUTO, HEADS, State, centred, class_means
 from metalearn.classifier.page import MOST_SHOWN
 from metalearn.classifier.saved import FILES, Page, Place, Saved, Weights, read, write
-from metalearn.errors import ConfigError
+from metalearn.errors import ConfigError, DataError
 from metalearn.reporting.provenance import made_with
 
 SETTINGS = ("head", "folds", "seed")
@@ -107,9 +107,10 @@ class PictureClassifier:
                 with two labels.
         """
         pictures, labels = listed(X, "X"), [_plain(label) for label in listed(y, "y")]
-        self._untune()
         if len(pictures) != len(labels):
             raise ValueError(f"y: has {len(labels)} labels for {len(pictures)} pictures; give one for each")
+        _sorted_classes(labels)  # before anything that it has learned is given up
+        self._untune()
         backbone = self.opened()
         seen = all_seen(pictures, backbone.form, "X")
         names = [f"X[{number}]" for number in range(len(seen))]
@@ -214,7 +215,8 @@ class PictureClassifier:
         for values, similarity in zip(probabilities, near.tolist(), strict=True):
             best = int(values.argmax())
             known = threshold is None or similarity >= threshold
-            found.append(Answer(self.classes_[best] if known else None, float(values[best]), values))
+            label = self.classes_[best].item()  # a plain value, which JSON has too
+            found.append(Answer(label if known else None, float(values[best]), values))
         return found
 
     def predict_proba(self, X: Iterable[Any]) -> NDArray[np.float64]:  # noqa: N803
@@ -239,10 +241,16 @@ class PictureClassifier:
 
     def has_learned(self, features: Tensor) -> list[bool]:
         """Which of these pictures [n, width] it has learned from, by their content."""
+        return [place is not None for place in self._learned_as(features)]
+
+    def _learned_as(self, features: Tensor) -> list[int | None]:
+        """The places of the same pictures among those that it has learned from; None for another one."""
         self._check_fitted()
-        known = centred(self._features, self._centre)
-        # One by one, so that a large classifier takes no memory of n × its pictures.
-        return [bool((known @ z).amax() > _SAME) for z in centred(features, self._centre)]
+        known, found = centred(self._features, self._centre), list[int | None]()
+        for z in centred(features, self._centre):  # one by one: all at once would take memory of n × its pictures
+            alike = known @ z
+            found.append(int(alike.argmax()) if alike.amax() > _SAME else None)
+        return found
 
     def too_good(self, features: Tensor) -> str:
         """A line if some of these pictures are among those that it has learned from; else empty."""
@@ -298,7 +306,13 @@ class PictureClassifier:
                 f"{', '.join(map(str, self.classes_[:20]))}; name the folder by one of them, or fit anew"
             )
         features = features_from_cache(self.opened(), found.pictures)
-        new = [i for i, known in enumerate(self.has_learned(features)) if not known]
+        same = self._learned_as(features)
+        for name, label, place in zip(found.names, named, same, strict=True):
+            if place is not None and self.classes_[self._y[place]] != label:
+                raise DataError(
+                    f"FOLDER: {name} is the same picture as {self._names[place]}, in another class; remove one of them"
+                )
+        new = [i for i, place in enumerate(same) if place is None]
         labels = [*self.classes_[self._y].tolist(), *(named[i] for i in new)]
         names = [*self._names, *(found.names[i] for i in new)]
         self._learn_features(torch.cat([self._features, features[new]]), labels, names)

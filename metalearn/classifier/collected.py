@@ -79,7 +79,7 @@ def collect(root: Path, form: PictureForm, *, key: str, strict: bool, least: int
         DataError: there are fewer than two classes, or a picture lies in two of them; or, if `strict`, something would
             be passed over.
     """
-    found = support_in(root, key, least)
+    found = support_in(root, key, least, strict=strict)
     assert found.classes is not None
     pictures, broken = list[tuple[str, str, Tensor]](), []
     for file, label, picture in zip(found.files, found.classes, as_seen(found.paths, form), strict=True):

@@ -83,6 +83,8 @@ def report_of_changed(report: Mapping[str, Any], y: Tensor, k: int) -> dict[str,
     """
     log.warning("accuracy: not known: %s", _OTHER_CLASSES)
     stays = {name: report[name] for name in ("head", "sharpness", "threshold", "tuning")}
+    if k < 3:  # as in `strangers`
+        stays["threshold"] = None
     return stays | {"accuracy": None, "classes": k, "learned_from": len(y), "unknown": _OTHER_CLASSES}
 
 

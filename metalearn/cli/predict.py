@@ -99,12 +99,12 @@ def files_in(paths: Sequence[Path]) -> Iterator[Path]:
     Raises:
         ValueError: a path that is not there, or a folder without pictures.
     """
-    from metalearn.tasks.common.picture_folders import picture_folders
+    from metalearn.tasks.common.picture_folders import only_pictures, picture_folders
 
     for path in paths:
         if path.is_dir():
-            folders = picture_folders(path, "PICTURES=")
-            yield from (path / file for folder in folders.values() for file in folder.pictures)
+            folders = only_pictures(path, picture_folders(path, "PICTURES="), "PICTURES=")
+            yield from (path / file for pictures in folders.values() for file in pictures)
         elif path.exists():
             yield path
         else:

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import yaml  # type: ignore[import-untyped]
-from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 from metalearn.config.compose import PACKAGE
@@ -127,22 +126,17 @@ def write(
     Raises:
         ConfigError: the folder is not empty or cannot be written, or the config holds a path.
     """
-    try:
-        with whole_folder(key, folder) as temporary:
-            params = {name: value.detach().cpu().contiguous() for name, value in snapshot.params.items()}
-            save_file(params, temporary / PARAMETERS)
-            content = description(snapshot, facts, carried=weights is not None, without=without)
-            content |= {"sha256": sha256_of(temporary / PARAMETERS)}
-            if weights is not None:
-                (temporary / WEIGHTS).write_bytes(weights)
-                content |= {WEIGHTS_DIGEST: sha256_of(temporary / WEIGHTS)}
-            if card:
-                (temporary / CARD).write_text(card, encoding="utf-8")
-            (temporary / DESCRIPTION).write_text(
-                json.dumps(content, indent=2, allow_nan=False) + "\n", encoding="utf-8"
-            )
-    except SafetensorError as error:  # such as a full disk
-        raise ConfigError(f"{key}={folder}: cannot be written: {error}; type another folder") from error
+    with whole_folder(key, folder) as temporary:
+        params = {name: value.detach().cpu().contiguous() for name, value in snapshot.params.items()}
+        save_file(params, temporary / PARAMETERS)
+        content = description(snapshot, facts, carried=weights is not None, without=without)
+        content |= {"sha256": sha256_of(temporary / PARAMETERS)}
+        if weights is not None:
+            (temporary / WEIGHTS).write_bytes(weights)
+            content |= {WEIGHTS_DIGEST: sha256_of(temporary / WEIGHTS)}
+        if card:
+            (temporary / CARD).write_text(card, encoding="utf-8")
+        (temporary / DESCRIPTION).write_text(json.dumps(content, indent=2, allow_nan=False) + "\n", encoding="utf-8")
 
 
 def weights_file(config: Mapping[str, Any]) -> str | None:

@@ -15,6 +15,8 @@ from io import BufferedReader
 from pathlib import Path
 from typing import Any
 
+from safetensors import SafetensorError
+
 from metalearn.errors import ConfigError, DiskError, RunError
 
 STANDS = "what was saved before stands, and the same command resumes the run"
@@ -181,9 +183,10 @@ def creating(key: str, path: Path) -> Iterator[None]:
     """Makes a failure to write `path`, the output folder or file that `key` names, a ConfigError."""
     try:
         yield
-    except OSError as error:
+    except (OSError, SafetensorError) as error:  # safetensors has an error of its own for a full disk
         raise ConfigError(
-            f"{key}={path}: cannot be written: {error.strerror or error}; type another {key}, where you may write"
+            f"{key}={path}: cannot be written: {getattr(error, 'strerror', None) or error}; type another {key}, where "
+            "you may write"
         ) from error
 
 

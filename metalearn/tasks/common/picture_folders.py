@@ -61,14 +61,16 @@ def is_picture(name: str) -> bool:
 # Finding
 
 
-def picture_folders(root: Path, key: str = "dataset.root=") -> dict[str, PictureFolder]:
+def picture_folders(root: Path, key: str = "dataset.root=", *, strict: bool = False) -> dict[str, PictureFolder]:
     """Every folder that holds pictures itself, at any depth below `root`, by its path from `root`.
 
-    Hidden files and folders, and files that file managers leave behind, are ignored. Messages put `key`, as a user
-    types it, before the folder.
+    Hidden files and folders, and files that file managers leave behind, are ignored. A line names the folders below
+    `root` whose files are no pictures, as those of a phone may be. Messages put `key`, as a user types it, before the
+    folder.
 
     Raises:
-        DataError: `root` is missing or holds no pictures, a folder cannot be read, or links lead to a folder twice.
+        DataError: `root` is missing or holds no pictures, a folder cannot be read, or links lead to a folder twice; or,
+            if `strict`, there are folders whose files are no pictures.
     """
     if not root.is_dir():
         raise DataError(f"{key}{root}: there is no such folder; type {key}/path/to/pictures")
@@ -77,6 +79,7 @@ def picture_folders(root: Path, key: str = "dataset.root=") -> dict[str, Picture
         raise DataError(f"{key}{root}: {error.filename} cannot be read: {error.strerror}") from error
 
     folders: dict[str, PictureFolder] = {}
+    without: list[str] = []
     visited: dict[str, str] = {}
     for path, subfolders, files in os.walk(root, followlinks=True, onerror=refuse):
         subfolders[:] = sorted(name for name in subfolders if not name.startswith(_OF_SYSTEMS))
@@ -89,23 +92,38 @@ def picture_folders(root: Path, key: str = "dataset.root=") -> dict[str, Picture
         pictures = [f"{before}{file}" for file in visible if is_picture(file)]
         if pictures:
             folders[name] = PictureFolder(pictures, [f"{before}{file}" for file in visible if not is_picture(file)])
+        elif visible and before:
+            without.append(f"{before}{visible[0]}")
     if not folders:
         raise DataError(
             f"{key}{root}: there are no pictures below it ({' '.join(SUFFIXES)}); put them there, a "
             f"folder for each class, or type {key}/path/to/pictures"
         )
+    if without:
+        _pass_over(root, key, f"{len(without)} folders hold files, but no pictures", without, strict)
     return folders
 
 
-def only_pictures(root: Path, folders: Mapping[str, PictureFolder], key: str = "dataset.root=") -> dict[str, list[str]]:
+def _pass_over(root: Path, key: str, what: str, files: Sequence[str], strict: bool) -> None:
+    """Says in a line what is passed over; raises DataError if it is to be `strict`."""
+    if strict:
+        raise DataError(f"{key}{root}: --strict: {what}: {first_few(files)}; convert them to {SUFFIXES[0]}, or remove")
+    log.warning("%s%s: %s, and are passed over: %s", key, root, what, first_few(files))
+
+
+def only_pictures(
+    root: Path, folders: Mapping[str, PictureFolder], key: str = "dataset.root=", *, strict: bool = False
+) -> dict[str, list[str]]:
     """The pictures of every class. A line says which other files are passed over, and which class folders lie within
-    another one, as a folder of copies may."""
+    another one, as a folder of copies may.
+
+    Raises:
+        DataError: there are other files, and it is to be `strict`.
+    """
     others = [file for folder in folders.values() for file in folder.others]
     if others:
-        log.warning(
-            "%s%s: %d files in class folders do not have the names of pictures and are passed over: %s",
-            key, root, len(others), first_few(others),
-        )  # fmt: skip
+        what = f"{len(others)} files in class folders do not have the names of pictures"
+        _pass_over(root, key, what, others, strict)
     above = {name: [str(folder) for folder in PurePosixPath(name).parents][:-1] for name in folders}
     inner = [name for name in folders if any(folder in folders for folder in above[name])]
     if inner:

@@ -1,6 +1,7 @@
 """The folder of a classifier: names of any bytes, many classes, and what changes it meanwhile."""
 
 import csv
+import json
 import os
 import shutil
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import nn
 
@@ -17,7 +19,9 @@ from metalearn.classifier.backbones import Backbone, of_module
 from metalearn.classifier.classifier import PictureClassifier
 from metalearn.classifier.collected import Collected
 from metalearn.classifier.saved import DESCRIPTION, FILES, Weights, check_header, read, write
+from metalearn.classifier.validation import report_of_changed
 from metalearn.cli import export, fit, predict
+from metalearn.errors import ConfigError, DataError
 from tests import drawn_pictures
 from tests.metalearn.classifier.test_classifier import said
 
@@ -137,3 +141,46 @@ def test_of_two_changes_at_once_the_second_is_refused(backbone: Backbone, tmp_pa
     assert PictureClassifier.load(tmp_path / "c", backbone=backbone).classes_.tolist() == ["c1", "c2"]
     second.save(tmp_path / "other")
     fitted(backbone, 5).save(tmp_path / "c", replace=True)  # fitted anew, and meant to replace it
+
+
+def test_a_picture_that_is_known_is_in_no_other_class(backbone: Backbone) -> None:
+    made = fitted(backbone, 3)
+    pictures = list(torch.from_numpy(np.random.default_rng(0).integers(0, 256, (6, 8, 8, 3), np.uint8)))
+    again = Collected(["a.png", "b.png"], ["c0", "c0"], pictures[:2])
+    assert made.add(again).classes_.tolist() == ["c0", "c1", "c2"] and len(made._y) == 6
+    with pytest.raises(DataError, match=r"a.png is the same picture as 0.png, in another class"):
+        made.add(again._replace(labels=["new", "new"]))
+    assert made.classes_.tolist() == ["c0", "c1", "c2"]
+
+
+def test_a_refused_fit_leaves_what_was_learned(backbone: Backbone) -> None:
+    """Also of a network that was tuned, whose weights a new fit gives up."""
+    made, pictures = fitted(backbone, 3), np.random.default_rng(1).integers(0, 256, (4, 8, 8, 3), np.uint8)
+    made._tuned = {name: value + 1 for name, value in backbone.network.state_dict().items()}
+    before, tuned = made.predict_proba(list(pictures)), made._tuned
+    for labels in (["a"], ["a"] * 4, ["a", 1, "a", 1]):
+        with pytest.raises(ValueError, match="y: "):
+            made.fit(list(pictures), labels)
+    assert made._tuned is tuned and np.array_equal(made.predict_proba(list(pictures)), before)
+
+
+def test_two_classes_are_left_without_a_threshold() -> None:
+    known = {"head": "linear", "sharpness": 1.0, "threshold": 0.6, "tuning": {}}
+    labels = torch.tensor([0, 0, 1, 1])
+    assert report_of_changed(known, labels, 2)["threshold"] is None
+    assert report_of_changed(known, labels, 3)["threshold"] == 0.6
+
+
+def test_labels_that_are_numbers_are_answered_as_plain_values(backbone: Backbone) -> None:
+    pictures = np.random.default_rng(0).integers(0, 256, (4, 8, 8, 3), np.uint8)
+    made = PictureClassifier(backbone, head="class means").fit(list(pictures), [1, 1, 2, 2])
+    assert json.loads(json.dumps([answer.label for answer in made.answers(list(pictures))])) == [1, 1, 2, 2]
+
+
+def test_a_full_disk_is_named(backbone: Backbone, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: Any) -> None:
+        raise SafetensorError("Error while serializing: IoError(No space left on device (os error 28))")
+
+    monkeypatch.setattr(saved, "save_file", full)
+    with pytest.raises(ConfigError, match=r"path=.*c: cannot be written: .*No space left on device"):
+        fitted(backbone, 2).save(tmp_path / "c")
