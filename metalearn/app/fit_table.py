@@ -1,6 +1,7 @@
 """`metalearn fit` and `metalearn predict` of a table, by a prior-fitted network."""
 
 import argparse
+import io
 import logging
 from collections.abc import Sequence
 from pathlib import Path
@@ -50,9 +51,11 @@ def fit(options: argparse.Namespace, others: Sequence[str]) -> int:
     from metalearn.api.tables import PFNClassifier, estimator
 
     model = estimator(options.network, plugins=options.plugins or ())
-    if isinstance(model, PFNClassifier) and _starts_with_zeros(options.folder, target):
-        frame[target] = read(options.folder, [target])[target]
+    if isinstance(model, PFNClassifier):
+        frame[target] = _as_written(options.folder, target, frame[target])
     x, y = frame[~without].drop(columns=target), _whole(frame.loc[~without, target].to_numpy())
+    if isinstance(model, PFNClassifier) and len(set(y.tolist())) < 2:
+        raise ConfigError(f"--target={target}: has one class, {y[0]}; type a column of two classes or more")
     model.fit(x, y).save(options.out)
     lines = [f"{len(y)} rows, {x.shape[1]} columns", *cross_validated(model, x, y, options.folds)]
     if without.any():
@@ -60,11 +63,13 @@ def fit(options: argparse.Namespace, others: Sequence[str]) -> int:
     return print_all(printable("\n".join([*lines, f"all in {options.out}"])))
 
 
-def _starts_with_zeros(path: Path, target: str) -> bool:
-    """Whether labels such as 01 or 007 are in a CSV file: as numbers, 01 and 1 would be one class."""
+def _as_written(path: Path, target: str, labels: Any) -> Any:
+    """The labels of a CSV file as texts, unless all are whole numbers that are written as such: as numbers, 01 and 1,
+    or 2 and 2.0, would be one class. Those of other files, as they are."""
     if path.suffix.lower() != ".csv":
-        return False
-    return bool(read(path, [target])[target].str.match(r"0\d").any())
+        return labels
+    texts = read(path, [target])[target]
+    return labels if texts.dropna().str.fullmatch("0|-?[1-9][0-9]{0,14}").all() else texts
 
 
 def _whole(y: Any) -> Any:
@@ -148,7 +153,12 @@ def read(path: Path, texts: Sequence[str] = ()) -> Any:
         raise ConfigError("TABLE: needs pandas and more; type pip install 'metalearn-train[tables]'") from error
     try:
         csv = path.suffix.lower() == ".csv"
-        frame = pd.read_csv(path, dtype=dict.fromkeys(texts, str)) if csv else pd.read_parquet(path)
+        if csv:
+            # A blank line is a row of a table of one column, but not at its ends.
+            content = io.BytesIO(path.read_bytes().strip(b"\r\n"))
+            frame = pd.read_csv(content, dtype=dict.fromkeys(texts, str), skip_blank_lines=False)
+        else:
+            frame = pd.read_parquet(path)
     except (OSError, ValueError) as error:
         raise ConfigError(f"TABLE={path}: cannot be read ({error})") from error
     if not len(frame):

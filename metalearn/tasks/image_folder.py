@@ -310,17 +310,31 @@ def _by_table(root: Path, given: str, columns: tuple[str, ...]) -> dict[str, tup
     """Picture → what these columns of a table say of it. A line names the columns that nobody reads.
 
     Raises:
-        DataError: it is missing or has other columns; or it names a file twice, or one outside `root`.
+        DataError: it is missing, has other columns or no rows, or a row has more or fewer cells; or it names a file
+            twice, or one outside `root`.
     """
     path = next((path for path in (root / given, Path(given)) if path.is_file()), root / given)
     wanted = ("path", *columns)
     try:
-        lines = csv.DictReader(io.StringIO(read_bounded(path, LARGEST_LIST).decode("utf-8-sig"), newline=""))
+        text = io.StringIO(read_bounded(path, LARGEST_LIST).decode("utf-8-sig"), newline="")
+        lines = csv.DictReader(text, strict=True)
         there = lines.fieldnames = [name.strip() for name in lines.fieldnames or ()]
         if missing := set(wanted).difference(there):
             raise ValueError(f"it has no column {first_few(sorted(missing))}")
+        if twice := sorted({name for name in there if there.count(name) > 1} & set(wanted)):
+            raise ValueError(f"it has two columns {twice[0]}")
+        found = list(lines)
+        # Under None are cells beyond the last column; and None is in the place of a cell that is not there.
+        uneven = [row["path"] for row in found if None in row or None in row.values()]
+        if uneven:
+            raise ValueError(
+                f"{len(uneven)} rows have more or fewer cells than {len(there)}: {first_few(uneven)}; a text with a "
+                'comma needs quotes, "gull, herring"'
+            )
+        if not found:
+            raise ValueError("it has no rows")
         # A file's name may end in a blank; of the rest, `ann ` is `ann`.
-        rows = [[row["path"], *((row[column] or "").strip() for column in columns)] for row in lines]
+        rows = [[row["path"], *(row[column].strip() for column in columns)] for row in found]
     except (OSError, csv.Error, ValueError) as error:
         raise DataError(
             f"dataset.table={given}: {path} is no table with the columns {', '.join(wanted[:-1])} and {wanted[-1]} "
@@ -330,7 +344,8 @@ def _by_table(root: Path, given: str, columns: tuple[str, ...]) -> dict[str, tup
     if others:
         log.warning("dataset.table=%s: the columns %s are not read", given, first_few(others))
     said: dict[str, tuple[str, ...]] = {}
-    for file, *values in rows:
+    for given_file, *values in rows:
+        file = PurePosixPath(given_file).as_posix() if given_file else ""  # ./a.png is a.png
         inside = file and not PurePosixPath(file).is_absolute() and ".." not in Path(file).parts
         if not inside or not all(values) or file in said:
             raise DataError(

@@ -293,15 +293,31 @@ def test_files_say_what_arrays_say(
     assert "its first column has no name and is read as any other; is it an index?" in capsys.readouterr().err
 
 
-def test_labels_that_begin_with_zeros_are_kept_as_they_are(
-    runs: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("labels", [("01", "1"), ("1", "1.0"), ("+2", "2"), ("3.1", "3.10"), ("false", "true")])
+def test_labels_that_are_equal_as_numbers_are_kept_as_they_are(
+    labels: tuple[str, str], runs: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "known.csv").write_text("size,label\n" + "".join(f"{n},{('01', '1')[n % 2]}\n" for n in range(20)))
+    (tmp_path / "known.csv").write_text("size,label\n" + "".join(f"{n},{labels[n % 2]}\n" for n in range(20)))
     network = ["--network", str(runs["classes"]), "--plugins", "tests"]
     assert fit.main(["known.csv", "--target", "label", *network, "--out", "made"]) == 0
     assert predict.main(["made", "known.csv", "--out", "answers.csv", "--plugins", "tests"]) == 0
-    assert list(pd.read_csv("answers.csv"))[1:] == ["probability of 01", "probability of 1"]
+    assert list(pd.read_csv("answers.csv"))[1:] == [f"probability of {label}" for label in sorted(labels)]
+
+
+def test_a_blank_line_is_a_row_and_one_class_is_refused(
+    runs: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    network = ["--network", str(runs["classes"]), "--plugins", "tests"]
+    (tmp_path / "known.csv").write_text("size,label\n" + "".join(f"{n},{n % 2}\n" for n in range(20)))
+    assert fit.main(["known.csv", "--target", "label", *network, "--out", "made"]) == 0
+    (tmp_path / "asked.csv").write_text("size\n-3\n\n3\n\n5\n\n")
+    assert predict.main(["made", "asked.csv", "--out", "answers.csv", "--plugins", "tests"]) == 0
+    assert len(pd.read_csv("answers.csv")) == 5
+    (tmp_path / "one.csv").write_text("size,label\n1,None\n2,mild\n3,mild\n")
+    assert fit.main(["one.csv", "--target", "label", *network, "--out", "other"]) == 2
+    assert "--target=label: has one class, mild" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -209,6 +209,15 @@ def test_a_table_says_which_picture_is_of_which_class(tmp_path: Path, caplog: py
         ("path,class\na.png,\n", "the row a.png, must name a file below .*, once, and its class"),
         ("path,class\n../a.png,x\n", "the row ../a.png,x must name"),
         ("path,class\na.png,x\na.png,y\n", "the row a.png,y must name"),
+        ("path,class\na.png,x\n.//a.png,y\n", "the row a.png,y must name"),
+        (
+            "path,class\na.png,gull, herring\n",
+            "1 rows have more or fewer cells than 2: a.png; a text with a comma needs",
+        ),
+        ("path,class,by\na.png,x\n", "1 rows have more or fewer cells than 3: a.png"),
+        ("path,class,class\na.png,x,y\n", "it has two columns class"),
+        ('path,class\na.png,"x\nb.png,x\n', "is no table with the columns path and class .*unexpected end of data"),
+        ("path,class\n", "it has no rows"),
         (
             "path,class\n" + "".join(f"{c}{n}.png,{c}\n" for c in "abcdefghij" for n in range(9)),
             "cannot be read: a0.png",
