@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from metalearn.errors import DataError
-from metalearn.tasks.common.picture_folders import first_few, only_pictures, picture_folders
+from metalearn.tasks.common.picture_folders import first_few, one_form, only_pictures, picture_folders
 
 TABLE = ("file", "label", "probability")
 """The first columns of predictions.csv; the others are named by classes."""
@@ -60,6 +60,8 @@ def queries_in(root: Path, known: list[str], key: str = "--query ") -> Found:
     """
     folders = only_pictures(root, picture_folders(root, key), key)
     files = [file for pictures in folders.values() for file in pictures]
+    by_form = {one_form(name): name for name in known}
+    folders = {by_form.get(one_form(name), name): pictures for name, pictures in folders.items()}
     unknown = sorted(folders.keys() - set(known))
     if unknown:
         why = "its pictures lie in no class folders" if "." in unknown else f"no support for {first_few(unknown)}"

@@ -28,6 +28,7 @@ from metalearn.classifier.page import MOST_SHOWN
 from metalearn.classifier.saved import FILES, Page, Place, Saved, Weights, read, write
 from metalearn.errors import ConfigError, DataError
 from metalearn.reporting.provenance import made_with
+from metalearn.tasks.common.picture_folders import one_form
 
 SETTINGS = ("head", "folds", "seed")
 """Arguments of the constructor that are saved as they are."""
@@ -320,8 +321,8 @@ class PictureClassifier:
 
     def _class_named(self, label: Any) -> Any:
         """The class that a label is, or that a text names: folders and commands have texts for numbers, too."""
-        by_name = {str(known): known for known in self.classes_.tolist()}
-        return by_name.get(label, label)
+        by_name = {one_form(str(known)): known for known in self.classes_.tolist()}
+        return by_name.get(one_form(label), label) if isinstance(label, str) else label
 
     def remove(self, classes: Sequence[Any]) -> "PictureClassifier":
         """Forgets classes. A class that is a number may be named by its text.

@@ -29,6 +29,7 @@ from metalearn.tasks.common.picture_folders import (
     decoded_classes,
     decoder,
     first_few,
+    one_form,
     only_pictures,
     picture_folders,
 )
@@ -147,7 +148,7 @@ def _check_disjoint(splits: Mapping[str, Sequence[str]], label_of: Callable[[str
     """Raises DataError for a class that is twice in the splits."""
     split_of: dict[str, str] = {}
     for part, names in splits.items():
-        for label in map(label_of, names):
+        for label in (one_form(label_of(name)) for name in names):
             if label in split_of:
                 where = f"twice in '{part}'" if split_of[label] == part else f"in '{split_of[label]}' and in '{part}'"
                 raise DataError(f"{key}: the class {label} is {where}; {advice}")

@@ -4,6 +4,7 @@ all workers of a host map it into memory."""
 import hashlib
 import logging
 import os
+import unicodedata
 from collections.abc import Callable, Collection, Mapping, Sequence
 from itertools import accumulate, pairwise
 from pathlib import Path, PurePosixPath
@@ -99,9 +100,21 @@ def picture_folders(root: Path, key: str = "dataset.root=", *, strict: bool = Fa
             f"{key}{root}: there are no pictures below it ({' '.join(SUFFIXES)}); put them there, a "
             f"folder for each class, or type {key}/path/to/pictures"
         )
+    forms: dict[str, str] = {}
+    for name in folders:
+        if (other := forms.setdefault(one_form(name), name)) != name:
+            raise DataError(
+                f"{key}{root}: two folders have the name {name}, in two forms of Unicode: {name!a} and "
+                f"{other!a}; put their pictures into one"
+            )
     if without:
         _pass_over(root, key, f"{len(without)} folders hold files, but no pictures", without, strict)
     return folders
+
+
+def one_form(name: str) -> str:
+    """A name in the composed form of Unicode: some systems write é as e and an accent, and others as one sign."""
+    return unicodedata.normalize("NFC", name)
 
 
 def _pass_over(root: Path, key: str, what: str, files: Sequence[str], strict: bool) -> None:

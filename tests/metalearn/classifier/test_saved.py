@@ -151,6 +151,9 @@ def test_a_picture_that_is_known_is_in_no_other_class(backbone: Backbone) -> Non
     with pytest.raises(DataError, match=r"a.png is the same picture as 0.png, in another class"):
         made.add(again._replace(labels=["new", "new"]))
     assert made.classes_.tolist() == ["c0", "c1", "c2"]
+    made.classes_ = np.array(["caf\u00e9", "c1", "c2"])  # and a system that writes an accent apart
+    made.add(again._replace(labels=["cafe\u0301", "cafe\u0301"]))
+    assert made.classes_.tolist() == ["c1", "c2", "caf\u00e9"]
 
 
 def test_a_refused_fit_leaves_what_was_learned(backbone: Backbone) -> None:
