@@ -4,7 +4,6 @@ import logging
 import math
 import shlex
 from collections.abc import Mapping
-from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, TypeGuard
@@ -24,7 +23,7 @@ from metalearn.app.unseen import (
     warn_of_seen_drawers,
 )
 from metalearn.config.values import to_container
-from metalearn.errors import ConfigError, DataError, DivergedError, RunError
+from metalearn.errors import ConfigError, DataError, DiskError, DivergedError, RunError
 from metalearn.nn.native import describe
 from metalearn.reporting.episode_pictures import episode_picture, has_pictures
 from metalearn.reporting.loggers.protocol import Picture, Window
@@ -55,7 +54,7 @@ from metalearn.runs.folder import (
 from metalearn.runs.metrics import figures_of, main_metric, write_table
 from metalearn.runs.seen import KEY, Seen, from_meta, to_meta
 from metalearn.runs.signals import NEVER, Interrupted, Stops
-from metalearn.storage.files import is_disk_fault
+from metalearn.storage.files import is_disk_fault, unwritten, writing
 from metalearn.tasks.common.identities import class_names_of
 from metalearn.training.chunks import episodes_of, placing
 from metalearn.training.compatibility import check_compatible
@@ -190,13 +189,15 @@ def warn_of_patience(job: Job, state: FolderState) -> None:
 
 
 def train_and_test(job: Job, parts: Parts, state: FolderState, strategy: Strategy, stops: Stops) -> Result:
-    """Rank zero: trains to the last step, tests the best checkpoint, writes the result, then draws.
+    """Rank zero: trains to the last step, tests the best checkpoint, draws, and writes the result.
 
     Raises:
         Stopped: the run was asked to stop; a checkpoint is saved.
         RunError: a value that is not finite, a checkpoint that is gone, or a file that cannot be written.
     """
     learner, progress = resume_or_begin(job, parts, state)
+    with writing(job.run_dir):  # of a run that was complete, or paused, and goes on
+        (job.run_dir / "result.json").unlink(missing_ok=True)
     config = to_container(job.config)
     saved = state.snapshot.state if state.snapshot else {}
     window = Window(
@@ -250,19 +251,20 @@ def train_and_test(job: Job, parts: Parts, state: FolderState, strategy: Strateg
         run_log.result(config, figures)
     finally:
         run_log.close()
-    write_result(job.run_dir, result)
+    # First the drawings: who has a result is done, and after a kill in between would draw nothing.
     shown = partial(draw_report, commands)
     for wanted, path, draw in ((run_log.plots, "plots", draw_plots), (run_log.report, REPORT, shown)):
         if wanted:
             try:
                 draw(job, parts, tested, result)
             except Exception as error:  # whatever fails in the drawing, the run is complete
-                if is_disk_fault(error):  # but for the disk: the same command tests again, and draws
-                    with suppress(OSError):
-                        (job.run_dir / "result.json").unlink()
+                if isinstance(error, DiskError):  # the same command tests again, and draws
                     raise
+                if isinstance(error, OSError) and is_disk_fault(error):
+                    raise unwritten(job.run_dir / path, error, "drawn") from error
                 log.warning("%s: cannot be drawn: %s", job.run_dir / path, error)
                 log.debug("where the drawing failed:", exc_info=True)  # for train.log
+    write_result(job.run_dir, result)
     return result
 
 

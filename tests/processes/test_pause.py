@@ -2,9 +2,11 @@
 
 import html
 import json
+import os
 import re
 import shlex
 import shutil
+import signal
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,7 +18,7 @@ from safetensors.torch import load_file
 
 from metalearn.cli import train
 from metalearn.training import loop
-from tests.runs import PROGRAM, Start, assert_same_bytes, metrics, slow, train_in
+from tests.runs import PROGRAM, ROOT, Program, Start, assert_same_bytes, metrics, slow, train_in, until
 
 pytestmark = pytest.mark.thorough
 
@@ -125,6 +127,28 @@ def test_a_patience_that_comes_too_late_is_named(tmp_path: Path) -> None:
     run(tmp_path / "run", *own)
     assert f"{late}null; type run=NAME" in run(tmp_path / "run", *own, "trainer.patience=1")
     assert late not in run(tmp_path / "run", *own)
+
+
+def test_a_run_that_is_killed_before_its_result_is_written_has_drawn(tmp_path: Path) -> None:
+    """Who finds a result is done, and would draw nothing."""
+    killed = (
+        "import os, runpy; from metalearn.app import run; run.write_result = lambda *_: os._exit(9); "
+        f"runpy.run_path({str(ROOT / 'train.py')!r}, run_name='__main__')"
+    )
+    own = ("trainer.steps=2", "logger.plots=true", "logger.report=true", f"hydra.run.dir={tmp_path}/run")
+    assert Program([sys.executable, "-c", killed, *TINY, *own], tmp_path).wait().code == 9
+    left = {path.name for path in (tmp_path / "run").iterdir()}
+    assert {"plots", "report.html"} <= left and "result.json" not in left
+
+
+def test_a_complete_run_that_goes_on_has_no_result_until_its_end(tmp_path: Path) -> None:
+    run(tmp_path / "run", "trainer.steps=4")
+    assert (tmp_path / "run/result.json").exists()
+    longer = ("trainer.steps=100000", f"hydra.run.dir={tmp_path}/run")
+    program = Program([sys.executable, str(ROOT / "train.py"), *TINY, *longer], tmp_path)
+    until(lambda: not (tmp_path / "run/result.json").exists(), "the run to go on")
+    os.kill(program.process.pid, signal.SIGTERM)
+    assert program.wait().code == 143 and not (tmp_path / "run/result.json").exists()
 
 
 @pytest.mark.parametrize("ranks", [(), pytest.param(("workers=2", "strategy=ddp"), marks=slow)])
