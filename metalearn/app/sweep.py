@@ -25,7 +25,7 @@ from metalearn.config.compose import PROVIDER, compose_config, compose_sweeper, 
 from metalearn.config.names import AUTO, FREE_KEYS, experiment_of, run_name
 from metalearn.config.options import groups, search_flags
 from metalearn.config.values import quoted
-from metalearn.errors import ConfigError, DiskError, printable
+from metalearn.errors import ConfigError, DataError, DiskError, printable
 from metalearn.runs.signals import STOPPED
 from metalearn.storage.files import read_json, refuse_links
 
@@ -323,8 +323,11 @@ def check_trials(program: Program, overrides: Sequence[str], sweeper: Mapping[st
 def _check(program: Program, plan: "SweepPlan", others: Sequence[str], sweeper: Mapping[str, Any], writer: int) -> int:
     in_rounds = "rounds" in sweeper
     metric, steps, shapes, sources = "", 0, None, set[str]()
+    first = next(_checked(plan))
     for params in _checked(plan):
         config, parts = _assemble_one(program, others, plan.overrides(params))
+        if params == first or any(params[key] != first[key] for key in params if key in groups()):
+            _try_on_tasks(parts, others)
         sources |= sources_of(config)
         loss, classes = parts.algorithm.computes, parts.source.classes("val")
         before, metric = metric, loss.metric if loss else "mse" if classes is None else "accuracy"
@@ -351,6 +354,23 @@ def _check(program: Program, plan: "SweepPlan", others: Sequence[str], sweeper: 
     with os.fdopen(writer, "w", encoding="utf-8") as pipe:
         json.dump(found._asdict(), pipe)
     return OK
+
+
+def _try_on_tasks(parts: Any, others: Sequence[str]) -> None:
+    """Tries a learner on the first tasks, as a run does, so that not every trial fails there.
+
+    Raises:
+        ConfigError: it does not fit them.
+        DataError: data that is missing or damaged; not if another launcher may start the trials where it is.
+    """
+    from metalearn.app.parts import first_tasks
+    from metalearn.training.compatibility import check_compatible
+
+    try:
+        check_compatible(parts.algorithm, parts.model, parts.start, parts.source, first_tasks(parts))
+    except DataError:
+        if not any(text.startswith("hydra/launcher=") for text in others):
+            raise
 
 
 def _check_rounds(plan: "SweepPlan", config: DictConfig, rounds: int, steps: int) -> None:

@@ -84,6 +84,7 @@ def test_another_space_in_the_same_folder_is_refused(undisturbed: tuple[Path, st
         (("algorithm.inner_lr=interval(-1,1)",), "algorithm.inner_lr=-1.0"),
         pytest.param(("algorithm.inner_lr=interval(0.1,1)", "hydra.sweeper.sampler=tpee"), "=tpee", marks=slow),
         (("algorithm.inner_lr=interval(0.1,1)", "hydra.sweeper.objective=val.accuracy"), "allowed: val.mse"),
+        (("dataset=glyphs", "algorithm.inner_lr=interval(0.1,1)"), "model: it cannot take this dataset's inputs"),
         pytest.param(("model=mlp,nope",), "model=nope: there is no such choice", marks=slow),
         pytest.param(
             ("seed=range(0,9)", "hydra.sweeper.pruner=median", "hydra.sweeper.objective=seconds"),
