@@ -197,7 +197,7 @@ dist.register_rendezvous_handler(_SCHEME, _rendezvous)
 
 
 def stay_on_loopback() -> None:
-    """If the world is on one host: torch listens on loopback only from now on."""
+    """If the world is on one host, or meets at a loopback address: torch listens on loopback only from now on."""
     if on_one_host() or is_loopback(os.environ.get("MASTER_ADDR", "")):
         for variable in INTERFACE_VARIABLES:
             os.environ.setdefault(variable, loopback_interface())

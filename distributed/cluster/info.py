@@ -105,15 +105,24 @@ def on_one_host() -> bool:
 
 
 def is_loopback(address: str) -> bool:
-    """Whether an address is one that no other host reaches, or a name of such addresses alone."""
-    if address == "localhost":
-        return True
+    """Whether an address is one that no other host reaches."""
+    try:
+        ip = ipaddress.ip_address(address)
+    except ValueError:
+        return address == "localhost"
+    return (getattr(ip, "ipv4_mapped", None) or ip).is_loopback
+
+
+def is_here(address: str) -> bool:
+    """As `is_loopback`; also for a name of which all addresses are such, in a world on one host. In another world a
+    host may call itself so, as Debian does, and the others reach it by the same name."""
+    if is_loopback(address) or not on_one_host():
+        return is_loopback(address)
     try:
         places = [place for *_, place in socket.getaddrinfo(address, None)]
     except OSError:  # the name is not known
         return False
-    ips = [ipaddress.ip_address(str(place[0]).partition("%")[0]) for place in places]
-    return all((getattr(ip, "ipv4_mapped", None) or ip).is_loopback for ip in ips)
+    return all(is_loopback(str(place[0]).partition("%")[0]) for place in places)
 
 
 def listening(address: str, port: int) -> socket.socket:

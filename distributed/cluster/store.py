@@ -13,7 +13,7 @@ from typing import TypeVar
 
 import torch.distributed as dist
 
-from distributed.cluster.info import get_world_info, is_loopback, listening
+from distributed.cluster.info import get_world_info, is_here, listening
 
 STORE_FD = "DISTRIBUTED_STORE_FD"
 """Environment variable of rank zero: the listening socket for its store, which `launch` has opened."""
@@ -109,7 +109,7 @@ def _open(world_rank: int, world_size: int, timeout: timedelta) -> dist.Store:
     if world_rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
         address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
         given = int(os.environ[STORE_FD]) if STORE_FD in os.environ else None
-        if given is None and is_loopback(address):  # torch would listen on every interface
+        if given is None and is_here(address):  # torch would listen on every interface
             try:
                 given = listening(address, port).detach()
             except OSError as error:

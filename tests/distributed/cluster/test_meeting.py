@@ -12,7 +12,7 @@ import torch.distributed as dist
 from distributed.calls import session
 from distributed.calls.traffic import MessageSlots
 from distributed.cluster import meeting, store
-from distributed.cluster.info import is_loopback, listening
+from distributed.cluster.info import is_here, listening
 from distributed.cluster.joining import UnreachableError, WorldAddress, WorldConnection
 from distributed.cluster.listening import own_listeners
 from distributed.cluster.meeting import ask_to_let_go
@@ -100,8 +100,12 @@ def test_a_name_of_this_host_is_loopback_if_all_its_addresses_are(monkeypatch: p
         socket, "getaddrinfo",
         lambda host, port: [found for name in names.get(host, [host]) for found in lookup(name, port)],
     )  # fmt: skip
-    assert is_loopback("here") and is_loopback("::1") and is_loopback("localhost")
-    assert not is_loopback("both") and not is_loopback("192.0.2.1") and not is_loopback("no such name")
+    for name, value in (("RANK", "0"), ("WORLD_SIZE", "2"), ("LOCAL_WORLD_SIZE", "2")):
+        monkeypatch.setenv(name, value)
+    assert is_here("here") and is_here("::1") and is_here("::ffff:127.0.0.1") and is_here("localhost")
+    assert not is_here("both") and not is_here("192.0.2.1") and not is_here("no such name")
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "1")  # other hosts may reach it by this name
+    assert not is_here("here") and is_here("127.0.0.1")
 
 
 def test_a_world_at_a_loopback_address_stays_on_loopback(monkeypatch: pytest.MonkeyPatch) -> None:
