@@ -194,8 +194,10 @@ class _BatchNorm(nn.BatchNorm2d):
                 f"model: a batch norm gets {len(x)} maps of {self.samples} pictures, so which of them are of the "
                 "support set is not known; type model.transductive=true, or take nn.GroupNorm"
             )
-        ones, zeros = (x.new_full((x.shape[1],), value) for value in (1, 0))
-        scale, shift = (value.unsqueeze(0) for value in ((self.weight, self.bias) if self.affine else (ones, zeros)))
+        if self.affine:
+            scale, shift = self.weight.unsqueeze(0), self.bias.unsqueeze(0)
+        else:
+            scale, shift = x.new_ones(1, x.shape[1]), x.new_zeros(1, x.shape[1])
         y = batch_norm(images, scale, shift, statistics_of=known, epsilon=self.eps)
         return y[0].permute(0, 3, 1, 2)
 
