@@ -332,6 +332,10 @@ def _sgd_step(params: Tensor, grads: Tensor, state: Params, settings: OptimizerS
         state["momentum_buffer"] = buffers[0]
 
 
+_LARGEST_RATE = 1e30
+"""Far above any use. Beyond it, torch's Adam cannot make the rate of its first step a number of 32 bits."""
+
+
 def scheduled(
     *, lr: float, schedule: str, min_lr: float, decay: float, decay_every: int, warmup: int
 ) -> Callable[[int, int], float]:
@@ -349,6 +353,8 @@ def scheduled(
         ValueError: a number out of range, or an unknown schedule.
     """
     real_number("lr", lr, above=0)
+    if lr > _LARGEST_RATE:
+        raise Invalid("lr", lr, f"must be at most {_LARGEST_RATE:g}", "type KEY=0.001, for example")
     real_number("min_lr", min_lr, at_least=0)
     fraction("decay", decay)
     whole_number("decay_every", decay_every, at_least=1)

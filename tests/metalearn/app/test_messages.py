@@ -90,6 +90,7 @@ CASES: list[tuple[Main, str, str]] = [
     (training, "hydra.nope=1", "Key 'nope' not in 'HydraConf'; python train.py --cfg hydra lists"),
     (training, "--config-name=mine", "=mine: this program composes its own conf; type --config-dir=FOLDER"),
     (training, "--config-path=mine", "=mine: this program composes its own conf; type --config-dir=FOLDER"),
+    (training, "optimizer.lr=1e38", "optimizer.lr=1e+38: must be at most 1e+30; type optimizer.lr=0.001"),
     (training, "launch.nnodes=2 workers=3", "it counts those of all hosts; type workers=4"),
     (training, "launch.nnodes=2 launch.master_port=29500 workers=2", "=127.0.0.1: no other host reaches this address"),
     (training, "launch.model=5", "launch.model=5: must be a folder; type launch.model=best"),
