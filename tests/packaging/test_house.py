@@ -18,14 +18,25 @@ MAY_IMPORT = {
     "metalearn/errors.py": set(),
     "metalearn/checks.py": set(),
     "metalearn/storage": {"storage", "errors"},
+    "metalearn/saved": {"saved", "storage", "errors"},
     "metalearn/nn": {"nn", "storage"},
     "metalearn/tasks": {"tasks.common", "tasks.priors", "types", "checks", "errors", "storage"},
     "metalearn/models": {"models.common", "nn", "types", "checks", "errors", "storage"},
     "metalearn/algorithms": {"algorithms.common", "nn", "types", "checks", "errors"},
     "metalearn/config": {"config", "checks", "errors", "storage"},
-    "metalearn/runs": {"config", "runs", "types", "checks", "errors", "storage"},
-    "metalearn/reporting": {"reporting", "runs", "config", "types", "checks", "errors", "storage"},
-    "metalearn/training": {"training", "reporting", "runs", "algorithms.common", "nn", "types", "checks", "errors"},
+    "metalearn/runs": {"config", "runs", "saved", "types", "checks", "errors", "storage"},
+    "metalearn/reporting": {"reporting", "runs", "saved", "config", "types", "checks", "errors", "storage"},
+    "metalearn/training": {
+        "training",
+        "reporting",
+        "runs",
+        "saved",
+        "algorithms.common",
+        "nn",
+        "types",
+        "checks",
+        "errors",
+    },
 }
 """What each room of metalearn may import from metalearn; a room that is not named here may import all of it."""
 
