@@ -7,15 +7,18 @@
     metalearn reproduce --render                             draw the pages from results/ alone
 
 It may be stopped at any time: the run under way saves, and the same command goes on with it. The rows are those of
-conf/reproduce/*.yaml; --tables FOLDER takes others. A row is one command for each seed: a training, or an evaluation of
-another row's checkpoints. Runs are in outputs/reproduce/ROW/seedN, and results in results/ROW_seedN.json. To run a row
-again, remove both, or give another folder by --output.
+results/*.yaml; --tables FOLDER takes others. A row is one command for each seed: a training, or an evaluation of
+another row's checkpoints. Runs are in outputs/reproduce/ROW/seedN. Results are lines of the .csv beside the .yaml of
+the row, and their curves (validations, accuracies after each inner step) lines of the _curves.csv. To run a row again,
+remove its folder and its line, or give another folder by --output.
 
 Exit codes: 0 all done; 1 a run failed (the others were run); 2 bad usage; 130 or 143 stopped by a signal.
 """
 
 import argparse
+import csv
 import datetime
+import io
 import json
 import math
 import os
@@ -24,33 +27,43 @@ import signal
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
+from itertools import repeat
 from pathlib import Path
 from types import FrameType
 from typing import Any, NamedTuple
 
-from omegaconf import OmegaConf
-from omegaconf.errors import OmegaConfBaseException
-from yaml import YAMLError  # type: ignore[import-untyped]
+import yaml  # type: ignore[import-untyped]
 
 from benchmarks.environment import machine_name
 from metalearn.checks import real_number
 from metalearn.cli.arguments import command_name, whole
 from metalearn.config.foreign import read_config
-from metalearn.config.options import CONF
 from metalearn.errors import ConfigError
 from metalearn.reporting.plots import curve_of
 from metalearn.reporting.provenance import commit
 from metalearn.storage.files import creating, read_json, read_object, write_atomically
 
 ROOT = Path(__file__).resolve().parent.parent
-TABLES = CONF / "reproduce"
+TABLES = ROOT / "results"
 PAGES = {"results": "RESULTS.md", "drawn": "docs/results/drawn.md"}
 """The files that tables are drawn in."""
 LAST = "last"
 OK, FAILED, BAD_USAGE = 0, 1, 2
 
+COLUMNS = (
+    "row", "seed", "algorithm", "dataset", "split", "ways", "shots", "queries", "accuracy", "mse", "ci95", "tasks",
+    "task_list", "transductive", "seen_classes", "steps", "seconds", "workers", "command", "date", "commit", "machine",
+)  # fmt: skip
+"""Of a file of results. A cell is empty for None; cells that are not of `TEXTS` are JSON."""
+TEXTS = ("row", "algorithm", "dataset", "split", "task_list", "command", "date", "commit", "machine")
+CURVE_COLUMNS = ("row", "seed", "curve", "at", "value", "ci95", "seconds")
+"""Of a file of curves: `at` is the inner step of the test, or the meta-step of a validation."""
+OF_TEST, OF_VALIDATION = "inner steps", "validation"
+
 Result = dict[str, Any]
-"""The result of a run, as a file in `results/` holds it; see `result_of`."""
+"""The result of a run; see `result_of`."""
+Kept = dict[tuple[str, int], Result]
+"""Results by row and seed."""
 
 
 class ResultRow(NamedTuple):
@@ -73,10 +86,12 @@ class ResultRow(NamedTuple):
 
 class ResultTable(NamedTuple):
     """Rows that are compared with each other. `by_shots`: its columns are numbers of shots. Rows of a table that is
-    `on_request` run only if they are named. `page` is one of `PAGES`."""
+    `on_request` run only if they are named. `page` is one of `PAGES`. `group` is the name of its file: that of a set of
+    data."""
 
     title: str
     rows: list[ResultRow]
+    group: str
     by_shots: bool = False
     on_request: bool = False
     page: str = "results"
@@ -88,7 +103,7 @@ def read_tables(folder: Path) -> list[ResultTable]:
     Raises:
         ConfigError: a file does not describe a table, or `of` names no row that trains.
     """
-    tables = [_table(path) for path in sorted(folder.glob("*.yaml"))]
+    tables = [table for path in sorted(folder.glob("*.yaml")) for table in _tables(path)]
     rows = [row for table in tables for row in table.rows]
     trained = [row.name for row in rows if row.of is None]
     for row in rows:
@@ -97,18 +112,21 @@ def read_tables(folder: Path) -> list[ResultTable]:
     return tables
 
 
-def _table(path: Path) -> ResultTable:
+def _tables(path: Path) -> list[ResultTable]:
     try:
-        content: Any = OmegaConf.to_container(OmegaConf.load(path), resolve=True)
-        metric, common = content.pop("metric", "accuracy"), content.pop("all", "").split()
-        rows = [_row(name, metric, common, **fields) for name, fields in content.pop("rows").items()]
-        table = ResultTable(rows=rows, **content)
-        if table.page not in PAGES:
-            raise ValueError(f"page: {table.page} is none of {', '.join(PAGES)}")
-        return table
-    except (AttributeError, KeyError, TypeError, ValueError, OmegaConfBaseException, YAMLError) as error:
+        return [_table(content, path.stem) for content in yaml.safe_load(path.read_text(encoding="utf-8"))]
+    except (AttributeError, KeyError, TypeError, ValueError, yaml.YAMLError) as error:
         reason = f"{type(error).__name__}: {' '.join(str(error).split())}"
-        raise ConfigError(f"{path}: does not describe a table ({reason}); see the other files beside it") from error
+        raise ConfigError(f"{path}: does not describe tables ({reason}); see the files in {TABLES}") from error
+
+
+def _table(content: dict[str, Any], group: str) -> ResultTable:
+    metric, common = content.pop("metric", "accuracy"), content.pop("all", "").split()
+    rows = [_row(name, metric, common, **fields) for name, fields in content.pop("rows").items()]
+    table = ResultTable(rows=rows, group=group, **content)
+    if table.page not in PAGES:
+        raise ValueError(f"page: {table.page} is none of {', '.join(PAGES)}")
+    return table
 
 
 def _row(name: str, metric: str, common: Sequence[str], *, run: str, paper: Any = None, **fields: Any) -> ResultRow:
@@ -127,19 +145,21 @@ def _row(name: str, metric: str, common: Sequence[str], *, run: str, paper: Any 
 
 
 class RowRun(NamedTuple):
-    """One run of a row: its command, its folder and its result's file. An evaluation has the trainings `of` whose
-    checkpoints it takes."""
+    """One run of a row: its command and its folder. An evaluation has the trainings `of` whose checkpoints it takes."""
 
     row: ResultRow
     seed: int
     folder: Path
-    result: Path
     command: list[str]
     of: "list[RowRun]"
 
     @property
     def name(self) -> str:
         return f"{self.row.name} seed {self.seed}"
+
+    @property
+    def key(self) -> tuple[str, int]:
+        return self.row.name, self.seed
 
     @property
     def command_line(self) -> str:
@@ -149,24 +169,24 @@ class RowRun(NamedTuple):
 def run_of(row: ResultRow, seed: int, rows: Mapping[str, ResultRow], output: Path) -> RowRun:
     """The run of a row; `rows` has the row that it evaluates, and `output` is the folder of `--output`, or empty."""
     runs = output / ("outputs/reproduce" if output == Path() else "runs")
-    folder, result = runs / row.name / f"seed{seed}", output / "results" / f"{row.name}_seed{seed}.json"
+    folder = runs / row.name / f"seed{seed}"
     if row.of is None:
         command = ["train.py", *row.overrides, f"seed={seed}", f"hydra.run.dir={folder}"]
-        return RowRun(row, seed, folder, result, command, [])
+        return RowRun(row, seed, folder, command, [])
     of = [run_of(rows[row.of], each, rows, output) for each in (rows[row.of].seeds if row.ensemble else [seed])]
     first, *others = [str(run.folder / "checkpoints/best") for run in of]
     members = [f"ensemble=[{','.join(others)}]"] if row.ensemble else []
     command = ["scripts/evaluate.py", f"checkpoint={first}", *members, *row.overrides, f"output={folder}"]
-    return RowRun(row, seed, folder, result, command, of)
+    return RowRun(row, seed, folder, command, of)
 
 
-def is_done(run: RowRun) -> bool:
+def is_done(run: RowRun, kept: Kept) -> bool:
     """Whether there is a result of this very command; for an evaluation, of the present trainings."""
-    if not run.result.exists() or not all(map(is_done, run.of)):
+    if run.key not in kept or not all(is_done(of, kept) for of in run.of):
         return False
-    found = read_result(run.result)
-    of_these = not run.of or found["seconds"] == math.fsum(read_result(of.result)["seconds"] for of in run.of)
-    return found["command"] == run.command_line and of_these
+    result = kept[run.key]
+    of_these = not run.of or result["seconds"] == math.fsum(kept[of.key]["seconds"] for of in run.of)
+    return result["command"] == run.command_line and of_these
 
 
 def is_trained(run: RowRun) -> bool:
@@ -175,8 +195,9 @@ def is_trained(run: RowRun) -> bool:
     return complete and (run.folder / "checkpoints/best").exists()
 
 
-def run_all(runs: Sequence[RowRun]) -> int:
-    """Trains, then evaluates; returns the exit code. After a signal the run under way saves, and no other starts."""
+def run_all(runs: Sequence[RowRun], kept: Kept, tables: Sequence[ResultTable], output: Path) -> int:
+    """Trains, then evaluates, and keeps each result; returns the exit code. After a signal the run under way saves, and
+    no other starts."""
     processes, signals, failed = list[subprocess.Popen[bytes]](), list[int](), False
 
     def stop(number: int, frame: FrameType | None) -> None:
@@ -187,10 +208,10 @@ def run_all(runs: Sequence[RowRun]) -> int:
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, stop)
     for run in sorted(runs, key=lambda run: bool(run.of)):
-        is_needed = any(run in other.of and not is_done(other) for other in runs)
-        if is_done(run) and (is_trained(run) or not is_needed):
+        is_needed = any(run in other.of and not is_done(other, kept) for other in runs)
+        if is_done(run, kept) and (is_trained(run) or not is_needed):
             continue
-        if undone := [of.name for of in run.of if not is_done(of) or not is_trained(of)]:
+        if undone := [of.name for of in run.of if not is_done(of, kept) or not is_trained(of)]:
             failed = True
             print(f"{run.name}: left out: it evaluates {undone[0]}, which is not done", file=sys.stderr)
             continue
@@ -199,36 +220,31 @@ def run_all(runs: Sequence[RowRun]) -> int:
         print(f"{run.name}: {run.command_line}\n  tail -f {log}", flush=True)
         if not run.of and not is_trained(run):
             (run.folder / "result.json").unlink(missing_ok=True)  # or train.py would find the run complete
-        with log.open("wb") as output:
+        with log.open("wb") as file:
             command = [sys.executable, *run.command]
             # In a session of its own, a run sees no Ctrl-C of the terminal: `stop` ends it, once.
-            processes.append(subprocess.Popen(command, stdout=output, stderr=output, start_new_session=True))
+            processes.append(subprocess.Popen(command, stdout=file, stderr=file, start_new_session=True))
             code = processes[-1].wait()
         if signals:
             return 128 + signals[0]
-        failed = not _recorded(run, code, log) or failed
+        if code != OK:
+            last = log.read_text(encoding="utf-8", errors="replace").splitlines()[-5:]
+            print("\n  ".join([f"{run.name}: failed with exit code {code}", *last]), file=sys.stderr, flush=True)
+            failed = True
+            continue
+        try:
+            result = kept[run.key] = result_of(run, kept)
+        except ConfigError as error:
+            print(f"{run.name}: no result: {error}", file=sys.stderr, flush=True)
+            failed = True
+            continue
+        group = next(table.group for table in tables if run.row in table.rows)
+        write_results(output / "results", group, [row.name for t in tables if t.group == group for row in t.rows], kept)
+        print(f"{run.name}: {run.row.metric} {result[run.row.metric]:.4f} ± {result['ci95']:.4f}", flush=True)
     return FAILED if failed else OK
 
 
-def _recorded(run: RowRun, code: int, log: Path) -> bool:
-    """Writes the result of a run that has ended with a code; whether there is one."""
-    if code != OK:
-        last = log.read_text(encoding="utf-8", errors="replace").splitlines()[-5:]
-        print("\n  ".join([f"{run.name}: failed with exit code {code}", *last]), file=sys.stderr, flush=True)
-        return False
-    try:
-        result = result_of(run)
-    except ConfigError as error:
-        print(f"{run.name}: no result: {error}", file=sys.stderr, flush=True)
-        return False
-    run.result.parent.mkdir(parents=True, exist_ok=True)
-    write_atomically(run.result, json.dumps(result, indent=2) + "\n")
-    metric = run.row.metric
-    print(f"{run.name}: {metric} {result[metric]:.4f} ± {result['ci95']:.4f}; {run.result}", flush=True)
-    return True
-
-
-def result_of(run: RowRun) -> Result:
+def result_of(run: RowRun, kept: Kept) -> Result:
     """The result of a complete run. An evaluation has the steps, seconds and workers of its training (an ensemble the
     seconds of all) and, if the row names no others, its algorithm and dataset.
 
@@ -244,7 +260,7 @@ def result_of(run: RowRun) -> Result:
         steps = ", ".join(test["by_step"])
         raise ConfigError(f"paper: the test has inner steps {steps}, and not {missing[0]}; type algorithm.eval_steps")
     if run.of:
-        trained = [read_result(of.result) for of in run.of]
+        trained = [kept[of.key] for of in run.of]
         chosen = dict(override.split("=", 1) for override in row.overrides)
         choices = {key: chosen.get(key, trained[0][key]) for key in ("algorithm", "dataset")}
         took = trained[0] | {"seconds": math.fsum(result["seconds"] for result in trained)}
@@ -274,19 +290,63 @@ def result_of(run: RowRun) -> Result:
     }
 
 
-def read_result(path: Path) -> Result:
-    """The result in a file.
+def read_results(folder: Path) -> Kept:
+    """The results of all groups in a folder, with their curves.
 
     Raises:
-        ConfigError: it holds something else, such as the marks of a merge.
+        ConfigError: a file holds something else, such as the marks of a merge.
     """
+    kept: Kept = {}
+    for path in sorted(folder.glob("*_curves.csv")):
+        table = path.with_name(f"{path.name.removesuffix('_curves.csv')}.csv")
+        for cells in _lines_of(table, COLUMNS):
+            result = {k: v if k in TEXTS else json.loads(v) for k, v in cells.items() if v}
+            metric = {k: result[k] for k in ("accuracy", "mse", "seen_classes") if k in result}
+            others = {k: result.get(k) for k in COLUMNS if k not in ("accuracy", "mse", "seen_classes")}
+            kept[result["row"], result["seed"]] = (
+                others | metric | {"by_step": {}, "ci95_by_step": {}, "validation": None}
+            )
+        for cells in _lines_of(path, CURVE_COLUMNS):
+            result, value = kept[cells["row"], int(cells["seed"])], float(cells["value"])
+            if cells["curve"] == OF_TEST:
+                result["by_step"][cells["at"]], result["ci95_by_step"][cells["at"]] = value, float(cells["ci95"])
+                continue
+            curve = result["validation"] = result["validation"] or {"steps": [], "seconds": [], "values": []}
+            curve["steps"].append(int(cells["at"]))
+            curve["values"].append(value)
+            curve["seconds"] += [float(cells["seconds"])] if cells["seconds"] else []
+    return kept
+
+
+def _lines_of(path: Path, columns: Sequence[str]) -> list[dict[str, str]]:
     try:
-        result = read_object(path)
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"{path}: cannot be read ({error}); mend it, or remove it to run the row again") from error
-    if not result.keys() >= {"row", "seed", "seconds", "command"}:
-        raise ConfigError(f"{path}: is not the result of a run; remove it to run the row again")
-    return result
+        with path.open(encoding="utf-8", newline="") as file:
+            lines = list(csv.DictReader(file, strict=True))
+    except (OSError, csv.Error) as error:
+        raise ConfigError(f"{path}: cannot be read ({error}); mend it") from error
+    for number, cells in enumerate(lines, start=2):
+        if tuple(cells) != tuple(columns) or None in cells.values():
+            raise ConfigError(f"{path}, line {number}: is not of the columns {', '.join(columns)}; mend it")
+    return lines
+
+
+def write_results(folder: Path, group: str, rows: Sequence[str], kept: Kept) -> None:
+    """Writes the results of a group's rows, and their curves."""
+    results = [kept[key] for key in sorted(kept) if key[0] in rows]
+    lines, curves = [list(COLUMNS)], [list(CURVE_COLUMNS)]
+    for result in results:
+        values = [(name, result.get(name)) for name in COLUMNS]
+        lines.append(["" if v is None else v if name in TEXTS else json.dumps(v) for name, v in values])
+        start, validation = [result["row"], result["seed"]], result["validation"] or {"steps": [], "values": []}
+        for at, value in result["by_step"].items():
+            curves.append([*start, OF_TEST, at, value, result["ci95_by_step"][at], ""])
+        points = zip(validation["steps"], validation["values"], validation.get("seconds") or repeat(""), strict=False)
+        curves += [[*start, OF_VALIDATION, at, value, "", seconds] for at, value, seconds in points]
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, content in ((f"{group}.csv", lines), (f"{group}_curves.csv", curves)):
+        text = io.StringIO()
+        csv.writer(text, lineterminator="\n").writerows(content)
+        write_atomically(folder / name, text.getvalue())
 
 
 # The command
@@ -328,17 +388,21 @@ def _reproduce(options: argparse.Namespace) -> int:
         for seed in (rows[name].seeds if rows[name].ensemble else options.seeds or rows[name].seeds)
     ]
     runs = list({run.folder: run for each in runs for run in (*each.of, each)}.values())
+    kept = read_results(output / "results")
     if options.list:
-        print("\n".join(f"{run.name:50} {'done' if is_done(run) else 'not run'}" for run in runs))
+        print("\n".join(f"{run.name:50} {'done' if is_done(run, kept) else 'not run'}" for run in runs))
         return OK
     with creating("--output", output):
         output.mkdir(parents=True, exist_ok=True)
-    code = OK if options.render else run_all(runs)
-    found = {name: [read_result(path) for path in sorted(output.glob(f"results/{name}_seed*.json"))] for name in rows}
-    for run in [run_of(rows[name], result["seed"], rows, output) for name in rows for result in found[name]]:
-        if not is_done(run):
+    code = OK if options.render else run_all(runs, kept, tables, output)
+    found: dict[str, list[Result]] = {name: [] for name in rows}
+    for (name, seed), result in sorted(kept.items()):
+        if name not in rows:
+            raise ConfigError(f"{name}: has a result and no row; remove its lines in results/, or bring the row back")
+        found[name].append(result)
+        if not is_done(run := run_of(rows[name], seed, rows, output), kept):
             reason = "its result was made by another command than that of its row, or from another training"
-            print(f"{run.name}: {reason}; to run it again, remove {run.result} and {run.folder}", file=sys.stderr)
+            print(f"{run.name}: {reason}; to run it again, remove its line and {run.folder}", file=sys.stderr)
     for name in dict.fromkeys(table.page for table in tables):
         shown = [table for table in tables if table.page == name]
         written = {output / PAGES[name]: page(shown, found)}

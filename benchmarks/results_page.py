@@ -34,8 +34,7 @@ with one core for each worker; a mean of several networks has those of all of th
 them, or were paused in between, so minutes say little about the speeds of two rows: see
 [Performance](docs/explanation/performance.md). [Choose settings](docs/how-to/recipes.md) says how the settings were
 chosen. `metalearn reproduce --only ROW --output FOLDER` runs a row again, in that folder. The command, date, commit
-and machine of a figure are in `results/ROW_seedN.json`; `metalearn reproduce --render` draws this page from these
-files."""
+and machine of a figure are in the files of `results/`; `metalearn reproduce --render` draws this page from them."""
 
 
 _TITLES = {"results": "Results", "drawn": "Results on drawn pictures"}

@@ -16,7 +16,7 @@ from xml.etree import ElementTree
 import pytest
 
 from benchmarks import reproduce
-from benchmarks.reproduce import LAST, ResultRow, ResultTable, read_result, read_tables
+from benchmarks.reproduce import LAST, ResultRow, ResultTable, read_results, read_tables, write_results
 from benchmarks.results_page import CURVES, comparison_with_paper, curves_of, curves_picture, page
 from metalearn.config.compose import compose_config
 from metalearn.errors import ConfigError
@@ -26,13 +26,13 @@ pytestmark = pytest.mark.thorough
 
 TINY = "trainer.meta_batch_size=4 trainer.val_every=20 trainer.val_tasks=4 trainer.test_tasks=10 model.filters=16"
 TABLE = f"""
-title: Drawn characters
-all: {TINY}
-rows:
-  short: {{method: MAML, run: algorithm=maml trainer.steps=40, paper: 0.99, ci95: 0.01, source: nobody, seeds: [3]}}
-  long: {{method: ANIL, run: algorithm=anil trainer.steps=80, paper: {{0: 0.2, last: null}}, seeds: [0]}}
-  again: {{method: MAML, of: short, run: model.transductive=false dataset.queries=3, seeds: [3]}}
-  never: {{method: protonet, run: algorithm=protonet trainer.steps=20}}
+- title: Drawn characters
+  all: {TINY}
+  rows:
+    short: {{method: MAML, run: algorithm=maml trainer.steps=40, paper: 0.99, ci95: 0.01, source: nobody, seeds: [3]}}
+    long: {{method: ANIL, run: algorithm=anil trainer.steps=80, paper: {{0: 0.2, last: null}}, seeds: [0]}}
+    again: {{method: MAML, of: short, run: model.transductive=false dataset.queries=3, seeds: [3]}}
+    never: {{method: protonet, run: algorithm=protonet trainer.steps=20}}
 """
 KEYS = {
     "row", "algorithm", "dataset", "split", "ways", "shots", "queries", "accuracy", "ci95", "tasks", "task_list",
@@ -69,8 +69,8 @@ def reproduced(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path,
         first.kill()
 
 
-def result_of(folder: Path, name: str) -> dict[str, Any]:
-    return read_result(folder / f"out/results/{name}.json")
+def result_of(folder: Path, row: str, seed: int) -> dict[str, Any]:
+    return read_results(folder / "out/results")[row, seed]
 
 
 @slow
@@ -86,7 +86,7 @@ def test_a_stopped_run_continues(reproduced: tuple[Path, Outcome]) -> None:
 @slow
 def test_a_result_is_kept_with_its_command(reproduced: tuple[Path, Outcome]) -> None:
     folder, _ = reproduced
-    kept, run_dir = result_of(folder, "short_seed3"), folder / "out/runs/short/seed3"
+    kept, run_dir = result_of(folder, "short", 3), folder / "out/runs/short/seed3"
     result = json.loads((run_dir / "result.json").read_text())
     assert set(kept) == KEYS
     assert kept["accuracy"] == result["test"]["accuracy"] and kept["seconds"] == result["seconds"]
@@ -102,7 +102,7 @@ def test_a_result_is_kept_with_its_command(reproduced: tuple[Path, Outcome]) -> 
 @slow
 def test_a_row_may_evaluate_the_checkpoints_of_another(reproduced: tuple[Path, Outcome]) -> None:
     folder, _ = reproduced
-    trained, evaluated = result_of(folder, "short_seed3"), result_of(folder, "again_seed3")
+    trained, evaluated = result_of(folder, "short", 3), result_of(folder, "again", 3)
     assert set(evaluated) == KEYS and evaluated["validation"] is None
     assert (trained["queries"], evaluated["queries"]) == (2, 3)
     assert (trained["transductive"], evaluated["transductive"]) == (True, False)
@@ -115,7 +115,7 @@ def test_a_row_may_evaluate_the_checkpoints_of_another(reproduced: tuple[Path, O
 def test_the_page_shows_the_results_and_what_was_not_run(reproduced: tuple[Path, Outcome]) -> None:
     folder, _ = reproduced
     text = (folder / "out/RESULTS.md").read_text()
-    short, long = result_of(folder, "short_seed3"), result_of(folder, "long_seed0")
+    short, long = result_of(folder, "short", 3), result_of(folder, "long", 0)
     assert f"{short['accuracy']:.2%} ± {short['ci95']:.2%}" in text and "99.00% ± 1.00% [1] | *" in text
     assert f"ANIL, 0 steps | {long['by_step']['0']:.2%}" in text and f"{long['accuracy']:.2%}" in text
     assert "`never` (protonet, –)" in text and "[1] nobody." in text
@@ -126,10 +126,10 @@ def test_an_evaluation_counts_only_for_the_present_training(reproduced: tuple[Pa
     folder, _ = reproduced
     listing = [*places(folder, "again"), "--list"]
     assert re.findall(r"\w+ seed 3 +(.*)", program(folder, *listing).wait().text) == ["done", "done"]
-    path = folder / "out/results/short_seed3.json"
-    before = path.read_text()
+    path = folder / "out/results/drawn.csv"
+    before, seconds = path.read_text(), result_of(folder, "short", 3)["seconds"]
     try:
-        path.write_text(json.dumps(json.loads(before) | {"seconds": 1e6}))
+        path.write_text(before.replace(f",{seconds},", ",1000000.0,", 1))
         assert re.search(r"again seed 3 +not run", program(folder, *listing).wait().text)
     finally:
         path.write_text(before)
@@ -141,16 +141,18 @@ def test_a_complete_run_whose_checkpoints_are_gone_trains_again(reproduced: tupl
     best = folder / "out/runs/short/seed3/checkpoints/best/params.safetensors"
     before = best.read_bytes()
     shutil.rmtree(folder / "out/runs/short/seed3/checkpoints")
-    (folder / "out/results/again_seed3.json").unlink()
+    kept = read_results(folder / "out/results")
+    evaluated = kept.pop(("again", 3))
+    write_results(folder / "out/results", "drawn", ["short", "long", "again"], kept)
     outcome = program(folder, *places(folder, "again")).wait()
     assert outcome.code == 0 and best.read_bytes() == before, outcome.text
-    assert (folder / "out/results/again_seed3.json").exists()
+    assert result_of(folder, "again", 3)["accuracy"] == evaluated["accuracy"]
 
 
 def test_a_run_that_fails_is_reported_and_leaves_no_result(tmp_path: Path) -> None:
     rows = "a: {method: M, run: algorithm=nope, seeds: [0]}, b: {method: M, of: a, run: dataset.ways=3, seeds: [0]}"
     (tmp_path / "tables").mkdir()
-    (tmp_path / "tables/bad.yaml").write_text(f"title: x\nrows: {{{rows}}}")
+    (tmp_path / "tables/bad.yaml").write_text(f"- title: x\n  rows: {{{rows}}}")
     failed = program(tmp_path, *places(tmp_path)).wait()
     assert failed.code == 1 and "Traceback" not in failed.text, failed.text
     assert "a seed 0: failed with exit code 2\n  error: algorithm=nope: there is no such choice" in failed.text
@@ -167,34 +169,31 @@ def test_a_run_without_what_its_row_asks_for_has_no_result(reproduced: tuple[Pat
         (row._replace(papers={"70": 0.9}), "has inner steps 0, 1, 2, 3, and not 70; type algorithm.eval_steps"),
     ):
         with pytest.raises(ConfigError, match=message):
-            reproduce.result_of(reproduce.run_of(changed, 0, {}, folder / "out"))
+            reproduce.result_of(reproduce.run_of(changed, 0, {}, folder / "out"), {})
 
 
 def test_an_ensemble_evaluates_all_seeds_of_a_row_together(tmp_path: Path) -> None:
     rows = "a: {method: M, run: d=e k=15, seeds: [4, 5]}, e: {method: E, of: a, ensemble: true, run: ''}"
-    (tmp_path / "table.yaml").write_text(f"title: t\nall: s=5 k=5\nrows: {{{rows}}}")
+    (tmp_path / "table.yaml").write_text(f"- title: t\n  all: s=5 k=5\n  rows: {{{rows}}}")
     (table,) = read_tables(tmp_path)
     assert [row.overrides for row in table.rows] == [["d=e", "k=15", "s=5"], ["s=5", "k=5"]]
     run = reproduce.run_of(table.rows[1], 0, {row.name: row for row in table.rows}, tmp_path)
     best = [f"{tmp_path}/runs/a/seed{seed}/checkpoints/best" for seed in (4, 5)]
     assert run.command[1:4] == [f"checkpoint={best[0]}", f"ensemble=[{best[1]}]", "s=5"]
-    (tmp_path / "results").mkdir()
-    for of in run.of:
-        kept = {"row": "a", "seed": of.seed, "command": of.command_line, "seconds": 60.5}
-        of.result.write_text(json.dumps(kept))
+    kept = {of.key: {"command": of.command_line, "seconds": 60.5} for of in run.of}
     for seconds, done in ((121.0, True), (60.5, False)):
-        run.result.write_text(json.dumps({"row": "e", "seed": 0, "command": run.command_line, "seconds": seconds}))
-        assert reproduce.is_done(run) is done
+        kept[run.key] = {"command": run.command_line, "seconds": seconds}
+        assert reproduce.is_done(run, kept) is done
 
 
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("rows: {}", "missing 1 required positional argument: 'title'"),
-        ("title: x\nrows: {a: {method: M}}", "missing 1 required keyword-only argument: 'run'"),
-        ("title: x\nrows: {a: {method: M, run: b, papper: 1}}", "unexpected keyword argument 'papper'"),
-        ("title: x\nrows: {a: {method: M, run: b, paper: high}}", "a='high': must be a finite number"),
-        ("title: x\nrows: {a: {of: b, method: M, run: c}}", "a: of=b: must name a row that trains"),
+        ("- rows: {}", "missing 1 required positional argument: 'title'"),
+        ("- {title: x, rows: {a: {method: M}}}", "missing 1 required keyword-only argument: 'run'"),
+        ("- {title: x, rows: {a: {method: M, run: b, papper: 1}}}", "unexpected keyword argument 'papper'"),
+        ("- {title: x, rows: {a: {method: M, run: b, paper: high}}}", "a='high': must be a finite number"),
+        ("- {title: x, rows: {a: {of: b, method: M, run: c}}}", "a: of=b: must name a row that trains"),
     ],
 )
 def test_a_file_that_is_no_table_is_refused(text: str, message: str, tmp_path: Path) -> None:
@@ -203,11 +202,16 @@ def test_a_file_that_is_no_table_is_refused(text: str, message: str, tmp_path: P
         read_tables(tmp_path)
 
 
-@pytest.mark.parametrize("content", ["<<<<<<< HEAD", "[]", '{"row": "a"}'])
-def test_a_damaged_result_is_named(content: str, tmp_path: Path) -> None:
-    (tmp_path / "a_seed0.json").write_text(content)
-    with pytest.raises(ConfigError, match=r"a_seed0.json: .* to run the row again"):
-        read_result(tmp_path / "a_seed0.json")
+def test_results_come_back_as_they_were_written(tmp_path: Path) -> None:
+    kept = read_results(reproduce.TABLES)
+    for group in ("omniglot", "pictures", "sinusoid"):
+        rows = [row.name for table in read_tables(reproduce.TABLES) if table.group == group for row in table.rows]
+        write_results(tmp_path, group, rows, kept)
+        for name in (f"{group}.csv", f"{group}_curves.csv"):
+            assert (tmp_path / name).read_text() == (reproduce.TABLES / name).read_text()
+    (tmp_path / "omniglot.csv").write_text("<<<<<<< HEAD\nx\n")
+    with pytest.raises(ConfigError, match=r"omniglot.csv, line 2: "):
+        read_results(tmp_path)
 
 
 def test_a_row_that_does_not_exist_is_named_before_anything_runs(tmp_path: Path) -> None:
@@ -228,11 +232,10 @@ def test_the_page_here_is_that_of_the_results_and_these_of_the_rows() -> None:
     tables = read_tables(reproduce.TABLES)
     rows = {row.name: row for table in tables for row in table.rows}
     results: dict[str, list[dict[str, Any]]] = {name: [] for name in rows}
-    for path in sorted(ROOT.glob("results/*.json")):
-        result = read_result(path)
-        results[result["row"]].append(result)
-        run = reproduce.run_of(rows[result["row"]], result["seed"], rows, Path())
-        assert result["command"] == run.command_line, f"{path.name}: its row has another command"
+    for (name, seed), result in sorted(read_results(reproduce.TABLES).items()):
+        results[name].append(result)
+        run = reproduce.run_of(rows[name], seed, rows, Path())
+        assert result["command"] == run.command_line, f"{run.name}: its row has another command"
     for name, path in reproduce.PAGES.items():
         text = (ROOT / path).read_text()
         shown = [table for table in tables if table.page == name]
@@ -245,7 +248,7 @@ def test_the_curves_are_means_of_the_seeds() -> None:
     rows = [row_named("steps"), row_named("none"), row_named("one")]
     seeds = [result(0.9, by_step={"0": 0.2, "10": low, "20": 0.9}) for low in (0.6, 0.8)]
     found = {"steps": seeds, "none": [], "one": [result(0.9, by_step={"0": 0.9})]}
-    curves = curves_of([ResultTable("T", rows)], found)
+    curves = curves_of([ResultTable("T", rows=rows, group="t")], found)
     assert curves == {"steps": {"0": 0.2, "10": pytest.approx(0.7), "20": 0.9}}
     drawn = ElementTree.fromstring(curves_picture(curves))
     names = [element.text for element in drawn.iter("{http://www.w3.org/2000/svg}text")]
@@ -299,7 +302,7 @@ def test_seeds_are_shown_side_by_side_and_the_best_of_little_time_is_bold() -> N
         "seen": [result(0.4, seen_classes=seen)],
         "absent": [],
     }
-    text = page([ResultTable("T", rows)], results)
+    text = page([ResultTable("T", rows=rows, group="t")], results)
     cells = "98.00% ± 0.50% [1] | *within* | paper | 1 | 600 | yes | 10 | 1.0, 1.5 | 1 | why |"
     assert f"| `a` | M | **97.00% ± 0.20%, 99.00% ± 0.20%** | {cells}" in text
     assert "| 99.00% ± 0.20% | – |" in text and "| **50.00% ± 0.20%** |" in text
@@ -309,7 +312,7 @@ def test_seeds_are_shown_side_by_side_and_the_best_of_little_time_is_bold() -> N
 def test_a_table_may_have_a_column_for_each_number_of_shots() -> None:
     rows = [row_named("a", metric="mse", papers={LAST: None}), row_named("a_with_5", metric="mse", of="a")]
     results = {"a": [result(1.8e18, "mse", shots=10)], "a_with_5": [result(0.25, "mse", shots=5)]}
-    text = page([ResultTable("T", rows, by_shots=True)], results)
+    text = page([ResultTable("T", rows=rows, group="t", by_shots=True)], results)
     cells = "**0.250 ± 0.002** | **1.8e+18 ± 2.0e-03** | 10 | 1.0 |  |"
     assert f"| rows | algorithm | 5 shots | 10 shots | steps | minutes | note |\n{'| --- ' * 7}|\n" in text
     assert f"| `a`, `…_with_5` | maml | {cells}" in text
