@@ -119,7 +119,7 @@ class NetworkPlan(NamedTuple):
     fewest_pixels: int
 
 
-class Kind(IntEnum):
+class LayerKind(IntEnum):
     """`enum kind` of kernels/network.h."""
 
     WINDOWS, CONVOLUTION, NORM, ACTIVATION, POOL, MEAN, SUM = range(7)
@@ -161,33 +161,37 @@ class _Compiler:
             case Windows(convolution):
                 to, sizes = self._convolution(convolution, x)
                 seen = x.used * int(sizes["kernel"]) ** 2
-                return to._replace(channels=seen, used=seen), Kind.WINDOWS, sizes
+                return to._replace(channels=seen, used=seen), LayerKind.WINDOWS, sizes
             case Products(weight):
                 outputs = self._shapes[weight][0]
                 to = x._replace(channels=filled(outputs), used=outputs)
-                return to, Kind.CONVOLUTION, {"kernel": 1, "stride": 1, "padding": 0, **self._at(weight=weight)}
+                return to, LayerKind.CONVOLUTION, {"kernel": 1, "stride": 1, "padding": 0, **self._at(weight=weight)}
             case Convolution(weight):
                 to, sizes = self._convolution(layer, x)
-                return to, Kind.CONVOLUTION, sizes | self._at(weight=weight)
+                return to, LayerKind.CONVOLUTION, sizes | self._at(weight=weight)
             case Norm(scale, shift, slope):
-                return x, Kind.NORM, {"slope": slope, "epsilon": EPSILON, **self._at(weight=scale, bias=shift)}
+                return x, LayerKind.NORM, {"slope": slope, "epsilon": EPSILON, **self._at(weight=scale, bias=shift)}
             case Activation(name, slope):
-                return x, Kind.ACTIVATION, {"activation": ACTIVATIONS.index(name), "slope": slope}
+                return x, LayerKind.ACTIVATION, {"activation": ACTIVATIONS.index(name), "slope": slope}
             case MaxPool():
                 if min(x.height, x.width) < 2:
                     raise ValueError(f"a map of {x.height}×{x.width} pixels cannot be pooled; it needs 2×2")
-                return x._replace(height=x.height // 2, width=x.width // 2), Kind.POOL, {}
+                return x._replace(height=x.height // 2, width=x.width // 2), LayerKind.POOL, {}
             case Mean():
-                return x._replace(height=1, width=1), Kind.MEAN, {}
+                return x._replace(height=1, width=1), LayerKind.MEAN, {}
             case Linear(weight, bias):
                 outputs, inputs = self._shapes[weight]
                 if inputs != x.used * x.height * x.width:
                     raise ValueError(f"{x.used * x.height * x.width} numbers do not fit {weight}, which takes {inputs}")
-                return ValueSize(1, 1, filled(outputs), outputs), Kind.CONVOLUTION, self._at(weight=weight, bias=bias)
+                return (
+                    ValueSize(1, 1, filled(outputs), outputs),
+                    LayerKind.CONVOLUTION,
+                    self._at(weight=weight, bias=bias),
+                )
             case Residual():
                 if (x,) != others:
                     raise ValueError(f"the branches of a sum must have equal shapes: {x}, {others[0]}")
-                return x, Kind.SUM, {}
+                return x, LayerKind.SUM, {}
         raise AssertionError(f"{layer}: is no step")
 
     def _convolution(self, layer: Convolution, x: ValueSize) -> tuple[ValueSize, Fields]:
@@ -248,6 +252,6 @@ class ShapedNetwork:
             compiler.add(step)
         layers = (LAYER * len(compiler.layers))(*(LAYER(**layer) for layer in compiler.layers))
         plan = kernels.plan(layers, image, self.layout.size, samples)
-        pixels = [layer["height"] * layer["width"] for layer in compiler.layers if layer["kind"] == Kind.NORM]
+        pixels = [layer["height"] * layer["width"] for layer in compiler.layers if layer["kind"] == LayerKind.NORM]
         fewest = int(min(pixels, default=0))
         return NetworkPlan(kernels, plan, compiler.last, fewest)

@@ -36,7 +36,7 @@ class Kind(NamedTuple):
     schema: Mapping[str, Any]
 
 
-class Saved(NamedTuple):
+class SavedFolder(NamedTuple):
     """A folder that was read: its tensors, its facts, and where it is."""
 
     tensors: dict[str, Tensor]
@@ -79,7 +79,7 @@ def kind_of(folder: Path) -> str | None:
     return name if isinstance(name, str) else None
 
 
-def load(folder: Path, kind: Kind) -> Saved:
+def load(folder: Path, kind: Kind) -> SavedFolder:
     """What `save` has saved, verified by its manifest and the schema of its kind.
 
     Raises:
@@ -91,7 +91,7 @@ def load(folder: Path, kind: Kind) -> Saved:
         tensors = {name: value.clone() for name, value in load_file(folder / TENSORS).items()}
     except SafetensorError as error:
         raise NotSavedError(f"{folder / TENSORS}: holds no tensors ({error})") from error
-    return Saved(tensors, meta, folder)
+    return SavedFolder(tensors, meta, folder)
 
 
 def load_meta(folder: Path, kind: Kind) -> dict[str, Any]:
