@@ -28,10 +28,10 @@ from torch import Tensor, nn
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from metalearn.api.pictures import all_seen
 from metalearn.api.results import wilson
 from metalearn.classifier.backbones import features_of
 from metalearn.classifier.classifier import PictureClassifier
-from metalearn.classifier.collected import all_seen
 from metalearn.classifier.heads import HEADS, centred
 from metalearn.cli.arguments import real, whole
 from metalearn.reporting.provenance import made_with

@@ -10,8 +10,8 @@ import numpy as np
 
 from metalearn.api.folders import Found
 from metalearn.api.learner import Prediction
-from metalearn.tasks.common.decoding import decoded
 from metalearn.tasks.common.episodes import Images
+from metalearn.tasks.common.pictures import decoded
 
 MOST_ROWS, MOST_SUPPORT, MOST_QUERIES = 30, 3, 10
 """The most labels on a page, and the most support pictures and queries of each label."""

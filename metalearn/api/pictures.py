@@ -3,18 +3,17 @@
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from PIL import Image, ImageOps
+from PIL import Image
 from torch import Tensor
 
 from metalearn.checks import one_of, true_or_false, whole_number
-from metalearn.tasks.common.decoding import decoded
 from metalearn.tasks.common.episodes import Images
-from metalearn.tasks.common.pictures import PictureForm, check_pixels, formed, of_8_bits, reason
+from metalearn.tasks.common.pictures import PictureForm, decoded, formed, reason
 from metalearn.types import TaskSource
 
 DRAWINGS = (
@@ -27,9 +26,9 @@ LARGEST_SIZE = 1024
 
 FRAMINGS = ("whole", "middle")
 
-Picture = Image.Image | str | os.PathLike[str] | NDArray[Any] | Tensor
-"""A picture: one of Pillow's, the path of a file, or an array [h, w], [h, w, c] or [c, h, w] of 1, 3 or 4 channels. An
-array holds whole numbers from 0 (black) to 255 (white), or real numbers from 0 to 1."""
+Picture = Image.Image | str | os.PathLike[str] | bytes | IO[bytes] | NDArray[Any] | Tensor
+"""A picture: one of Pillow's; the path of a file, its bytes, or an open file; an array [h, w], [h, w, c] or [c, h, w]
+of 1, 3 or 4 channels. An array holds whole numbers from 0 (black) to 255 (white), or real numbers from 0 to 1."""
 
 
 def form_of(source: TaskSource, dataset: Mapping[str, Any]) -> PictureForm | None:
@@ -88,20 +87,43 @@ def prepared(images: Sequence[Picture], form: PictureForm, what: str = "images")
         what: the argument that messages name.
 
     Raises:
-        ValueError: a picture cannot be read or is too large, or something is no picture. The message names it.
+        ValueError: a picture cannot be read, or something is no picture. The message names it.
     """
-    in_files = decoded([Path(image) for image in images if isinstance(image, str | os.PathLike)], form)
-    pictures: list[Images] = []
-    for number, image in enumerate(images):
-        path = f"={os.fspath(image)}" if isinstance(image, str | os.PathLike) else ""
-        picture = next(in_files) if path else shown(image, form)
+    x = torch.stack(all_seen(images, form, what)).to(torch.float32).div_(255)
+    return x.unsqueeze(1) if form.channels == 1 else x.permute(0, 3, 1, 2).contiguous()
+
+
+def all_seen(images: Sequence[Picture], form: PictureForm, what: str) -> list[Tensor]:
+    """The pictures in their form: uint8 [size, size] or [size, size, 3].
+
+    Raises:
+        ValueError: one cannot be read. The message names it by its place in `what`, and by its path.
+    """
+    pictures: list[Tensor] = []
+    for number, (image, picture) in enumerate(zip(images, seen(images, form), strict=True)):
         if isinstance(picture, str):
+            path = f"={os.fspath(image)}" if isinstance(image, str | os.PathLike) else ""
             advice = "; replace the file, or leave it out" if path and ";" not in picture else ""
             raise ValueError(f"{what}[{number}]{path}: cannot be read: {picture}{advice}")
         pictures.append(picture)
-    values = np.stack(pictures)
-    x = torch.from_numpy(values).to(torch.float32).div_(255)
-    return x.unsqueeze(1) if form.channels == 1 else x.permute(0, 3, 1, 2).contiguous()
+    return pictures
+
+
+def seen(images: Sequence[Picture], form: PictureForm) -> list[Tensor | str]:
+    """As `all_seen`; in place of a picture that cannot be read, the reason."""
+    files = [_file_of(image) for image in images]
+    in_files = decoded([file for file in files if file is not None], form)
+    each = (_shown(x, form) if file is None else next(in_files) for x, file in zip(images, files, strict=True))
+    return [picture if isinstance(picture, str) else torch.tensor(picture) for picture in each]
+
+
+def _file_of(image: Any) -> Path | bytes | None:
+    """The path of a picture, or the bytes of its file; None for what is decoded already."""
+    if isinstance(image, str | os.PathLike):
+        return Path(image)
+    if hasattr(image, "read") and not isinstance(image, type):
+        image = image.read()
+    return bytes(image) if isinstance(image, bytes | bytearray | memoryview) else None
 
 
 def listed(images: object, what: str) -> list[Any]:
@@ -119,13 +141,10 @@ def listed(images: object, what: str) -> list[Any]:
     return list(images)
 
 
-def shown(image: Picture, form: PictureForm) -> Images | str:
-    """A picture that is no file, in its form: uint8 [size, size] or [size, size, 3]. If it is too large, or no picture,
-    the reason."""
+def _shown(image: Any, form: PictureForm) -> Images | str:
+    """A picture that is no file, in its form; if it is no picture, the reason."""
     try:
-        picture = image if isinstance(image, Image.Image) else _from_array(image)
-        check_pixels(picture)
-        return formed(of_8_bits(ImageOps.exif_transpose(picture), picture.format), form)
+        return formed(image if isinstance(image, Image.Image) else _from_array(image), form)
     except Exception as error:  # Pillow raises many types for broken pictures
         return reason(error)
 

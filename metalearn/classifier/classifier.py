@@ -18,11 +18,11 @@ from torch import Tensor, nn
 
 from metalearn.api import hub
 from metalearn.api.card import CARD
-from metalearn.api.pictures import listed
+from metalearn.api.pictures import all_seen, listed
 from metalearn.checks import one_of, real_number, whole_number
 from metalearn.classifier import tuning, validation
 from metalearn.classifier.backbones import DEFAULT, OF_CODE, Backbone, backbone_of, features_of
-from metalearn.classifier.collected import Collected, all_seen, features_from_cache, without_copies
+from metalearn.classifier.collected import Collected, features_from_cache, without_copies
 from metalearn.classifier.heads import AUTO, HEADS, State, centred, class_means
 from metalearn.classifier.page import MOST_SHOWN
 from metalearn.classifier.saved import FILES, Page, Place, Saved, Weights, read, write

@@ -3,8 +3,6 @@
 import hashlib
 import io
 import logging
-import os
-import tempfile
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -14,13 +12,12 @@ import torch
 from torch import Tensor
 
 from metalearn.api.folders import support_in
-from metalearn.api.pictures import shown
+from metalearn.api.pictures import seen
 from metalearn.classifier.backbones import Backbone, features_of
 from metalearn.errors import DataError
 from metalearn.storage import cache
-from metalearn.tasks.common.decoding import decoded
 from metalearn.tasks.common.picture_folders import first_few
-from metalearn.tasks.common.pictures import LARGEST_FILE, PictureForm
+from metalearn.tasks.common.pictures import PictureForm
 
 log = logging.getLogger("metalearn")
 
@@ -31,39 +28,6 @@ class Collected(NamedTuple):
     names: list[str]
     labels: list[Any]
     pictures: list[Tensor]
-
-
-def as_seen(pictures: Sequence[Any], form: PictureForm) -> list[Tensor | str]:
-    """Pictures of any kind: paths, Pillow's, arrays, bytes of files or open files. In place of one that cannot be read,
-    the reason. Files are decoded in processes of their own, within bounds."""
-    with tempfile.TemporaryDirectory() as folder:
-        places = [_file_of(picture, Path(folder) / str(number)) for number, picture in enumerate(pictures)]
-        in_files = decoded([place for place in places if place is not None], form)
-        seen = [shown(x, form) if file is None else next(in_files) for x, file in zip(pictures, places, strict=True)]
-    return [values if isinstance(values, str) else torch.from_numpy(np.array(values)) for values in seen]
-
-
-def all_seen(pictures: Sequence[Any], form: PictureForm, what: str) -> list[Tensor]:
-    """As `as_seen`; raises ValueError for one that cannot be read. The message names it by its place in `what`."""
-    seen = []
-    for number, picture in enumerate(as_seen(pictures, form)):
-        if isinstance(picture, str):
-            name = f"={os.fspath(pictures[number])}" if isinstance(pictures[number], str | os.PathLike) else ""
-            raise ValueError(f"{what}[{number}]{name}: cannot be read: {picture}")
-        seen.append(picture)
-    return seen
-
-
-def _file_of(picture: Any, new: Path) -> Path | None:
-    """The file of a picture; bytes are written to a `new` one. None for what is decoded already."""
-    if isinstance(picture, str | os.PathLike):
-        return Path(picture)
-    if hasattr(picture, "read") and not isinstance(picture, type):
-        picture = picture.read(LARGEST_FILE + 1)
-    if not isinstance(picture, bytes | bytearray | memoryview):
-        return None
-    new.write_bytes(picture)
-    return new
 
 
 def collect(root: Path, form: PictureForm, *, key: str, strict: bool, least: int = 2) -> Collected:
@@ -82,7 +46,7 @@ def collect(root: Path, form: PictureForm, *, key: str, strict: bool, least: int
     found = support_in(root, key, least, strict=strict)
     assert found.classes is not None
     pictures, broken = list[tuple[str, str, Tensor]](), []
-    for file, label, picture in zip(found.files, found.classes, as_seen(found.paths, form), strict=True):
+    for file, label, picture in zip(found.files, found.classes, seen(found.paths, form), strict=True):
         if isinstance(picture, str):
             broken.append(file)
             log.warning("%s%s: cannot be read: %s", key, root / file, picture)

@@ -1,6 +1,6 @@
 """Shows a classifier that `metalearn fit` has made in the browser: a local page on which one drops pictures.
 
-It listens on this machine alone, and ends with Ctrl-C. Pictures are decoded within bounds, and none is kept.
+It listens on this machine alone, and ends with Ctrl-C. No picture is kept.
 
   metalearn demo classifier
   metalearn demo classifier --port 8000
@@ -26,13 +26,7 @@ from metalearn.reporting.to_stderr import log_to_stderr
 if TYPE_CHECKING:
     from metalearn.classifier.classifier import PictureClassifier
 
-LARGEST = 32 * 2**20
-"""Bytes of a picture's file."""
-
 _HEADERS = {"X-Frame-Options": "DENY", "X-Content-Type-Options": "nosniff", "Cache-Control": "no-store"}
-
-_SECONDS = 30.0
-"""Seconds that a browser may take for a request."""
 
 _SHOWN = 5
 """The page shows so many classes of each picture."""
@@ -101,15 +95,10 @@ def served(classifier: "PictureClassifier", name: str, port: int) -> ThreadingHT
     Raises:
         ConfigError: the port is taken.
     """
-    from metalearn.classifier.backbones import features_of
-    from metalearn.classifier.collected import all_seen
-
     content = demo_page(classifier, name).encode()
     one_at_a_time = threading.Lock()
 
     class Handler(BaseHTTPRequestHandler):
-        timeout = _SECONDS
-
         def do_GET(self) -> None:
             if self.path == "/" and self.is_ours():
                 self.reply(200, content, "text/html; charset=utf-8")
@@ -117,25 +106,19 @@ def served(classifier: "PictureClassifier", name: str, port: int) -> ThreadingHT
                 self.refuse(404, "there is no such page")
 
         def do_POST(self) -> None:
-            length = self.headers.get("Content-Length", "")
             if not self.is_ours() or "X-Picture" not in self.headers:  # pages of others may not send this header
                 self.refuse(403, "this is for the page of metalearn demo alone")
             elif self.path != "/predict":
                 self.refuse(404, "there is no such page")
-            elif not length.isascii() or not length.isdecimal() or int(length) > LARGEST:
-                self.refuse(413, f"a picture may have {LARGEST:,} bytes")
             else:
-                self.predict(self.rfile.read(int(length)))
+                self.predict(self.rfile.read(int(self.headers["Content-Length"])))
 
         def predict(self, picture: bytes) -> None:
-            backbone = classifier.opened()
             try:
                 with one_at_a_time:
-                    (answer,) = classifier.answers_of(
-                        features_of(backbone, all_seen([picture], backbone.form, "picture"))
-                    )
+                    (answer,) = classifier.answers([picture])
             except ValueError as error:
-                self.refuse(400, printable(str(error).removeprefix("picture[0]: ")))
+                self.refuse(400, printable(str(error).removeprefix("X[0]: ")))
                 return
             ranked = sorted(zip(map(str, classifier.classes_), answer.probabilities.tolist(), strict=True), key=_last)
             label = NONE if answer.label is None else str(answer.label)

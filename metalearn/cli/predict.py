@@ -61,22 +61,23 @@ def predict(options: argparse.Namespace) -> int:
     set_up_process(options.threads)
     import torch  # after the line above
 
+    from metalearn.api.pictures import seen
     from metalearn.classifier.classifier import PictureClassifier
-    from metalearn.classifier.collected import as_seen, features_from_cache
+    from metalearn.classifier.collected import features_from_cache
 
     torch.set_num_threads(options.threads)
     log_to_stderr()
     classifier = PictureClassifier.load(options.classifier, weights=options.weights, key="CLASSIFIER")
     paths = list(files_in(options.pictures))
-    names, seen = list[str](), list[torch.Tensor]()
-    for path, picture in zip(paths, as_seen(paths, classifier.opened().form), strict=True):
+    names, pictures = list[str](), list[torch.Tensor]()
+    for path, picture in zip(paths, seen(paths, classifier.opened().form), strict=True):
         if isinstance(picture, str):
             log.warning("%s: cannot be read: %s", path, picture)
         else:
             names.append(str(path))
-            seen.append(picture)
-    broken = len(paths) - len(seen)
-    features = features_from_cache(classifier.opened(), seen)
+            pictures.append(picture)
+    broken = len(paths) - len(pictures)
+    features = features_from_cache(classifier.opened(), pictures)
     answers = classifier.answers_of(features)
     if line := classifier.too_good(features):
         log.warning("PICTURES: %s", line)

@@ -8,8 +8,6 @@ digests.
 import csv
 import hashlib
 import logging
-import shutil
-import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -34,18 +32,11 @@ from metalearn.datasets.layouts import (
 from metalearn.errors import DataError
 from metalearn.storage.files import write_atomically
 from metalearn.tasks import cifar100, mini_imagenet, photographs
-from metalearn.tasks.common.decoding import decoded
 from metalearn.tasks.common.drawn_set import PICTURES, DrawnClass, DrawnSet, write_set
 from metalearn.tasks.common.episodes import SPLITS, Images
 from metalearn.tasks.common.photograph_set import PARTLY, is_partial
 from metalearn.tasks.common.picture_folders import first_few
-from metalearn.tasks.common.pictures import PictureForm, formed
-
-_AT_ONCE = 4096
-"""ClassPictures, in whole classes, that are decoded at once: a start of the decoders takes half a second."""
-
-_UNPACKED = ".pictures-"
-"""The beginning of the names of folders for pictures on their way from a pickle to the decoders."""
+from metalearn.tasks.common.pictures import PictureForm, decoded, formed
 
 _SMALLEST_OF_IMAGENET, _LARGEST_OF_IMAGENET = 732, 1300
 """Training pictures of the smallest and the largest class of ImageNet (Russakovsky et al. 2015, arXiv 1409.0575)."""
@@ -147,8 +138,6 @@ def _held(there: DrawnSet, name: str) -> str:
 
 def _collected(source: Source, folder: Path, out: Path, partly: bool) -> DrawnSet:
     published = source.published
-    for left in out.glob(f"{_UNPACKED}*"):  # by a process that was killed
-        shutil.rmtree(left, ignore_errors=True)
     found = recognised(folder, published)
     log.info("%s: %s in %s", published.title, found.layout, found.place)
     for line in digests(published, found):
@@ -172,7 +161,7 @@ def _collected(source: Source, folder: Path, out: Path, partly: bool) -> DrawnSe
     try:
         made = write_set(
             out, published.name, [found.layout + (PARTLY if wrong else "")], (published.side, published.side, 3),
-            _written(published, found, [(key, classes[key]) for key in order], out), total,
+            _written(published, found, [(key, classes[key]) for key in order]), total,
         )  # fmt: skip
     finally:
         (out / f".{PICTURES}.tmp").unlink(missing_ok=True)  # many gigabytes, if it could not be completed
@@ -258,52 +247,32 @@ def _counts(published: PublishedPictures, split: str, there: Mapping[str, int]) 
 
 
 def _written(
-    published: PublishedPictures, found: FoundSet, classes: Sequence[tuple[tuple[str, str], ClassPictures]], out: Path
+    published: PublishedPictures, found: FoundSet, classes: Sequence[tuple[tuple[str, str], ClassPictures]]
 ) -> Iterator[tuple[DrawnClass, Images]]:
     """Each class with its pictures, in the order of their digests.
 
     Raises:
         DataError: pictures cannot be read.
     """
-    waiting: list[tuple[tuple[str, str], ClassPictures]] = []
-    for place, one in enumerate(classes):
-        waiting.append(one)
-        if place + 1 < len(classes) and sum(pictures.total for _, pictures in waiting) < _AT_ONCE:
-            continue
-        whole = _formed(
-            [pictures.get() for _, pictures in waiting], [key[1] for key, _ in waiting], published.side, out
-        )
-        for ((split, name), _), own in zip(waiting, whole, strict=True):
-            order = sorted(range(len(own)), key=lambda number: hashlib.sha256(own[number].tobytes()).digest())
-            words = found.words.get(name) or name.partition(".")[2] or name
-            yield DrawnClass(name, words.replace("_", " "), split, [0] * len(own)), own[order]
-        waiting = []
+    for (split, name), pictures in classes:
+        whole = _formed(pictures.get(), name, published.side)
+        order = sorted(range(len(whole)), key=lambda number: hashlib.sha256(whole[number].tobytes()).digest())
+        words = found.words.get(name) or name.partition(".")[2] or name
+        yield DrawnClass(name, words.replace("_", " "), split, [0] * len(whole)), whole[order]
 
 
-def _formed(classes: Sequence[Any], names: Sequence[str], side: int, out: Path) -> list[Images]:
-    """The pictures of each class, uint8 [n, side, side, 3]."""
-    if isinstance(classes[0], np.ndarray):
-        return [_resized(np.asarray(pictures), side) for pictures in classes]
-    with tempfile.TemporaryDirectory(prefix=_UNPACKED, dir=out) as folder:
-        paths: list[Path] = []
-        for number, content in enumerate(content for pictures in classes for content in pictures):
-            if isinstance(content, bytes):  # decoders take files; a picture may come from anybody
-                (path := Path(folder, str(number))).write_bytes(content)
-                paths.append(path)
-            else:
-                assert isinstance(content, Path)
-                paths.append(content)
-        whole = list(decoded(paths, PictureForm(side, 3)))
-    own = [name for name, pictures in zip(names, classes, strict=True) for _ in pictures]
+def _formed(pictures: Any, name: str, side: int) -> Images:
+    """The pictures of the class `name`, uint8 [n, side, side, 3]."""
+    if isinstance(pictures, np.ndarray):
+        return _resized(pictures, side)
+    whole = list(decoded(pictures, PictureForm(side, 3)))
     broken = [
-        f"{path if path.parent != Path(folder) else f'one of {name}'} ({picture})"
-        for path, name, picture in zip(paths, own, whole, strict=True)
-        if isinstance(picture, str)
-    ]
+        f"{file if isinstance(file, Path) else f'one of {name}'} ({picture})"
+        for file, picture in zip(pictures, whole, strict=True) if isinstance(picture, str)
+    ]  # fmt: skip
     if broken:
         raise DataError(f"{len(broken)} pictures cannot be read: {first_few(broken)}; repair them, or fetch them anew")
-    ends = np.cumsum([len(pictures) for pictures in classes])[:-1]
-    return np.split(np.stack([picture for picture in whole if not isinstance(picture, str)]), ends)
+    return np.stack(whole)
 
 
 def _resized(pictures: Images, side: int) -> Images:

@@ -16,10 +16,9 @@ import PIL
 from metalearn.checks import Invalid, whole_number
 from metalearn.errors import DataError
 from metalearn.tasks.common.cache import cached_array
-from metalearn.tasks.common.decoding import decoded
 from metalearn.tasks.common.episodes import Classes, EpisodeShape, Images, check_filled
 from metalearn.tasks.common.identities import identity
-from metalearn.tasks.common.pictures import PictureForm
+from metalearn.tasks.common.pictures import PictureForm, decoded
 
 SUFFIXES = tuple(
     f".{name}"

@@ -1,8 +1,13 @@
-"""Reads one picture of any origin, and gives it the form in which a dataset shows pictures to the network."""
+"""Reads pictures of any origin, and gives them the form in which a dataset shows pictures to the network.
 
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
-from functools import partial
+Pillow decodes them in threads of this process: it frees the interpreter while it works. It runs no code of theirs, and
+its limit of pixels is the only one.
+"""
+
+import os
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from io import BytesIO
 from pathlib import Path
 from typing import NamedTuple
 
@@ -10,25 +15,15 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageOps, UnidentifiedImageError
 
-from metalearn.storage.files import RefusedFileError, open_regular
-
-Pixels = NDArray[np.uint8]  # not from a module that imports torch: decoding processes start without
+Pixels = NDArray[np.uint8]
 
 FORMATS = ("PNG", "JPEG", "BMP", "GIF", "WEBP", "TIFF", "PPM", "TGA", "JPEG2000", "AVIF")
-"""Formats that Pillow may read, whatever a file's name. It hands others to other programs: EPS to Ghostscript."""
+"""Formats that Pillow decodes itself, whatever a file's name. It hands others to other programs: EPS to Ghostscript."""
 
-LARGEST_FILE = 2**28
-"""The most bytes of a picture's file."""
-MOST_PIXELS = 2**26
-"""The most pixels of a picture."""
+_THREADS = 8
 
 _PHOTOMETRIC, _WHITE_IS_ZERO = 262, 0
 """A field of TIFF, and what it says of pictures whose white is 0."""
-
-_LARGE = 2**22
-"""Pictures with more pixels than this are decoded one at a time."""
-_BAND = 2**20
-"""Pixels that are converted at once. Copies of a whole large picture would not fit into the memory of a decoder."""
 
 
 class PictureForm(NamedTuple):
@@ -48,9 +43,38 @@ class PictureForm(NamedTuple):
     resample: str = "lanczos"
 
 
-def formed(image: Image.Image, form: PictureForm) -> Pixels:
-    """A picture as `opened` gives it, in its form: uint8 [size, size] or [size, size, 3]."""
-    image = _in_mode(image, "L" if form.channels == 1 else "RGB")
+def decoded(pictures: Iterable[Path | bytes], form: PictureForm | int) -> Iterator[Pixels | str]:
+    """The pictures in files, or in the bytes of files, in their order, each as `formed` gives it. In place of one that
+    cannot be read, the reason."""
+
+    def decode(picture: Path | bytes) -> Pixels | str:
+        try:
+            with Image.open(BytesIO(picture) if isinstance(picture, bytes) else picture, formats=FORMATS) as image:
+                return formed(image, form)
+        except Exception as error:  # Pillow raises many types for broken pictures
+            return reason(error)
+
+    with ThreadPoolExecutor(min(_THREADS, os.cpu_count() or 1)) as pool:
+        yield from pool.map(decode, pictures)
+
+
+def formed(image: Image.Image, form: PictureForm | int) -> Pixels:
+    """An open picture in its form: uint8 [size, size] or [size, size, 3]; or, for a number, reduced to fit into a
+    square of this side: uint8 [h, w, 3]. It is turned as its EXIF says, and transparent pixels become white. Of several
+    frames, the first is shown.
+
+    Raises:
+        Exception: of any type, if it is damaged; `reason` puts it in words.
+        ValueError: its values have 32 bits.
+    """
+    image = _of_8_bits(image)
+    mode = "L" if isinstance(form, PictureForm) and form.channels == 1 else "RGB"
+    if image.mode == "LAB" and mode == "L":  # Pillow knows no direct way
+        image = image.convert("RGB")
+    image = image if image.mode == mode else image.convert(mode)
+    if isinstance(form, int):
+        image.thumbnail((form, form))
+        return np.asarray(image, np.uint8)
     size, resample, edge = (form.size, form.size), Image.Resampling[form.resample.upper()], (1 - form.crop) / 2
     if form.whole:
         (w, h), far = image.size, 1 - edge
@@ -61,89 +85,27 @@ def formed(image: Image.Image, form: PictureForm) -> Pixels:
     return 255 - values if form.inverted else values
 
 
-def thumbnail(image: Image.Image, side: int) -> Pixels:
-    """A picture as `opened` gives it, reduced to fit into a square of this side: uint8 [h, w, 3]."""
-    small = _in_mode(image, "RGB")
-    small.thumbnail((side, side))
-    return np.asarray(small, np.uint8)
-
-
-def _in_mode(image: Image.Image, mode: str) -> Image.Image:
-    if image.mode == "LAB" and mode == "L":  # Pillow knows no direct way
-        image = image.convert("RGB")
-    return image if image.mode == mode else image.convert(mode)
-
-
-@contextmanager
-def opened(path: Path, alone: Callable[[], AbstractContextManager[None]] = nullcontext) -> Iterator[Image.Image]:
-    """The picture in a file, turned as its EXIF says, as `of_8_bits` gives it. Transparent pixels become white. Of
-    several frames, the first is read. A large picture is decoded within `alone()`.
-
-    Raises:
-        Exception: of any type, if it cannot be read; `reason` puts it in words.
-        ValueError: its values have 32 bits, or its file is no regular file or too large.
-        DecompressionBombError: it has too many pixels.
-    """
-    with open_regular(path, LARGEST_FILE) as file, Image.open(file, formats=FORMATS) as image:
-        check_pixels(image)
-        with alone() if image.width * image.height > _LARGE else nullcontext():
-            ImageOps.exif_transpose(image, in_place=True)
-            yield of_8_bits(image, image.format)
-
-
-def check_pixels(image: Image.Image) -> None:
-    """Raises DecompressionBombError for a picture of too many pixels."""
-    if image.width * image.height > MOST_PIXELS:
-        raise Image.DecompressionBombError
-
-
-def of_8_bits(image: Image.Image, file_format: str | None) -> Image.Image:
-    """The picture without transparency, in a mode that Pillow converts to L and RGB correctly.
-
-    Raises:
-        ValueError: its values have 32 bits.
-    """
-    if image.mode.startswith("I;16") or (image.mode == "I" and file_format in ("PNG", "PPM")):
+def _of_8_bits(image: Image.Image) -> Image.Image:
+    """The picture upright and without transparency, in a mode that Pillow converts to L and RGB correctly."""
+    upright, clear = ImageOps.exif_transpose(image), image.info.get("transparency")
+    if image.mode.startswith("I;16") or (image.mode == "I" and image.format in ("PNG", "PPM")):
+        values = np.asarray(upright, np.uint32)
         # Pillow turns TIFF pictures of 8 bits in which 0 is white, but not those of 16.
         inverted = getattr(image, "tag_v2", {}).get(_PHOTOMETRIC) == _WHITE_IS_ZERO
-        return _by_bands(image, "L", partial(_of_16_bits, clear=image.info.get("transparency"), inverted=inverted))
+        small = (((65535 - values if inverted else values) + 128) // 257).astype(np.uint8)
+        return Image.fromarray(small if clear is None else np.where(values == clear, np.uint8(255), small))
     if image.mode in ("I", "F"):
         raise ValueError("its values have 32 bits, so what is white is not known; save it with 8 or 16 bits")
     if image.mode in ("La", "RGBa"):  # colours that are multiplied by their opacity
-        image = image.convert({"La": "LA", "RGBa": "RGBA"}[image.mode])
-    if image.mode in ("LA", "PA", "RGBA") or "transparency" in image.info:
-        return _by_bands(image, "RGB", _on_white)
-    return image
-
-
-def _of_16_bits(image: Image.Image, clear: int | None, inverted: bool) -> Image.Image:
-    """In 8 bits: 65535, or 0 if `inverted`, and what is `clear` (transparent), become 255."""
-    values = np.asarray(image, np.uint32)
-    small = (((65535 - values if inverted else values) + 128) // 257).astype(np.uint8)
-    return Image.fromarray(small if clear is None else np.where(values == clear, np.uint8(255), small))
-
-
-def _on_white(image: Image.Image) -> Image.Image:
-    return Image.alpha_composite(Image.new("RGBA", image.size, "white"), image.convert("RGBA"))
-
-
-def _by_bands(image: Image.Image, mode: str, convert: Callable[[Image.Image], Image.Image]) -> Image.Image:
-    """The whole picture in `mode`, converted in bands of a few rows."""
-    whole, rows = Image.new(mode, image.size), max(1, _BAND // image.width)
-    for top in range(0, image.height, rows):
-        band = image.crop((0, top, image.width, min(top + rows, image.height)))
-        whole.paste(convert(band), (0, top))
-    return whole
+        upright = upright.convert({"La": "LA", "RGBa": "RGBA"}[image.mode])
+    if upright.mode in ("LA", "PA", "RGBA") or clear is not None:
+        white = Image.new("RGBA", upright.size, "white")
+        return Image.alpha_composite(white, upright.convert("RGBA")).convert("RGB")
+    return upright
 
 
 def reason(error: Exception) -> str:
     """The reason why a picture cannot be read, for a message after its name."""
-    if isinstance(error, Image.DecompressionBombError | Image.DecompressionBombWarning):
-        return f"has more than {MOST_PIXELS:,} pixels; make it smaller"
-    if isinstance(error, RefusedFileError):
-        return str(error).partition(": ")[2]
     if isinstance(error, UnidentifiedImageError):
         return "not recognised as a picture"
-    if isinstance(error, MemoryError):
-        return "takes too much memory to decode; make it smaller"
     return (error.strerror if isinstance(error, OSError) else None) or str(error) or type(error).__name__

@@ -21,7 +21,7 @@ from metalearn.app.parts import Parts
 from metalearn.errors import ConfigError
 from metalearn.runs.checkpoint import read, write
 from metalearn.tasks.common.omniglot_files import find_collections
-from metalearn.tasks.common.pictures import PictureForm, formed, opened
+from metalearn.tasks.common.pictures import PictureForm, formed
 from metalearn.tasks.omniglot import _decode_character, characters
 from metalearn.types import Batch
 from tests.runs import ROOT, Program, slow
@@ -203,7 +203,7 @@ def test_photographs_are_prepared_as_the_dataset_prepares_them(photographs: Run,
     form = photographs.load().form
     assert form is not None
     shown = prepared([tmp_path / "wide.png"], form)[0].permute(1, 2, 0)
-    with opened(tmp_path / "wide.png") as image:
+    with Image.open(tmp_path / "wide.png") as image:
         assert np.array_equal((shown * 255).round().numpy(), formed(image, PictureForm(20, 3)))
 
 
@@ -264,12 +264,7 @@ BAD: dict[str, tuple[Callable[[list[Any], list[Any]], tuple[Any, Any]], str]] = 
     "a list as a label": (lambda x, y: (x, [[0]] * 5), r"labels\[0\]=\[0\]: a list cannot be a label"),
     "no file": (lambda x, y: ([*x[:4], "gone.png"], y), r"images\[4\]=gone\.png: cannot be read: No such file"),
     "no picture": (lambda x, y: ([*x[:4], __file__], y), r"images\[4\]=.*test_load.py: cannot be read: not recognised"),
-    "a pipe": (lambda x, y: ([*x[:4], "/dev/zero"], y), "cannot be read: is not a regular file"),
     "a number": (lambda x, y: ([*x[:4], 5], y), r"images\[4\]: cannot be read: a int is no picture"),
-    "a gigantic picture": (
-        lambda x, y: ([*x[:4], Image.new("1", (9000, 9000))], y), r"images\[4\]: cannot be read: has more than 67,"),
-    "a gigantic array": (
-        lambda x, y: ([*x[:4], np.zeros((9000, 9000), np.uint8)], y), "has more than 67,108,864 pixels"),
     "an empty array": (lambda x, y: ([*x[:4], np.zeros((0, 9))], y), r"an array of shape \(0, 9\) holds no pixel"),
     "a normalised array": (lambda x, y: ([*x[:4], np.full((9, 9), -1.5)], y), r"from 0 \(black\) to 1 \(white\)"),
     "an array of four dimensions": (lambda x, y: ([*x[:4], np.ones((1, 3, 9, 9))], y), r"must be \[h, w\]"),

@@ -10,12 +10,11 @@ import torch
 from PIL import Image
 from torch import nn
 
+from metalearn.api.pictures import all_seen
 from metalearn.checks import Invalid
 from metalearn.classifier.backbones import Backbone, backbone_of, features_of, of_module
 from metalearn.classifier.classifier import PictureClassifier
-from metalearn.classifier.collected import all_seen
 from metalearn.errors import ConfigError
-from metalearn.tasks.common.pictures import PictureForm, formed
 from tests import drawn_pictures
 
 pytestmark = [pytest.mark.thorough, pytest.mark.filterwarnings("ignore")]  # those of other libraries
@@ -37,17 +36,6 @@ def network() -> nn.Module:
 
 def features(backbone: Backbone, images: list[Image.Image]) -> torch.Tensor:
     return features_of(backbone, all_seen(images, backbone.form, "X"))
-
-
-def test_a_picture_is_cropped_and_resized_as_asked() -> None:
-    values = np.random.default_rng(0).integers(0, 256, (60, 100, 3)).astype(np.uint8)
-    image = Image.fromarray(values)
-    middle = formed(image, PictureForm(30, 3, crop=0.5, resample="nearest"))
-    np.testing.assert_array_equal(middle, values[15:45, 35:65])
-    whole = formed(image, PictureForm(30, 3, whole=True, crop=0.5, resample="box"))
-    np.testing.assert_array_equal(
-        whole, np.asarray(image.crop((25, 15, 75, 45)).resize((30, 30), Image.Resampling.BOX))
-    )
 
 
 def test_a_module_of_code_is_a_backbone(network: nn.Module, images: list[Image.Image], tmp_path: Path) -> None:

@@ -10,7 +10,6 @@ import json
 import os
 import pickle
 import re
-import resource
 import shutil
 import signal
 import sys
@@ -29,11 +28,9 @@ from safetensors.torch import load_file, save_file
 from metalearn.api.results import wilson
 from metalearn.classifier.backbones import backbone_of
 from metalearn.classifier.classifier import PictureClassifier
-from metalearn.classifier.collected import as_seen
 from metalearn.classifier.saved import DESCRIPTION, TENSORS, WEIGHTS
 from metalearn.cli import adapt, add, demo, fit, predict, remove
 from metalearn.errors import ConfigError
-from metalearn.tasks.common.pictures import PictureForm
 from tests import drawn_pictures
 from tests.runs import Program, slow, until
 
@@ -335,17 +332,6 @@ def address(made: Path) -> Iterator[tuple[str, int]]:
         thread.join()
 
 
-def test_more_pictures_of_bytes_than_files_may_be_open(pictures: Path) -> None:
-    content = (pictures / "star/00.png").read_bytes()
-    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (256, limits[1]))
-    try:
-        seen = as_seen([content] * 400, PictureForm(size=8, channels=1, inverted=False))
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
-    assert all(not isinstance(picture, str) and picture.equal(seen[0]) for picture in seen)
-
-
 def asked(address: tuple[str, int], method: str, path: str, body: bytes = b"", **headers: str) -> tuple[int, str]:
     connection = http.client.HTTPConnection(*address, timeout=60)
     with contextlib.closing(connection):
@@ -372,8 +358,6 @@ def test_the_demo_answers_its_own_page_alone(address: tuple[str, int], made: Pat
     assert asked(address, "POST", "/predict", b"x", X_Picture="1", **rebound)[0] == 403
     assert asked(address, "POST", "/predict", b"x")[0] == 403  # as the form of another page sends it
     assert asked(address, "GET", "/../classifier.json")[0] == 404
-    assert asked(address, "POST", "/predict", X_Picture="1", Content_Length=str(demo.LARGEST + 1))[0] == 413
-    assert asked(address, "POST", "/predict", X_Picture="1", Content_Length="-1")[0] == 413
 
 
 def test_the_demo_listens_on_this_machine_alone_and_ends_with_ctrl_c(made: Path, tmp_path: Path) -> None:

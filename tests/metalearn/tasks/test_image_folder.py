@@ -1,14 +1,11 @@
 """Pictures in folders: real files, whole, damaged and of odd kinds. Their pixels tell class and number."""
 
-import fcntl
 import json
 import logging
 import os
-import struct
 import sys
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +20,6 @@ from metalearn.app.job import script, to_job
 from metalearn.app.parts import assemble, first_tasks
 from metalearn.config.compose import compose_config
 from metalearn.errors import ConfigError, DataError
-from metalearn.tasks.common import decoding
-from metalearn.tasks.common.pictures import PictureForm, formed, of_8_bits, opened
 from metalearn.tasks.image_folder import image_folder
 from metalearn.training.compatibility import check_compatible
 from metalearn.types import Batch, Episode, GivesSamples, TaskSource, Unit
@@ -343,121 +338,6 @@ def test_the_same_names_in_another_folder_are_other_pictures(tmp_path: Path) -> 
     assert torch.allclose(one.support.x, 1 - two.support.x, atol=1e-6)
 
 
-# Pictures of all kinds
-
-
-def read(path: Path, channels: int = 3, size: int = SIZE) -> NDArray[np.int64]:
-    with opened(path) as image:
-        return formed(image, PictureForm(size, channels)).astype(np.int64)
-
-
-def test_grey_is_the_luma_of_the_colours(tmp_path: Path) -> None:
-    pixels = drawing("x", 0)
-    Image.fromarray(pixels).save(tmp_path / "x.png")
-    assert (read(tmp_path / "x.png") == pixels).all()
-    luma = pixels @ np.array([0.299, 0.587, 0.114])
-    assert np.abs(read(tmp_path / "x.png", channels=1) - luma).max() <= 1
-
-
-@pytest.mark.parametrize("suffix", ["png", "tif", "pgm"])
-def test_16_bits_are_brought_to_8(suffix: str, tmp_path: Path) -> None:
-    wide = np.linspace(0, 65535, SIZE * SIZE).astype(np.uint16).reshape(SIZE, SIZE)
-    path = tmp_path / f"x.{suffix}"
-    if suffix == "pgm":
-        path.write_bytes(b"P5 12 12 65535\n" + wide.astype(">u2").tobytes())
-    else:
-        Image.fromarray(wide).save(path)
-    for channels in (1, 3):
-        narrow = read(path, channels).reshape(SIZE, SIZE, -1)
-        assert np.abs(narrow - wide[:, :, None] / 257).max() <= 0.5
-        assert (narrow.min(), narrow.max()) == (0, 255)
-
-
-def test_a_tiff_whose_white_is_0_is_turned(tmp_path: Path) -> None:
-    wide = np.linspace(0, 65535, SIZE * SIZE).astype(np.uint16).reshape(SIZE, SIZE)
-    for pixels in (wide, (wide // 257).astype(np.uint8)):
-        Image.fromarray(pixels).save(tmp_path / "usual.tif")
-        # A field of the file: tag 262, of the type SHORT, one value, which is 1: black is 0.
-        usual = (tmp_path / "usual.tif").read_bytes()
-        field = struct.pack("<HHIH", 262, 3, 1, 1)
-        assert usual.count(field) == 1
-        (tmp_path / "turned.tif").write_bytes(usual.replace(field, struct.pack("<HHIH", 262, 3, 1, 0)))
-        assert np.abs(255.0 - read(tmp_path / "usual.tif", 1) - read(tmp_path / "turned.tif", 1)).max() <= 1
-
-
-def test_colours_that_are_multiplied_by_their_opacity_are_read() -> None:
-    for mode, whole in (("RGBA", "RGBa"), ("LA", "La")):
-        for opacity, expected in ((0, 255), (255, 100)):
-            picture = Image.new(mode, (2, 2), (*(100,) * (len(mode) - 1), opacity)).convert(whole)
-            assert (np.asarray(of_8_bits(picture, None).convert("L")) == expected).all()
-
-
-def test_what_is_transparent_becomes_white(tmp_path: Path) -> None:
-    alpha = np.random.default_rng(0).integers(0, 256, (SIZE, SIZE, 1))
-    alpha[:3], alpha[3:6] = 0, 255
-    for name, pixels in (("RGBA", drawing("x", 0)), ("LA", drawing("x", 1)[:, :, :1])):
-        both = np.concatenate([pixels, alpha], axis=2).astype(np.uint8)
-        Image.fromarray(both, name).save(tmp_path / f"{name}.png")
-        over = (pixels * (alpha / 255) + 255 * (1 - alpha / 255)).round()
-        assert np.abs(read(tmp_path / f"{name}.png") - over).max() <= 1
-        assert (read(tmp_path / f"{name}.png", channels=1)[:3] == 255).all()
-    wide = np.full((SIZE, SIZE), 257 * 20, np.uint16)
-    wide[:3] = 257 * 9
-    Image.fromarray(wide).save(tmp_path / "wide.png", transparency=257 * 9)
-    for channels in (1, 3):
-        assert (read(tmp_path / "wide.png", channels)[:3] == 255).all()
-        assert (read(tmp_path / "wide.png", channels)[3:] == 20).all()
-
-
-def test_lab_is_read_as_its_colours(tmp_path: Path) -> None:
-    lab = np.zeros((SIZE, SIZE, 3), np.uint8)
-    lab[..., 0] = np.linspace(0, 255, SIZE).astype(np.uint8)[:, None]
-    Image.fromarray(lab, "LAB").save(tmp_path / "lab.tif")
-    grey, colours = (read(tmp_path / "lab.tif", channels).reshape(SIZE, SIZE, -1) for channels in (1, 3))
-    assert np.abs(grey - colours).max() <= 1 and grey.min() < 20 and grey.max() > 235
-
-
-def test_palettes_and_bits_and_ink_are_converted(tmp_path: Path) -> None:
-    numbers = np.arange(SIZE * SIZE, dtype=np.uint8).reshape(SIZE, SIZE) % 4
-    colours = np.array([[255, 0, 0], [0, 200, 0], [0, 0, 100], [9, 9, 9]], np.uint8)
-    indexed = Image.fromarray(numbers, "P")
-    indexed.putpalette(colours.tobytes())
-    indexed.save(tmp_path / "p.png")
-    assert (read(tmp_path / "p.png") == colours[numbers]).all()
-    indexed.save(tmp_path / "t.gif", transparency=3)
-    colours[3] = 255
-    assert (read(tmp_path / "t.gif") == colours[numbers]).all()
-    Image.fromarray(numbers > 1).save(tmp_path / "b.png")
-    assert (read(tmp_path / "b.png", channels=1) == 255 * (numbers > 1)).all()
-    Image.new("CMYK", (SIZE, SIZE), (0, 255, 255, 0)).save(tmp_path / "c.tif")
-    assert (read(tmp_path / "c.tif") == [255, 0, 0]).all()
-
-
-@pytest.mark.parametrize(("orientation", "quarters", "mirrored"), [(1, 0, False), (3, 2, False), (6, 3, False),
-                                                                    (8, 1, False), (2, 0, True)])  # fmt: skip
-def test_exif_says_which_side_is_up(orientation: int, quarters: int, mirrored: bool, tmp_path: Path) -> None:
-    exif = Image.Exif()
-    exif[0x0112] = orientation
-    pixels = drawing("x", 0)
-    Image.fromarray(pixels).save(tmp_path / "x.png", exif=exif)
-    upright = pixels[:, ::-1] if mirrored else np.rot90(pixels, quarters)
-    assert (read(tmp_path / "x.png") == upright).all()
-
-
-def test_the_middle_is_taken_and_reduced_without_aliases(tmp_path: Path) -> None:
-    rng = np.random.default_rng(0)
-    for width, height, middle in ((120, 40, (10, 0, 20, 10)), (40, 120, (0, 10, 10, 20))):
-        whole = Image.fromarray(rng.integers(0, 256, (height, width, 3), dtype=np.uint8))
-        whole.save(tmp_path / "x.png")
-        reduced = whole.resize((width // 4, height // 4), Image.Resampling.LANCZOS).crop(middle)
-        assert np.abs(read(tmp_path / "x.png", size=10) - np.asarray(reduced, np.int64)).max() <= 1
-    Image.new("RGB", (5, 9), (1, 2, 3)).save(tmp_path / "x.png")
-    assert (read(tmp_path / "x.png", size=20) == [1, 2, 3]).all()
-    board = np.indices((80, 80)).sum(0) % 2 * 255
-    Image.fromarray(board.astype(np.uint8)).save(tmp_path / "x.png")
-    assert np.abs(read(tmp_path / "x.png", channels=1, size=8) - 127.5).max() < 4
-
-
 # What is refused
 
 
@@ -494,62 +374,6 @@ def test_of_many_damaged_pictures_the_first_are_named(tmp_path: Path) -> None:
     message = refusal(tmp_path / "animals")
     named(message, [f"{sum(ANIMALS.values())} of {sum(ANIMALS.values())} pictures", "birds/owl/000.png", ", …"])
     assert "pig" not in message
-
-
-@pytest.mark.timeout(30)
-def test_pictures_that_are_none_and_pictures_without_end_are_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    root = tmp_path / "animals"
-    put(root, ANIMALS)
-    (tmp_path / "gs").write_text(f"#!/bin/sh\ntouch {tmp_path}/executed\n")
-    (tmp_path / "gs").chmod(0o755)
-    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
-    Image.new("RGB", (8, 8)).save(root / "cat/postscript.png", "EPS")
-    os.mkfifo(root / "cow/pipe.png")
-    (root / "dog/zero.png").symlink_to("/dev/zero")
-    (root / "fox/long.webp").touch()
-    os.truncate(root / "fox/long.webp", 2**30)
-    Image.new("1", (9000, 9000)).save(root / "hen/wide.png")
-    (root / "pig/giga.png").write_bytes(b"P4 40000 40000\n")
-    several = [refusal(root)]
-    for name in ("cat/postscript.png", "cow/pipe.png", "dog/zero.png"):
-        (root / name).unlink()
-    several.append(refusal(root))
-    named("\n".join(several), [
-        "6 of 41 pictures cannot be read", "cat/postscript.png (not recognised as a picture)",
-        "cow/pipe.png (is not a regular file)", "dog/zero.png (is not a regular file)",
-        "fox/long.webp (has 1,073,741,824 bytes, and at most 268,435,456 are read)",
-        "hen/wide.png (has more than 67,108,864 pixels; make it smaller)",
-        "pig/giga.png (has more than 67,108,864 pixels; make it smaller)",
-    ])  # fmt: skip
-    assert not (tmp_path / "executed").exists()
-
-
-def test_large_pictures_are_decoded_one_at_a_time(tmp_path: Path) -> None:
-    for side in (2100, 100):
-        Image.new("L", (side, side)).save(tmp_path / f"{side}.png")
-    with (tmp_path / "turn").open("wb") as turn, ThreadPoolExecutor(2) as pool:
-        decoders = [decoding._Decoder(turn.fileno()) for _ in range(2)]
-        fcntl.lockf(turn, fcntl.LOCK_EX)  # as if another one were being decoded
-        large, small = (
-            pool.submit(decoder.decode, tmp_path / f"{side}.png", PictureForm(SIZE, 3))
-            for decoder, side in zip(decoders, (2100, 100), strict=True)
-        )
-        small.result(20)
-        assert wait([large], 0.5).not_done
-        fcntl.lockf(turn, fcntl.LOCK_UN)
-        assert not isinstance(large.result(20), str)
-        for decoder in decoders:
-            decoder.close()
-
-
-@pytest.mark.parametrize("value", [0.5, float("nan"), 7])
-def test_pictures_of_32_bits_are_refused(value: float, tmp_path: Path) -> None:
-    put(tmp_path / "animals", ANIMALS)
-    kind = np.int32 if isinstance(value, int) else np.float32
-    Image.fromarray(np.full((SIZE, SIZE), value, kind)).save(tmp_path / "animals" / "hen" / "x.tif")
-    named(refusal(tmp_path / "animals"), ["1 of 36 pictures", "hen/x.tif", "32 bits", "save it with 8 or 16 bits"])
 
 
 def told(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
