@@ -12,8 +12,7 @@ from PIL import Image
 from torch import Tensor
 
 from metalearn.checks import one_of, true_or_false, whole_number
-from metalearn.tasks.common.episodes import Images
-from metalearn.tasks.common.pictures import PictureForm, decoded, formed, reason
+from metalearn.tasks.common.pictures import PictureForm, Pixels, decoded, formed, reason
 from metalearn.types import TaskSource
 
 DRAWINGS = (
@@ -141,7 +140,7 @@ def listed(images: object, what: str) -> list[Any]:
     return list(images)
 
 
-def _shown(image: Any, form: PictureForm) -> Images | str:
+def _shown(image: Any, form: PictureForm) -> Pixels | str:
     """A picture that is no file, in its form; if it is no picture, the reason."""
     try:
         return formed(image if isinstance(image, Image.Image) else _from_array(image), form)
@@ -160,7 +159,7 @@ def _from_array(image: object) -> Image.Image:
     return Image.fromarray(values)
 
 
-def _as_bytes(image: NDArray[Any]) -> Images:
+def _as_bytes(image: NDArray[Any]) -> Pixels:
     """Raises ValueError for values that are not black to white."""
     if image.size == 0:
         raise ValueError(f"an array of shape {image.shape} holds no pixel")
@@ -173,7 +172,7 @@ def _as_bytes(image: NDArray[Any]) -> Images:
     return (image * 255).round().astype(np.uint8) if top == 1 else image.astype(np.uint8)
 
 
-def _channels_last(image: Images, first: bool) -> Images:
+def _channels_last(image: Pixels, first: bool) -> Pixels:
     """[h, w] or [h, w, 3 or 4] of an array whose channels come last or first; `first` decides if both are possible."""
     kinds = (1, 3, 4)
     if image.ndim == 3 and image.shape[0] in kinds and (first or image.shape[2] not in kinds):

@@ -4,10 +4,12 @@ import csv
 import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from metalearn.api.folders import TABLE
-from metalearn.api.learner import Label, Prediction
+
+if TYPE_CHECKING:  # a classifier needs `wilson` alone
+    from metalearn.api.learner import Label, Prediction
 
 _NORMAL = 1.959964
 """The standard normal distribution has 95% of its mass within this distance of 0."""
@@ -29,7 +31,7 @@ class Accuracy(NamedTuple):
         return f"{self.value:.2%} (95% interval {self.low:.2%} to {self.high:.2%}, {self.pictures} pictures)"
 
 
-def accuracy(predictions: Sequence[Prediction], truth: Sequence[Label]) -> Accuracy:
+def accuracy(predictions: "Sequence[Prediction]", truth: "Sequence[Label]") -> Accuracy:
     """The fraction of right predictions, with Wilson's interval (1927), which also holds near 0 and 1.
 
     It counts the pictures as independent draws, and the support set as given: another support set has another accuracy.
@@ -46,7 +48,9 @@ def wilson(correct: int, count: int) -> tuple[float, float]:
     return max(0.0, middle - half), min(1.0, middle + half)
 
 
-def confusion(predictions: Sequence[Prediction], truth: Sequence[Label], labels: Sequence[Label]) -> list[list[int]]:
+def confusion(
+    predictions: "Sequence[Prediction]", truth: "Sequence[Label]", labels: "Sequence[Label]"
+) -> list[list[int]]:
     """The number of pictures by true label (rows) and predicted label (columns)."""
     place = {label: number for number, label in enumerate(labels)}
     table = [[0] * len(labels) for _ in labels]
@@ -56,7 +60,7 @@ def confusion(predictions: Sequence[Prediction], truth: Sequence[Label], labels:
 
 
 def write_predictions(
-    path: Path, files: Sequence[str], predictions: Sequence[Prediction], labels: Sequence[str]
+    path: Path, files: Sequence[str], predictions: "Sequence[Prediction]", labels: Sequence[str]
 ) -> None:
     """Writes a line for each picture: file, label, its probability, and the probability of each label."""
     with path.open("w", newline="", encoding="utf-8", errors="surrogateescape") as file:

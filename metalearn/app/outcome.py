@@ -11,7 +11,6 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
-from metalearn.config.check import started_by_launcher
 from metalearn.errors import ConfigError, DataError, DiskError, RunError, printable
 from metalearn.reporting.provenance import own_version, version_of
 from metalearn.runs.signals import INTERRUPTED
@@ -46,7 +45,11 @@ def exit_code_of_process(run: Callable[[], int]) -> int:
     """As `exit_code_of`, for all that a process does: it may be interrupted at any moment."""
     try:
         code = exit_code_of(run)
-        return FAILED if code == DISK and not started_by_launcher() else code
+        if code != DISK:
+            return code
+        from metalearn.config.check import started_by_launcher  # imports Hydra, which not every command needs
+
+        return DISK if started_by_launcher() else FAILED
     except KeyboardInterrupt:
         return INTERRUPTED
 

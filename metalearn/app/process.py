@@ -9,14 +9,16 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from omegaconf import DictConfig
-
-from metalearn.app.job import Job
-from metalearn.config.check import launcher_pid, started_by_launcher
 from metalearn.errors import printable
 from metalearn.reporting.to_stderr import ToStderr
 from metalearn.runs.signals import end_with_parent
+
+if TYPE_CHECKING:  # metalearn predict, which has no config, starts without Hydra
+    from omegaconf import DictConfig
+
+    from metalearn.app.job import Job
 
 _STORE_SECONDS = 1.0
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
@@ -24,8 +26,10 @@ _NEVER = 2**31 - 1
 _LARGEST_ALLOWED = 32 * 2**20
 
 
-def announce(job: Job) -> None:
+def announce(job: "Job") -> None:
     """Prints at once which run is about to start, since importing torch takes seconds; once for all ranks."""
+    from metalearn.config.check import started_by_launcher
+
     if int(os.environ.get("RANK", 0)) == 0 and not started_by_launcher():
         print(printable(f"{job.experiment}: starting in {job.run_dir}"), file=sys.stderr, flush=True)
 
@@ -35,6 +39,8 @@ def end_with_starter() -> None:
 
     It is called first of all, since importing torch takes seconds. Our own launcher does the same for its ranks.
     """
+    from metalearn.config.check import launcher_pid, started_by_launcher
+
     if not sys.platform.startswith("linux") or not (started_by_launcher() or "TORCHELASTIC_RUN_ID" in os.environ):
         return
     end_with_parent()
@@ -90,7 +96,7 @@ def importing() -> Iterator[None]:
         gc.enable()
 
 
-def set_up_torch(config: DictConfig) -> None:
+def set_up_torch(config: "DictConfig") -> None:
     """Sets threads, memory and precision of torch, and the network interface."""
     import torch  # after `set_up_process`
 
