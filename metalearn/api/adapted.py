@@ -24,16 +24,13 @@ from metalearn.config.saved import DESCRIPTION as OF_LEARNER
 from metalearn.config.saved import OWN
 from metalearn.errors import ConfigError
 from metalearn.nn.surroundings import with_gradients
-from metalearn.storage.files import check_header, read_object, whole_folder
-from metalearn.storage.torch_files import sha256_of
+from metalearn.saved.form import digest_of
+from metalearn.storage.files import read_object, whole_folder
 from metalearn.types import Algorithm, Batch, Loss
 
 LEARNER, DESCRIPTION, TENSORS = "learner", "task.json", "task.safetensors"
 
 FORMAT = "metalearn-task-1"
-
-LARGEST_FILE = 2**32
-"""Bytes of the support set."""
 
 MOST_STEPS = 10**6
 """A folder of any origin must not keep a machine busy for ever."""
@@ -57,7 +54,7 @@ def save(task: AdaptedTask, key: str, folder: Path) -> None:
         save_file({name: value.cpu().contiguous() for name, value in support._asdict().items()}, temporary / TENSORS)
         content = {
             "format": FORMAT, "labels": labels, "steps": steps, "flat": flat,
-            "support": sha256_of(temporary / TENSORS), "learner": sha256_of(temporary / LEARNER / OF_LEARNER),
+            "support": digest_of(temporary / TENSORS), "learner": digest_of(temporary / LEARNER / OF_LEARNER),
         }  # fmt: skip
         (temporary / DESCRIPTION).write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
 
@@ -115,7 +112,7 @@ def _description(folder: Path) -> dict[str, Any]:
     if content["format"] != FORMAT:
         raise ValueError(f"{DESCRIPTION}: format={str(content['format'])[:40]!r} is not {FORMAT!r}")
     for name, file in (("support", folder / TENSORS), ("learner", folder / LEARNER / OF_LEARNER)):
-        if content[name] != sha256_of(file):
+        if content[name] != digest_of(file):
             raise ValueError(f"{file.name} differs from what was saved (sha256 in {DESCRIPTION})")
     labels, steps = content["labels"], content["steps"]
     true_or_false("flat", content["flat"])
@@ -131,9 +128,6 @@ def _description(folder: Path) -> dict[str, Any]:
 
 
 def _given(folder: Path, content: Mapping[str, Any], learner: Learner) -> Given:
-    check_header(folder / TENSORS)
-    if (folder / TENSORS).stat().st_size > LARGEST_FILE:
-        raise ValueError(f"{TENSORS} has more than {LARGEST_FILE:,} bytes")
     # Copies, as in `published.read`: kernels may round by the alignment of a mapped file.
     x, y = (value.clone() for value in map(load_file(folder / TENSORS).__getitem__, Batch._fields))
     if x.dim() < 3 or not x.shape[1] or x.dtype != learner.dtype or not bool(x.isfinite().all()):

@@ -38,8 +38,8 @@ from metalearn.runs.checkpoint import Snapshot, fitted
 from metalearn.runs.folder import evaluation_report, write_result
 from metalearn.runs.metrics import figures_of, write_table
 from metalearn.runs.seen import Seen, from_meta
-from metalearn.storage.files import creating, is_folder, refuse_links
-from metalearn.storage.torch_files import sha256_of
+from metalearn.saved.form import digest_of
+from metalearn.storage.files import creating, is_folder
 from metalearn.training.compatibility import check_evaluation
 from metalearn.training.loop import tasks_in_chunks
 from metalearn.types import Metrics, Params, Strategy
@@ -79,11 +79,10 @@ def evaluate_checkpoint(request: Request, program: Program, arguments: Sequence[
 
     Raises:
         ConfigError: a checkpoint that cannot be read, overrides that do not fit it, or an output folder that is that of
-            a run, that has a link, or that cannot be written.
+            a run, or that cannot be written.
     """
     members = members_of(request)
     notes = notes_on(members)
-    refuse_links(request.output, request.home)
     check_output(request.output)
     aliases = ALIASES | {"tasks": f"trainer.{request.split}_tasks"}
     config = changed_config(members[0].saved.meta["config"], request.overrides, aliases)
@@ -281,5 +280,5 @@ def report(
 
 def identified(member: Member) -> dict[str, Any]:
     """What result.json says of a checkpoint: its folder, a digest of its parameters, and its step."""
-    digest = sha256_of(published.parameters_in(member.folder))
+    digest = digest_of(published.parameters_in(member.folder))
     return {"checkpoint": str(member.folder), "params": digest, "step": member.saved.meta["step"]}

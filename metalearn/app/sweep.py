@@ -27,7 +27,7 @@ from metalearn.config.options import groups, search_flags
 from metalearn.config.values import quoted
 from metalearn.errors import ConfigError, DataError, DiskError, printable
 from metalearn.runs.signals import STOPPED
-from metalearn.storage.files import read_json, refuse_links
+from metalearn.storage.files import read_json
 
 if TYPE_CHECKING:  # a grid of Hydra's own needs no sweeper of ours
     from hydra_async_sweeper.plan import SweepPlan
@@ -75,7 +75,6 @@ def run_sweep(program: Program, overrides: Sequence[str], run_job: RunJob) -> in
         )
     _check_launcher(overrides)
     sweeper, folder = _sweeper(overrides)
-    refuse_links(folder, folder)  # Hydra writes there before any run is inspected
     if not str(sweeper.pop("_target_")).startswith(OURS):
         run_one = pausing(check_grid(program, overrides), run_job)
         _share_import_path()

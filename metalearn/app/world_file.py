@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from metalearn.app.job import Job
 from metalearn.errors import RunError
 from metalearn.storage.cache import foreign
-from metalearn.storage.files import LARGEST_JSON, RefusedFileError, open_regular, write_atomically
+from metalearn.storage.files import write_atomically
 
 FILE = "world.json"
 
@@ -99,9 +99,7 @@ def read(run_dir: Path) -> World:
     """
     path = run_dir / FILE
     try:
-        if path.is_symlink():
-            raise RefusedFileError(f"{path}: is a link")
-        with open_regular(path, LARGEST_JSON) as file:
+        with path.open("rb") as file:
             reason = foreign(os.fstat(file.fileno()))
             if reason:
                 raise RunError(f"{path}: {reason}, so its command line is not run")
@@ -117,8 +115,6 @@ def read(run_dir: Path) -> World:
         ) from error
     except OSError as error:
         raise RunError(f"{path}: cannot be read ({error.strerror})") from error
-    except RefusedFileError as error:
-        raise RunError(f"{error}; remove it, and start the run anew") from error
     except (KeyError, RecursionError, ValueError) as error:
         reason = f"no {error}" if isinstance(error, KeyError) else str(error)
         raise RunError(

@@ -24,7 +24,7 @@ from metalearn.api.program import (
 from metalearn.checks import one_of
 from metalearn.classifier.backbones import DEFAULT, Backbone
 from metalearn.classifier.heads import HEADS, State, centred
-from metalearn.classifier.saved import DESCRIPTION, LARGEST, Weights, write
+from metalearn.classifier.saved import DESCRIPTION, Weights, write
 from metalearn.classifier.validation import compared, why_unknown
 from metalearn.errors import ConfigError
 from metalearn.storage.files import read_object, whole_folder
@@ -74,7 +74,7 @@ def export(
                 )
             weights = Weights(backbone.state, licence)
             write(folder, classifier._saved(), replace=False, weights=weights, page=None)
-            refuse_paths(read_object(folder / DESCRIPTION, LARGEST))
+            refuse_paths(read_object(folder / DESCRIPTION))
         else:
             difference = _write_program(classifier, folder / FILES[file_format], file_format)
             said.append(f"largest difference from this program: {difference:.1e}")

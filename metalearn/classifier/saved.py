@@ -23,9 +23,9 @@ from metalearn.classifier.page import REPORT, classifier_page
 from metalearn.classifier.validation import SHARPEST
 from metalearn.errors import ConfigError
 from metalearn.models.common.weights import LICENCE, NAMED
-from metalearn.storage.files import check_header, creating, is_folder, read_json, read_object, refuse_used
+from metalearn.saved.form import digest_of
+from metalearn.storage.files import creating, is_folder, read_json, read_object, refuse_used
 from metalearn.storage.locks import held
-from metalearn.storage.torch_files import sha256_of
 
 DESCRIPTION, TENSORS, WEIGHTS = FILES = "classifier.json", "classifier.safetensors", "backbone.safetensors"
 
@@ -39,9 +39,6 @@ FORMAT, FORMAT_WITH_TUNED = FORMATS = 1, 2
 
 _TUNED = "tuned."
 """Begins the names of tuned weights."""
-
-LARGEST = 2**26
-"""Bytes of classifier.json: the confusion matrix of 5,500 classes, or the names of a million pictures."""
 
 MOST_CLASSES, MOST_PICTURES = 10_000, 1_000_000
 _LONGEST_NOTE = 200
@@ -129,7 +126,7 @@ def write(
             folder.mkdir(parents=True, exist_ok=True)
             return _write(folder, saved, replace=False, weights=weights, page=page)
     with creating("path", folder), held(folder / _LOCK, f"{folder} is being changed"):
-        if before is not None and before != read_json(folder / DESCRIPTION, LARGEST).get(DIGEST):
+        if before is not None and before != read_json(folder / DESCRIPTION).get(DIGEST):
             raise ConfigError(
                 f"path={folder}: was changed since it was loaded; load it again, or type the command again"
             )
@@ -151,16 +148,11 @@ def _write(folder: Path, saved: Saved, *, replace: bool, weights: Weights | None
         if weights is not None:
             whole = {name: value.contiguous() for name, value in weights.state.items()}
             save_file(whole, fresh[WEIGHTS], {NAMED: saved.weights, LICENCE: weights.licence or ""})
-            content[WEIGHTS_DIGEST] = sha256_of(fresh[WEIGHTS])
+            content[WEIGHTS_DIGEST] = digest_of(fresh[WEIGHTS])
         save_file(tensors, fresh[TENSORS])
         digest = content[DIGEST] = _digest(content, fresh[TENSORS])
         # On one line: the confusion matrix has a number for each two classes.
         written = json.dumps(content, separators=(",", ":"), allow_nan=False) + "\n"
-        if len(written) > LARGEST:
-            raise ConfigError(
-                f"path={folder}: {DESCRIPTION} would have {len(written):,} bytes, and at most {LARGEST:,} are "
-                f"read: its {len(saved.classes)} classes or the names of its pictures are too many; fit fewer"
-            )
         # ASCII: a file's name that is not UTF-8 would make a file that is not, which nothing reads.
         fresh[DESCRIPTION].write_text(written, encoding="ascii")
         # The new tensors first stand beside the old ones. The new description makes them valid, all at once.
@@ -212,7 +204,7 @@ def _page(folder: Path, saved: Saved, page: Page, commands: list[str]) -> str:
 
 def _commands(folder: Path) -> list[str]:
     """The commands that have made the classifier in a folder, which may be of any origin."""
-    found = read_json(folder / DESCRIPTION, LARGEST).get("commands")
+    found = read_json(folder / DESCRIPTION).get("commands")
     return [command for command in found if isinstance(command, str)] if isinstance(found, list) else []
 
 
@@ -249,17 +241,16 @@ def read(folder: Path, key: str, *, links: bool = False) -> tuple[Saved, Place]:
 
 def _read(folder: Path, links: bool) -> tuple[Saved, Place]:
     _refuse_link(folder / DESCRIPTION, links)
-    content = read_object(folder / DESCRIPTION, LARGEST)
+    content = read_object(folder / DESCRIPTION)
     signed = content.pop(DIGEST, None)
     file, weights = (_file(folder, name, signed) for name in (TENSORS, WEIGHTS))
     _refuse_link(file, links)
     _refuse_link(weights, links)
-    check_header(file)
     if signed is not None and signed != _digest(content, file):  # earlier versions wrote none
         raise ValueError("it was changed after it was saved (sha256)")
     # The digest of the backbone is of what the network uses; this one also of their licence and names.
     of_weights = content.get(WEIGHTS_DIGEST, "")  # earlier versions wrote none
-    if of_weights and weights.exists() and of_weights != sha256_of(weights):
+    if of_weights and weights.exists() and of_weights != digest_of(weights):
         raise ValueError(f"{WEIGHTS} was changed after it was saved ({WEIGHTS_DIGEST})")
     content.setdefault("origin", {})
     tensors = load_file(file)

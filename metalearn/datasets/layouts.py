@@ -14,15 +14,12 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from metalearn.errors import DataError
-from metalearn.storage.files import open_regular, read_bounded
 from metalearn.storage.plain_pickles import LARGEST_FILE, read_plain
 from metalearn.tasks.common.episodes import SPLITS
 from metalearn.tasks.common.picture_folders import first_few, is_picture
 
 DEEPEST_FOLDER = 4
 """Folders below the one that is given, in which a layout is looked for."""
-LARGEST_LIST = 2**26
-"""The most bytes of a list of pictures or classes."""
 MOST_PACKED = 16
 """How many times larger an array may become when it is unpacked; photographs hardly shrink."""
 
@@ -240,7 +237,7 @@ def _read_lists(place: Path, tree: Tree, published: PublishedPictures) -> FoundS
     there, absent, elsewhere = tree[place / "images"].files, [], []
     for split, path in _lists(place, tree).items():
         try:
-            text = read_bounded(path, LARGEST_LIST).decode("utf-8-sig")
+            text = path.read_bytes().decode("utf-8-sig")
             rows = [(row["filename"], row["label"]) for row in csv.DictReader(io.StringIO(text, newline=""))]
             if cut := [file for file, label in rows if not (file and label)]:
                 raise ValueError(f"the row {cut[0]} is cut off")
@@ -447,7 +444,7 @@ def _wordnet_ids(place: Path, tree: Tree) -> dict[str, str]:
         return {}
     try:
         texts, ids = (
-            read_bounded(place / name, LARGEST_LIST).decode("utf-8", "replace").splitlines()
+            (place / name).read_bytes().decode("utf-8", "replace").splitlines()
             for name in ("class_names.txt", "synsets.txt")
         )
     except (OSError, ValueError) as error:
@@ -467,7 +464,7 @@ def _encoded_pictures(path: Path) -> list[bytes]:
 def _from_npz(path: Path) -> Any:
     """The array `images` of an npz file. The authors' program writes it by OpenCV: blue, green, red."""
     try:
-        with open_regular(path, LARGEST_FILE) as file, zipfile.ZipFile(file) as archive:
+        with path.open("rb") as file, zipfile.ZipFile(file) as archive:
             for member in archive.infolist():
                 if member.file_size > min(LARGEST_FILE, MOST_PACKED * member.compress_size + 2**10):
                     raise ValueError(f"{member.filename:.40} would have {member.file_size:,} bytes when unpacked")

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 from metalearn.reporting.svg import Line
 from metalearn.runs.metrics import METRIC_NAMES, main_metric
-from metalearn.storage.files import lines_of
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -37,15 +36,16 @@ def rows_of(run_dir: Path) -> Iterator[Row]:
     """
     if not (run_dir / METRICS).exists():
         raise FileNotFoundError(f"{run_dir}: holds no {METRICS}; type the folder of a run that has begun")
-    for line in lines_of(run_dir / METRICS):
-        if line.endswith(b"\n"):
-            try:
-                row = json.loads(line)
-            except (ValueError, RecursionError) as error:
-                raise ValueError(f"{run_dir / METRICS}: has a line that is no JSON ({error})") from error
-            if not isinstance(row, dict):
-                raise ValueError(f"{run_dir / METRICS}: has a line that is no JSON object")
-            yield row
+    with (run_dir / METRICS).open("rb") as lines:
+        for line in lines:
+            if line.endswith(b"\n"):
+                try:
+                    row = json.loads(line)
+                except (ValueError, RecursionError) as error:
+                    raise ValueError(f"{run_dir / METRICS}: has a line that is no JSON ({error})") from error
+                if not isinstance(row, dict):
+                    raise ValueError(f"{run_dir / METRICS}: has a line that is no JSON object")
+                yield row
 
 
 def learning_lines(rows: Sequence[Row], name: str) -> list[Line]:

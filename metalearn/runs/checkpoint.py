@@ -29,20 +29,16 @@ from metalearn.config.check import job_id, restarted
 from metalearn.errors import ConfigError, DiskError, RunError
 from metalearn.runs.metrics import better, deciding
 from metalearn.runs.state import is_validation, load_state
+from metalearn.saved.form import digest_of, sync
 from metalearn.storage import locks
 from metalearn.storage.files import (
-    LARGEST_JSON,
     STANDS,
-    check_header,
-    read_bounded,
     read_object,
-    real,
     room_at,
     unwritten,
     write_atomically,
     writing,
 )
-from metalearn.storage.torch_files import sha256_of
 from metalearn.types import FIXED, Params
 
 log = logging.getLogger(__name__)
@@ -54,9 +50,6 @@ ORIGIN = "origin"
 
 _WENT_BACK = ".went_back"
 """The file in which `rewind` notes its job. A restart of that job must not go back a second time."""
-
-_LONGEST_JOB = 1000
-"""Bytes of the name of a job."""
 
 _STEP = re.compile(r"step_([0-9]+)")
 """The name of a checkpoint's folder. Other folders beside it are the user's own."""
@@ -177,7 +170,7 @@ def write(folder: Path, snapshot: Snapshot) -> Path:
             _remove(replaced)
             final.rename(replaced)
         temporary.rename(final)
-        _sync(folder)
+        sync(folder)
         _remove(replaced)
     return final
 
@@ -213,13 +206,11 @@ def _fill(temporary: Path, snapshot: Snapshot) -> None:
         torch.save(snapshot.state, file)
     versions = {"torch": torch.__version__, "numpy": numpy.__version__, "python": platform.python_version()}
     meta = json.dumps(snapshot.meta | {"versions": versions}, indent=2)
-    if len(meta) > LARGEST_JSON:
-        raise RuntimeError(f"meta.json would have {len(meta):,} bytes, and at most {LARGEST_JSON:,} are read")
     (temporary / "meta.json").write_text(meta, encoding="utf-8")
-    manifest = {name: sha256_of(temporary / name) for name in FILES[:-1]}
+    manifest = {name: digest_of(temporary / name) for name in FILES[:-1]}
     (temporary / "manifest.json").write_text(json.dumps(manifest, indent=2), encoding="utf-8")
     for path in (*temporary.iterdir(), temporary):
-        _sync(path)
+        sync(path)
 
 
 def read(path: Path) -> Snapshot:
@@ -231,9 +222,8 @@ def read(path: Path) -> Snapshot:
     try:
         manifest = read_object(path / "manifest.json")
         for name in FILES[:-1]:
-            if manifest.get(name) != sha256_of(path / name):
+            if manifest.get(name) != digest_of(path / name):
                 raise RunError(f"{path / name}: differs from what was saved (SHA-256 in manifest.json)")
-        check_header(path / "params.safetensors")
         # Copies: the loaded tensors are views of one mapped file with any alignment; kernels may round by alignment.
         params = {name: value.clone() for name, value in load_file(path / "params.safetensors").items()}
         snapshot = Snapshot(params, load_state(path / "state.pt"), _meta(path / "meta.json"))
@@ -342,7 +332,7 @@ def has_gone_back(run_dir: Path) -> bool:
     """Whether this process was started anew after one of the same job has called `rewind`; see `restarted`."""
     marker = run_dir / "checkpoints" / _WENT_BACK
     try:
-        return restarted() and read_bounded(marker, _LONGEST_JOB) == job_id().encode()
+        return restarted() and marker.read_bytes() == job_id().encode()
     except (OSError, ValueError):
         return False
 
@@ -444,17 +434,17 @@ def _tidy(folder: Path) -> None:
 def _prune(folder: Path, keep: int, step: int) -> None:
     """Removes all checkpoints up to `step` but the newest `keep` and those that are linked."""
     # Newer ones are damaged, or the run would have gone on from them. They must not push out good ones.
-    linked = {real(folder / name) for name in ("best", "last")} | {real(link) for link in _next_best(folder)}
+    linked = {(folder / name).resolve() for name in ("best", "last")} | {link.resolve() for link in _next_best(folder)}
     for path in [path for path in _steps(folder) if _number(path) <= step][:-keep]:
-        if real(path) not in linked:
+        if path.resolve() not in linked:
             _remove(path)
 
 
 def _point_to_next_best(folder: Path, count: int, step: int) -> None:
     """Sets the links `best_2` to `best_count` by the validations of the checkpoints up to `step`; removes others."""
-    best = real(folder / "best")
+    best = (folder / "best").resolve()
     ranked = _ranked([path for path in _steps(folder) if _number(path) <= step]) if count > 1 else []
-    others = [path for path in ranked if real(path) != best][: count - 1]
+    others = [path for path in ranked if path.resolve() != best][: count - 1]
     links = [folder / f"best_{place}" for place, _ in enumerate(others, start=2)]
     for link, path in zip(links, others, strict=True):
         _point(link, path.name)
@@ -516,11 +506,3 @@ def _remove(path: Path) -> None:
         path.unlink()
     elif path.exists():
         shutil.rmtree(path)
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

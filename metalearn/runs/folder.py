@@ -31,12 +31,9 @@ from metalearn.runs.checkpoint import (
 )
 from metalearn.runs.metrics import BY_SET, PARTS, describe, from_json, jsonable, main_metric
 from metalearn.storage.files import (
-    RefusedFileError,
     creating,
     is_disk_fault,
     read_json,
-    real,
-    refuse_links,
     refuse_nameless,
     unwritten,
     write_atomically,
@@ -99,7 +96,6 @@ def inspect(run_dir: Path, config: DictConfig, start: Params, restore: Callable[
     empty = not run_dir.exists() or {entry.name for entry in run_dir.iterdir()} <= {LOCK, ".hydra"}
     if not empty and resume == "never" and not restarted():  # a restarted job finds its own files
         raise ConfigError(f"resume=never: {run_dir} is not empty; type run=NAME for another folder, or resume=auto")
-    refuse_links(run_dir, run_dir)
     if not empty and not (run_dir / ".hydra").is_dir():
         raise ConfigError(f"{run_dir} is not empty and holds no run; type run=NAME for another folder")
 
@@ -150,7 +146,7 @@ def rewinds(run_dir: Path, resume: str) -> bool:
 
 def is_own(run_dir: Path, resume: str) -> bool:
     """Whether `resume` names a checkpoint in the run folder."""
-    return resume not in ("auto", "never") and real(Path(resume)).is_relative_to(real(run_dir))
+    return resume not in ("auto", "never") and Path(resume).resolve().is_relative_to(run_dir.resolve())
 
 
 def report_if_done(run_dir: Path, config: DictConfig, state: FolderState | None) -> str | None:
@@ -345,15 +341,9 @@ def _try_to_hold(file: TextIO) -> bool:
 
 
 def _recorded(run_dir: Path) -> Config:
-    """The config of a run that has no checkpoint yet; empty if there is none that can be read.
-
-    Raises:
-        ConfigError: the file is refused.
-    """
+    """The config of a run that has no checkpoint yet; empty if there is none that can be read."""
     try:
         return read_config(run_dir / ".hydra" / "config.yaml")
-    except RefusedFileError as error:
-        raise ConfigError(f"{error}; type run=NAME for another folder") from error
     except (OSError, ValueError):
         return {}
 

@@ -22,8 +22,8 @@ from metalearn.config.saved import DATA, DESCRIPTION, FORMERLY, OWN
 from metalearn.errors import ConfigError, nearest
 from metalearn.runs.checkpoint import Snapshot, read_named
 from metalearn.runs.seen import KEY
-from metalearn.storage.files import check_header, read_object, whole_folder
-from metalearn.storage.torch_files import sha256_of
+from metalearn.saved.form import digest_of
+from metalearn.storage.files import read_object, whole_folder
 
 PARAMETERS = "model.safetensors"
 
@@ -130,10 +130,10 @@ def write(
         params = {name: value.detach().cpu().contiguous() for name, value in snapshot.params.items()}
         save_file(params, temporary / PARAMETERS)
         content = description(snapshot, facts, carried=weights is not None, without=without)
-        content |= {"sha256": sha256_of(temporary / PARAMETERS)}
+        content |= {"sha256": digest_of(temporary / PARAMETERS)}
         if weights is not None:
             (temporary / WEIGHTS).write_bytes(weights)
-            content |= {WEIGHTS_DIGEST: sha256_of(temporary / WEIGHTS)}
+            content |= {WEIGHTS_DIGEST: digest_of(temporary / WEIGHTS)}
         if card:
             (temporary / CARD).write_text(card, encoding="utf-8")
         (temporary / DESCRIPTION).write_text(json.dumps(content, indent=2, allow_nan=False) + "\n", encoding="utf-8")
@@ -260,9 +260,8 @@ def read(key: str, path: Path, *, links: bool = False) -> Snapshot:
                 raise ValueError(f"{name} is a link; copy the file that it leads to")
         content = {"loss": {KIND: "auto"}} | check_saved(read_object(path / DESCRIPTION))
         _check_fields(content)
-        if content["sha256"] != sha256_of(path / PARAMETERS):
+        if content["sha256"] != digest_of(path / PARAMETERS):
             raise ValueError(f"{PARAMETERS} differs from what was published (sha256 in {DESCRIPTION})")
-        check_header(path / PARAMETERS)
         # Copies, as in `checkpoint.read`: kernels may round by the alignment of a mapped file.
         params = {name: value.clone() for name, value in load_file(path / PARAMETERS).items()}
         config = _config(content)
@@ -283,7 +282,7 @@ def _place_weights(config: dict[str, Any], content: Mapping[str, Any], path: Pat
     if _is_path(weights):
         raise ValueError(f"{DESCRIPTION}: architecture.weights is a path, and a published model names none")
     if weights == WEIGHTS:
-        if content.get(WEIGHTS_DIGEST) != sha256_of(path / WEIGHTS):
+        if content.get(WEIGHTS_DIGEST) != digest_of(path / WEIGHTS):
             raise ValueError(f"{WEIGHTS} differs from what was published ({WEIGHTS_DIGEST} in {DESCRIPTION})")
         config["model"]["weights"] = str(path.absolute() / WEIGHTS)
 

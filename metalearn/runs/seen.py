@@ -9,9 +9,6 @@ KEY = "seen_classes"
 SEEN_DRAWERS = "seen_drawers"
 """The key of the names of drawers that a test holds back, and the training has shown, in result.json."""
 
-MOST_SAVED = 200_000
-"""The most classes that are saved. The JSON of more may be too large (`metalearn.storage.files.LARGEST_JSON`)."""
-
 
 class Seen(NamedTuple):
     """The identities (see `metalearn.types.NamesClasses`) of the classes in training and in validation. `complete` is
@@ -58,10 +55,8 @@ def overlap(seen: Seen, split: str, identities: frozenset[str]) -> Overlap:
 
 
 def to_meta(seen: Seen) -> dict[str, Any]:
-    """Seen classes as plain values. More than `MOST_SAVED` are saved as not known."""
-    # Texts, not lists: a reader refuses a file with too many values.
-    if len(seen.train) + len(seen.val) > MOST_SAVED:
-        seen = Seen(complete=False, drawers=seen.drawers)
+    """Seen classes as plain values."""
+    # Texts, not lists: indented JSON would give each of a hundred thousand classes a line.
     texts = {name: " ".join(sorted(getattr(seen, name))) for name in ("train", "val", "drawers")}
     return {"complete": seen.complete} | {name: text for name, text in texts.items() if text or name != "drawers"}
 

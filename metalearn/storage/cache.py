@@ -20,7 +20,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from metalearn.storage import locks
-from metalearn.storage.files import open_regular
 
 SMALL = 64 * 2**20
 """Bytes. A file up to this size is read whole at every start, to check its digest. A larger one is read whole only if
@@ -154,10 +153,10 @@ def _look(path: Path, head: bytes) -> BufferedReader | str:
 def _open(path: Path) -> BufferedReader | str:
     """Checks the very file that is read: whoever can rename the folder may put another in its place at any time."""
     try:
-        file = open_regular(path, 2**63 - 1)
+        file = path.open("rb")
     except FileNotFoundError:
         return _ABSENT
-    except (OSError, ValueError) as error:
+    except OSError as error:
         return f"cannot be opened ({error})"
     why = foreign(os.fstat(file.fileno()))
     if why:

@@ -13,8 +13,6 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
-from metalearn.storage.files import RefusedFileError, read_bounded
-
 SILENT_SECONDS = 60.0
 """How long a process waits for another one that holds the lock but gives no sign of life."""
 
@@ -98,8 +96,8 @@ def holder_of(path: Path) -> str:
     except (OSError, ValueError, IndexError, KeyError):  # another system, or a process that cannot be seen from here
         pass
     try:
-        return read_bounded(path, 256).decode(errors="replace").strip() or "another process"
-    except (OSError, RefusedFileError):
+        return path.read_text(encoding="utf-8", errors="replace").strip() or "another process"
+    except OSError:
         return "another process"
 
 

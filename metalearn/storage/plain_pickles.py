@@ -16,10 +16,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from metalearn.storage.files import open_regular
-
 LARGEST_FILE = 2**34
-"""Bytes of a pickle; the largest that is published, tiered-ImageNet's training pictures, has half of it."""
+"""Bytes of a member of an npz file."""
 MOST_OPERATIONS = 2**24
 """Operations of a pickle; a picture takes about 20."""
 DEEPEST_VALUE = 8
@@ -42,10 +40,10 @@ def read_plain(path: Path) -> Any:
     """The value in a pickle: lists, tuples, dicts, texts, bytes, numbers, and arrays of them.
 
     Raises:
-        OSError, RefusedFileError: as `metalearn.storage.files.open_regular`.
+        OSError: it cannot be read.
         ValueError: it holds something else, is damaged, or asks for too much.
     """
-    with open_regular(path, LARGEST_FILE) as file:
+    with path.open("rb") as file:
         try:
             return _settled(_PlainUnpickler(_Bounded(file)).load(), {}, 0)
         except ValueError:

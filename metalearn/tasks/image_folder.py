@@ -12,7 +12,6 @@ from numpy.typing import NDArray
 
 from metalearn.checks import Invalid, true_or_false
 from metalearn.errors import DataError
-from metalearn.storage.files import read_bounded
 from metalearn.tasks.common.drawers import DrawerProtocol, Drawn, DrawnClasses, drawn_tasks
 from metalearn.tasks.common.episodes import (
     SPLITS,
@@ -37,8 +36,6 @@ from metalearn.tasks.common.samples import KNOWN, Chosen, pretraining_on, refuse
 from metalearn.types import TaskSource, Unit
 
 FOLDERS = "folders"
-LARGEST_LIST = 2**26
-"""The most bytes of a list of classes."""
 
 _SHUFFLE = 64_16_20
 """Seeds the division of classes by fractions, which is the same in every run."""
@@ -100,7 +97,7 @@ def _listed(place: Path, split: str, given: str) -> list[str]:
             "with the name of a class on each line"
         )
     try:
-        lines = read_bounded(path, LARGEST_LIST).decode("utf-8-sig").splitlines()
+        lines = path.read_bytes().decode("utf-8-sig").splitlines()
     except (OSError, ValueError) as error:
         raise DataError(f"dataset.split={given}: {path} cannot be read: {error}") from error
     names = [PurePosixPath(line.strip()).as_posix() for line in lines if line.strip()]
@@ -317,7 +314,7 @@ def _by_table(root: Path, given: str, columns: tuple[str, ...]) -> dict[str, tup
     path = next((path for path in (root / given, Path(given)) if path.is_file()), root / given)
     wanted = ("path", *columns)
     try:
-        text = io.StringIO(read_bounded(path, LARGEST_LIST).decode("utf-8-sig"), newline="")
+        text = io.StringIO(path.read_bytes().decode("utf-8-sig"), newline="")
         lines = csv.DictReader(text, strict=True)
         there = lines.fieldnames = [name.strip() for name in lines.fieldnames or ()]
         if missing := set(wanted).difference(there):

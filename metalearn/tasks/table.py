@@ -22,7 +22,6 @@ from torch.utils import _pytree as pytree
 
 from metalearn.checks import Invalid, one_of, true_or_false, whole_number
 from metalearn.errors import DataError
-from metalearn.storage.files import RefusedFileError, open_regular
 from metalearn.tasks.common.episodes import (
     SPLITS,
     Seeds,
@@ -33,9 +32,6 @@ from metalearn.tasks.common.episodes import (
     task_generator,
 )
 from metalearn.types import Batch, Episode, TaskSource, Unit
-
-LARGEST = 2**32
-"""The most bytes of a file."""
 
 SMALL, CELLS_PER_BYTE = 2**21, 4
 """So many cells a file may always unpack to, or so many for each of its bytes: a few bytes could ask for all memory."""
@@ -353,11 +349,12 @@ class _Cells:
     def __init__(self, file: Path) -> None:
         self._file = file
         try:
-            with open_regular(file, LARGEST) as stream:
+            with file.open("rb") as stream:
                 self._columns = _READERS[file.suffix](file, stream)
-        except (OSError, RefusedFileError) as error:
-            reason = getattr(error, "strerror", None) or error
-            raise DataError(f"dataset.file={file}: cannot be read ({reason}); type the path of a table") from error
+        except OSError as error:
+            raise DataError(
+                f"dataset.file={file}: cannot be read ({error.strerror}); type the path of a table"
+            ) from error
         if len(sizes := {len(column) for column in self._columns.values()}) != 1 or sizes == {0}:
             raise DataError(f"dataset.file={file}: has columns of {sorted(sizes)} rows; all need the same number")
 

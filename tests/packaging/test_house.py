@@ -21,7 +21,7 @@ MAY_IMPORT = {
     "metalearn/saved": {"saved", "storage", "errors"},
     "metalearn/nn": {"nn", "storage"},
     "metalearn/tasks": {"tasks.common", "tasks.priors", "types", "checks", "errors", "storage"},
-    "metalearn/models": {"models.common", "nn", "types", "checks", "errors", "storage"},
+    "metalearn/models": {"models.common", "nn", "saved", "types", "checks", "errors", "storage"},
     "metalearn/algorithms": {"algorithms.common", "nn", "types", "checks", "errors"},
     "metalearn/config": {"config", "checks", "errors", "storage"},
     "metalearn/runs": {"config", "runs", "saved", "types", "checks", "errors", "storage"},

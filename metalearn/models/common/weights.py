@@ -13,8 +13,7 @@ from torch import Tensor, nn
 
 from metalearn.checks import Invalid, first_line
 from metalearn.nn.surroundings import constant
-from metalearn.storage.files import check_header
-from metalearn.storage.torch_files import check_torch_file, sha256_of
+from metalearn.saved.form import digest_of
 
 HEADS = {
     "convnext_tiny": "classifier.2",
@@ -91,7 +90,7 @@ def pretrained(name: str, weights: str, input_size: int | None) -> PretrainedWei
     if named is None:
         state, unpacked = _unpacked(weights, _read(weights))
         chosen = members.get(meant_as(weights).rpartition(".")[2], known.DEFAULT)
-        note = f"{name}: weights of {weights}{unpacked}, SHA-256 {sha256_of(Path(weights))[:12]}…"
+        note = f"{name}: weights of {weights}{unpacked}, SHA-256 {digest_of(Path(weights))[:12]}…"
     elif named[1] == known.__name__ and named[2] in members:
         chosen = members[named[2]]
         state, note = _downloaded(weights, chosen), f"{name}: weights {weights} of torchvision"
@@ -167,9 +166,7 @@ def _read(path: str) -> object:
         raise _invalid(path, "there is no such file", f"type the path of a state dict, {advice}")
     try:
         if path.endswith(".safetensors"):
-            check_header(Path(path))
             return load_file(path)
-        check_torch_file(Path(path), old=True)
         return torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # torch and safetensors raise many types for what they cannot read
         reason = first_line(error).partition(". ")[0]

@@ -18,7 +18,6 @@ from metalearn.reporting.loggers.protocol import (
     opened,
     run_name,
 )
-from metalearn.storage.files import leads_out
 
 MODES = ("offline", "online")
 
@@ -61,7 +60,6 @@ class _WandbRun:
             project=project, id=name, name=run_name(folder), dir=str(folder), mode=mode, settings=settings,
             resume="allow" if mode == "online" else None,
         )  # fmt: skip
-        self._remove_links()
         self._sent.keep(name)
 
     def start(self, config: Config, pictures: Mapping[str, Picture]) -> None:
@@ -78,10 +76,3 @@ class _WandbRun:
 
     def close(self) -> None:
         self._run.finish()
-        self._remove_links()
-
-    def _remove_links(self) -> None:
-        """A run folder with a link that leads out of it is refused when the run goes on."""
-        for path in (self._folder / "wandb").rglob("*"):
-            if path.is_symlink() and leads_out(path, self._folder):
-                path.unlink()

@@ -17,7 +17,7 @@ import numpy as np
 from PIL import Image
 
 from metalearn.errors import DataError
-from metalearn.storage.files import open_regular, read_object, write_atomically, writing
+from metalearn.storage.files import read_object, write_atomically, writing
 from metalearn.tasks.common.cache import array_header, cached_array
 from metalearn.tasks.common.episodes import SPLITS, Images
 
@@ -137,7 +137,7 @@ def read_pictures(folder: Path, index: DrawnSet, advice: str) -> Images:
     path, shape = folder / PICTURES, (index.total, *index.shape)
     head = array_header(shape)
     try:
-        with open_regular(path, 2**40) as file:
+        with path.open("rb") as file:
             if hashlib.file_digest(file, "sha256").hexdigest() != index.digest:
                 raise DataError(f"{path}: is damaged (another SHA-256 than {INDEX} says); {advice}")
             return np.asarray(np.memmap(file, np.uint8, "r", len(head), shape))

@@ -8,15 +8,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 from metalearn.errors import DataError
-from metalearn.storage.files import open_regular, read_bounded
 
 COLLECTIONS = ("images_background", "images_evaluation")
 _DEPTH = 5
-
-LARGEST_DRAWING = 2**20
-"""The most bytes of a picture's file; a published one has 150 to 400."""
-LARGEST_ARCHIVE = 2**30
-"""The most bytes of an archive."""
 
 
 class Drawings(NamedTuple):
@@ -59,15 +53,14 @@ def _folder(path: Path) -> Drawings:
         return sorted(f"{character}/{file.name}" for file in (path.parent / character).glob("*.png"))
 
     def read(name: str) -> bytes:
-        return read_bounded(path.parent / name, LARGEST_DRAWING)
+        return (path.parent / name).read_bytes()
 
     return Drawings(path, drawings, read)
 
 
 def _archive(path: Path) -> Drawings:
     try:
-        with open_regular(path, LARGEST_ARCHIVE):
-            archive = zipfile.ZipFile(path)
+        archive = zipfile.ZipFile(path)
     except (zipfile.BadZipFile, OSError, ValueError) as error:
         raise DataError(f"{path}: the archive is damaged or not complete ({error}); fetch it again") from error
     members: dict[str, list[str]] = defaultdict(list)
@@ -77,12 +70,8 @@ def _archive(path: Path) -> Drawings:
 
     def read(name: str) -> bytes:
         try:
-            with archive.open(name) as member:  # the size that the archive states may be wrong
-                content = member.read(LARGEST_DRAWING + 1)
+            return archive.read(name)
         except Exception as error:  # zipfile and its decompressors raise many types
             raise DataError(f"{path}: {name} is damaged ({error}); fetch the archive again") from error
-        if len(content) > LARGEST_DRAWING:
-            raise DataError(f"{path}: {name} has more than {LARGEST_DRAWING:,} bytes; fetch the archive again")
-        return content
 
     return Drawings(path, lambda character: members[character], read)

@@ -20,14 +20,12 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from metalearn.errors import DataError
-from metalearn.storage.files import open_regular, read_object, write_atomically
+from metalearn.storage.files import read_object, write_atomically
 from metalearn.tasks.common.cache import array_header
 from metalearn.tasks.common.episodes import Images
 
 INDEX = "index.json"
 FORMAT = "metalearn shards 1"
-LARGEST_SHARD = 2**40
-"""The most bytes of a shard."""
 
 _FIELDS = {"format": str, "decoder": str, "picture": list, "shards": list, "classes": dict, "sha256": str}
 _NAMED = 5
@@ -238,8 +236,6 @@ def _check_files(folder: Path, index: _Index) -> None:
 
 def _open(folder: Path, shard: int) -> BufferedReader:
     try:
-        return open_regular(folder / shard_name(shard), LARGEST_SHARD)
+        return (folder / shard_name(shard)).open("rb")
     except OSError as error:
         raise _refused(folder, f"{shard_name(shard)} cannot be read ({error.strerror})") from error
-    except ValueError as error:
-        raise _refused(folder, str(error)) from error

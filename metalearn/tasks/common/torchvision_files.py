@@ -6,17 +6,12 @@ from typing import NamedTuple
 import numpy as np
 
 from metalearn.errors import DataError
-from metalearn.storage.files import open_regular
 from metalearn.storage.locks import held
 from metalearn.tasks.common.place import DataPlace
 from metalearn.tasks.common.samples import Labelled
 
 TEST = 10_000
 """Pictures in the test set of every dataset here."""
-
-
-LARGEST_FILE = 2**28
-"""The most bytes of a file; torchvision reads it whole."""
 
 
 class PublishedDataset(NamedTuple):
@@ -46,9 +41,6 @@ def _read(published: PublishedDataset, root: Path, download: bool) -> Contents:
     processed = (root / published.folder).with_name("processed")
     if published.folder.endswith("/raw") and processed.exists():  # torchvision prefers it, and checks nothing there
         raise DataError(f"{processed}: only the published files in {published.folder} are read; move it away")
-    for file in (root / published.folder).glob("*"):
-        if not file.is_dir():
-            open_regular(file, LARGEST_FILE).close()
     names: list[str] = []
     parts = []
     for train, count in ((True, published.train), (False, TEST)):

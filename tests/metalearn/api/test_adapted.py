@@ -18,7 +18,7 @@ import metalearn
 from metalearn.api.adapted import DESCRIPTION, LEARNER, TENSORS
 from metalearn.api.learner import Classification, Regression
 from metalearn.errors import ConfigError
-from metalearn.storage.torch_files import sha256_of
+from metalearn.saved.form import digest_of
 from tests.metalearn.api.test_load import ALGORITHMS
 from tests.metalearn.api.test_program import drawings, task_of
 from tests.metalearn.api.test_train import INNER, STEPS, Lines
@@ -131,7 +131,7 @@ def test_a_network_of_code_is_given_again(tmp_path: Path) -> None:
 def forge(folder: Path, **values: Any) -> None:
     """Changes fields of task.json; the digests are made anew, as who forges a folder would."""
     content = json.loads((folder / DESCRIPTION).read_text())
-    content |= {"support": sha256_of(folder / TENSORS), "learner": sha256_of(folder / LEARNER / "model.json")} | values
+    content |= {"support": digest_of(folder / TENSORS), "learner": digest_of(folder / LEARNER / "model.json")} | values
     (folder / DESCRIPTION).write_text(json.dumps(content))
 
 

@@ -18,7 +18,7 @@ from metalearn.classifier import saved
 from metalearn.classifier.backbones import Backbone, of_module
 from metalearn.classifier.classifier import PictureClassifier
 from metalearn.classifier.collected import Collected
-from metalearn.classifier.saved import DESCRIPTION, FILES, Weights, check_header, read, write
+from metalearn.classifier.saved import DESCRIPTION, FILES, Weights, read, write
 from metalearn.classifier.validation import report_of_changed
 from metalearn.cli import export, fit, predict
 from metalearn.errors import ConfigError, DataError
@@ -120,13 +120,13 @@ def test_who_reads_while_it_is_replaced_gets_the_new_one(
     fitted(backbone, 2).save(tmp_path / "c")
     other, calls = fitted(backbone, 3), []
 
-    def replaced(path: Path) -> None:
+    def replaced(path: Path) -> object:
         if not calls:
             calls.append(path)
             other.save(tmp_path / "c", replace=True)
-        check_header(path)
+        return load_file(path)
 
-    monkeypatch.setattr(saved, "check_header", replaced)  # is called after the description was read
+    monkeypatch.setattr(saved, "load_file", replaced)  # is called after the description was read
     found = PictureClassifier.load(tmp_path / "c", backbone=backbone)
     assert calls and found.classes_.tolist() == other.classes_.tolist()
 

@@ -4,7 +4,6 @@ import csv
 import errno
 import hashlib
 import io
-import json
 import logging
 import os
 import pickle
@@ -24,7 +23,6 @@ from metalearn.datasets import photographs
 from metalearn.datasets.layouts import PublishedPictures
 from metalearn.datasets.photographs import SETS, Source, collect
 from metalearn.errors import DataError, DiskError
-from metalearn.storage.files import LARGEST_JSON
 from metalearn.tasks.cifar100 import cifar_fs, fc100
 from metalearn.tasks.common.drawn_set import PICTURES, DrawnClass, read_pictures, read_set, write_set
 from metalearn.tasks.common.episodes import EpisodeSpec, HoldsClasses, shapes_of
@@ -621,9 +619,3 @@ def test_birds_are_divided_by_their_place_in_the_alphabet() -> None:
         assert row["split"] == ("train" if number % 2 == 0 else "val" if number % 4 == 1 else "test")
     totals = SETS["cub"]().published.totals
     assert totals == {"train": 5885, "val": 2950, "test": 2953} and sum(totals.values()) == 11_788
-
-
-def test_an_index_of_all_of_tiered_imagenet_can_be_read() -> None:
-    """It has a number for each picture."""
-    numbers = json.dumps([0] * sum(SETS["tiered_imagenet"]().published.totals.values()))
-    assert len(numbers) + 608 * 200 < LARGEST_JSON

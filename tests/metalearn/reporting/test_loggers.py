@@ -6,7 +6,6 @@ import importlib.util
 import io
 import json
 import logging
-import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -20,11 +19,10 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
 
 from metalearn.app.process import log_sweep
-from metalearn.errors import ConfigError, RunError
+from metalearn.errors import RunError
 from metalearn.reporting.loggers.protocol import Logger, Window, opened
 from metalearn.reporting.logging import RunLog, log_to_terminal, run_log
 from metalearn.runs import folder
-from metalearn.storage import files
 from tests.runs import ROOT
 
 CONFIG = {"seed": 0, "model": {"widths": [4, 8]}, "run": "a"}
@@ -216,14 +214,6 @@ def test_wandb_gets_every_point_once_and_stays_offline(tmp_path: Path, monkeypat
     assert [row["_step"] for row in rows if "train/loss" in row] == list(range(1, 11))
     assert [row["_step"] for row in rows if "val/accuracy" in row] == [4, 8]
     assert [row["_step"] for row in rows if any(name.startswith("episodes/train") for name in row)] == [0]
-    files.refuse_links(tmp_path, tmp_path)  # wandb's own links lead out of the folder
-
-
-def test_a_pipe_in_a_run_folder_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "checkpoints").mkdir()
-    os.mkfifo(tmp_path / "checkpoints/train.log")
-    with pytest.raises(ConfigError, match=r"train\.log: is not a regular file, and who opens it may wait"):
-        files.refuse_links(tmp_path, tmp_path)
 
 
 def test_a_run_without_a_checkpoint_goes_on_with_its_own_config_alone(tmp_path: Path) -> None:

@@ -22,7 +22,6 @@ from metalearn.errors import ConfigError, RunError
 from metalearn.runs import folder
 from metalearn.runs.checkpoint import Snapshot, checkpointing, latest, read, rewind, start_params, write
 from metalearn.runs.folder import FolderState, inspect
-from metalearn.runs.seen import KEY, Seen, from_meta, to_meta
 from metalearn.training.loop import Progress, new_learner, restore, snapshot
 from metalearn.training.optimizers import Rates, adam
 from metalearn.training.settings import trainer
@@ -371,16 +370,3 @@ def test_a_key_of_a_users_network_makes_another_run() -> None:
     now = {"model": {"network": network | {"residual": False, "dropout": 0.0, "norm": None}}}
     values = (("residual", False), ("dropout", 0.0), ("norm", None))
     assert folder._changes(before, now, ()) == {f"model.network.{key}": ("absent", value) for key, value in values}
-
-
-def test_of_very_many_classes_a_checkpoint_knows_none_and_can_be_read(tmp_path: Path) -> None:
-    few, many = (Seen(frozenset(f"{number:016x}" for number in range(count))) for count in (100_000, 250_000))
-    state = {"optimizer": {}, "progress": {"step": 0}}
-    for step, seen in enumerate((few, many)):
-        meta = {"step": step, "config": {}, KEY: to_meta(seen)}
-        path = write(
-            tmp_path / "checkpoints", Snapshot({"a": torch.zeros(1)}, state | {"progress": {"step": step}}, meta)
-        )
-        assert from_meta(read(path).meta) == (seen if seen == few else Seen(complete=False))
-    with pytest.raises(RunError, match=r"meta.json would have 5,.* bytes, and at most 4,194,304 are read"):
-        write(tmp_path / "checkpoints", Snapshot({}, state, {"step": 0, "config": {"note": "x" * 5_000_000}}))

@@ -17,11 +17,9 @@ import numpy as np
 import pytest
 import torch
 
-from metalearn.errors import ConfigError, DataError
+from metalearn.errors import DataError
 from metalearn.nn import native
-from metalearn.runs import folder as run_folder
 from metalearn.storage import cache, locks
-from metalearn.storage.files import write_atomically
 from metalearn.tasks.common.cache import cached_array
 from tests.kernels import require_kernels
 from tests.runs import ROOT, slow, until
@@ -286,19 +284,6 @@ def test_leftovers_of_killed_processes_are_removed(folder: Path) -> None:
 
 
 # Locks
-
-
-def test_a_link_in_the_place_of_a_lock_is_not_followed(folder: Path, place: Path) -> None:
-    precious = place / "precious"
-    precious.write_text("years of work")
-    for link in (folder / "pictures.lock", place / run_folder.LOCK, place / ".result.json.tmp"):
-        link.symlink_to(precious)
-    with pytest.raises(DataError, match=r"pictures\.lock cannot be opened"):
-        is_made()
-    with pytest.raises(ConfigError, match=rf"cannot be written: .*{run_folder.LOCK}"):
-        run_folder.lock(place)
-    write_atomically(place / "result.json", "{}")
-    assert precious.read_text() == "years of work"
 
 
 def maker(seconds: float) -> "subprocess.Popen[bytes]":

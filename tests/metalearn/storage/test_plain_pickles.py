@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 
 from metalearn.storage import plain_pickles
-from metalearn.storage.files import RefusedFileError
 from metalearn.storage.plain_pickles import read_plain
 
 OF_PYTHON_2 = (
@@ -149,9 +148,3 @@ def test_there_are_bounds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(plain_pickles, "MOST_OPERATIONS", 99)
     with pytest.raises(ValueError, match="it has more than 99 operations"):
         read_plain(path)
-    monkeypatch.setattr(plain_pickles, "LARGEST_FILE", 100)
-    with pytest.raises(RefusedFileError, match="at most 100 are read"):
-        read_plain(path)
-    os.mkfifo(tmp_path / "pipe")
-    with pytest.raises(RefusedFileError, match="not a regular file"):
-        read_plain(tmp_path / "pipe")
