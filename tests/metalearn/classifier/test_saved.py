@@ -18,7 +18,7 @@ from metalearn.classifier import saved
 from metalearn.classifier.backbones import Backbone, of_module
 from metalearn.classifier.classifier import PictureClassifier
 from metalearn.classifier.collected import Collected
-from metalearn.classifier.saved import DESCRIPTION, FILES, Weights, read, write
+from metalearn.classifier.saved import FILES, Weights, read, write
 from metalearn.classifier.validation import report_of_changed
 from metalearn.cli import export, fit, predict
 from metalearn.errors import ConfigError, DataError
@@ -58,19 +58,6 @@ def test_names_that_are_not_utf_8_stay_as_they_are(tmp_path: Path) -> None:
     said(predict.main, tmp_path / "c", root, "--out", tmp_path / "answers.jsonl")
     said(export.main, tmp_path / "c", "--out", tmp_path / "elsewhere")
     assert PictureClassifier.load(tmp_path / "elsewhere").classes_.tolist() == [strange, "ring"]
-
-
-def test_what_fit_can_save_can_be_loaded(backbone: Backbone, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    made = fitted(backbone, 3)
-    # As large as the confusion matrix of 1,500 classes, which take a minute to fit.
-    made.report_["wrong"] = [{"picture": f"{n}.png", "label": "c0", "answer": "c1"} for n in range(10**5)]
-    made.save(tmp_path / "c")
-    assert PictureClassifier.load(tmp_path / "c", backbone=backbone).report_ == made.report_
-    size = (tmp_path / "c" / DESCRIPTION).stat().st_size
-    monkeypatch.setattr(saved, "LARGEST", size - 1)
-    with pytest.raises(ValueError, match=f"would have {size:,} bytes, and at most {size - 1:,} are read: its 3 cl"):
-        made.save(tmp_path / "d")
-    assert not (tmp_path / "d" / DESCRIPTION).exists()
 
 
 class Killed(BaseException):
