@@ -9,9 +9,7 @@ has its own process, which keeps freed memory as train.py does. There, every rou
 that takes less than 0.1 s is repeated for so long, as in training, and its mean counts. The error of a way is the
 largest difference of its float32 gradient from the loop's float64 gradient, with a smooth activation. The limit is the
 time of the step's floating-point operations at the best rate that any matrix product or 3×3 convolution reaches in the
-same process. The budget is that of a step of our training loop: milliseconds in the kernels, between them, and outside
-the gradient (episodes, additions, update). TorchOpt and JAX are measured if they are installed. `processes` are runs of
-train.py under the strategies.
+same process. TorchOpt is measured if it is installed. `processes` are runs of train.py under the strategies.
 """
 
 import argparse
@@ -104,9 +102,7 @@ def recipes_of(options: argparse.Namespace) -> list[Recipe]:
 
 def in_child(options: argparse.Namespace, threads: int) -> dict[str, Any]:
     """The result of `measure` in a process that has so many threads from its start."""
-    environment = {name: str(threads) for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "NPROC", "PJRT_NPROC")}
-    if threads == 1:
-        environment["XLA_FLAGS"] = "--xla_cpu_multi_thread_eigen=false"
+    environment = {name: str(threads) for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS")}
     if options.short:
         environment["OMP_WAIT_POLICY"] = "passive"  # a waiting thread that spins would slow down other programs
     with tempfile.TemporaryDirectory() as folder:

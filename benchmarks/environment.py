@@ -12,9 +12,7 @@ _GPUS = Path("/proc/driver/nvidia/gpus")
 
 def versions() -> dict[str, str | None]:
     """The versions of Python and of the libraries; None: not installed."""
-    return {"python": platform.python_version()} | {
-        name: version_of(name) for name in ("torch", "numpy", "torchopt", "jax")
-    }
+    return {"python": platform.python_version()} | {name: version_of(name) for name in ("torch", "numpy", "torchopt")}
 
 
 def gpu_names() -> list[str]:

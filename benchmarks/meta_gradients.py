@@ -7,7 +7,6 @@ from typing import Any
 
 import torch
 
-from benchmarks.budget import PARTS, budget_of
 from benchmarks.machine import flops_of, rates, timed
 from benchmarks.ways import PLAIN, SMOOTH, Make, Recipe, chunk_of, error, loop, problem, ways_there
 from metalearn.nn.native import describe
@@ -43,7 +42,7 @@ def of_recipe(recipe: Recipe, rounds: int, device: str, threads: int) -> dict[st
         **recipe._asdict(), "chunk": chunk_of(recipe, torch.device(device)), "gflop": flops_of(recipe, plain) / 1e9,
         "activation": plain, "error_activation": smooth,
         "by_way": {name: figures(times[name], times["loop"]) | {"error": errors[name]} for name in makes},
-        "float64_errors": errors64, "budget_ms": budget_of(recipe, rounds) if device == "cpu" else None,
+        "float64_errors": errors64,
     }  # fmt: skip
 
 
@@ -115,21 +114,9 @@ def table(measured: dict[str, Any]) -> list[str]:
                 f"{start} | {way} | {row['median_ms']:.4g} | {low:.4g}–{high:.4g} | {row['ratio']:.2f} | "
                 f"{row['fraction_of_limit']:.1%} | {row['error']:.0e} |"
             )
-    lines += budget_table(measured["recipes"])
     smooth = ", ".join(f"{activation} in {kind}" for kind, activation in SMOOTH.items())
     lines += ["", f"errors: {smooth}; the max pooling of resnet12 stays, which is not smooth"]
     for recipe in measured["recipes"]:
         if errors := [f"{way} {worst:.0e}" for way, worst in recipe["float64_errors"].items()]:
             lines.append(f"errors of {recipe['name']} in float64: {', '.join(errors)}")
     return lines
-
-
-def budget_table(recipes: Sequence[dict[str, Any]]) -> list[str]:
-    """Of every recipe, the time of a step and its parts; no lines where there are no compiled kernels."""
-    rows = [(recipe["name"], recipe["budget_ms"]) for recipe in recipes if recipe["budget_ms"] is not None]
-    lines = ["", f"| recipe | a step of ours, ms | {' | '.join(PARTS)} |", "| --- | --- | --- | --- | --- |"]
-    for name, parts in rows:
-        whole = sum(parts.values())
-        shares = " | ".join(f"{parts[part]:.3g} ({parts[part] / whole:.0%})" for part in PARTS)
-        lines.append(f"| {name} | {whole:.4g} | {shares} |")
-    return lines if rows else []

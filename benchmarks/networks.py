@@ -1,10 +1,9 @@
-"""The networks of the recipes written again, for one task at a time, as users of torch or JAX would write them.
+"""The networks of the recipes written again, for one task at a time, as users of torch would write them.
 
-A network here is a function of parameters by name and a batch [n, …]. It is written once, with a few operations that
-torch and JAX both have. It shares nothing with `metalearn` except the names of the parameters.
+A network here is a function of parameters by name and a batch [n, …]. It shares nothing with `metalearn` except the
+names of the parameters.
 """
 
-import importlib
 from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
@@ -20,7 +19,7 @@ SLOPE = 0.1
 """The slope of leaky ReLU for negative inputs."""
 
 Named = dict[str, Any]
-"""Parameters of one task by name: torch's tensors or JAX's arrays."""
+"""Parameters of one task by name."""
 
 Network = Callable[[Named, Any], Any]
 """From parameters and a batch [n, …] to outputs [n, d]."""
@@ -102,38 +101,3 @@ def _written_out_norm(x: Tensor, scale: Tensor, shift: Tensor) -> Tensor:
     variance = centred.square().mean((0, 2, 3), keepdim=True)
     factor = scale[:, None, None] * torch.rsqrt(variance + EPSILON)
     return centred * factor + shift[:, None, None]
-
-
-def jax_ops(activation: str) -> Ops:
-    """JAX's operations.
-
-    Raises:
-        ImportError: JAX is not installed.
-    """
-    jax = importlib.import_module("jax")
-    jnp, lax = jax.numpy, jax.lax
-    act = {
-        "relu": jax.nn.relu,
-        "leaky_relu": partial(jax.nn.leaky_relu, negative_slope=SLOPE),
-        "softplus": jax.nn.softplus,
-        "tanh": jnp.tanh,
-    }
-
-    def conv(x: Any, weight: Any, stride: int) -> Any:
-        border = weight.shape[-1] // 2
-        return lax.conv_general_dilated(x, weight, (stride, stride), [(border, border)] * 2)
-
-    def norm(x: Any, scale: Any, shift: Any) -> Any:
-        centred = x - x.mean((0, 2, 3), keepdims=True)
-        factor = scale[:, None, None] * lax.rsqrt((centred**2).mean((0, 2, 3), keepdims=True) + EPSILON)
-        return centred * factor + shift[:, None, None]
-
-    def loss(outputs: Any, y: Any) -> Any:
-        if jnp.issubdtype(y.dtype, jnp.floating):
-            return ((outputs - y) ** 2).mean()
-        return -jnp.take_along_axis(jax.nn.log_softmax(outputs), y[:, None], axis=1).mean()
-
-    def pool(x: Any) -> Any:
-        return lax.reduce_window(x, -jnp.inf, lax.max, (1, 1, 2, 2), (1, 1, 2, 2), "VALID")
-
-    return Ops(conv, norm, act[activation], pool, lambda x, weight, bias: x @ weight.T + bias, loss)

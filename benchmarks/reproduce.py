@@ -300,7 +300,7 @@ def read_results(folder: Path) -> Kept:
     for path in sorted(folder.glob("*_curves.csv")):
         table = path.with_name(f"{path.name.removesuffix('_curves.csv')}.csv")
         for cells in _lines_of(table, COLUMNS):
-            result = {k: v if k in TEXTS else json.loads(v) for k, v in cells.items() if v}
+            result: Result = {k: v if k in TEXTS else json.loads(v) for k, v in cells.items() if v}
             metric = {k: result[k] for k in ("accuracy", "mse", "seen_classes") if k in result}
             others = {k: result.get(k) for k in COLUMNS if k not in ("accuracy", "mse", "seen_classes")}
             kept[result["row"], result["seed"]] = (

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from benchmarks.networks import Loss, Named, Network, jax_ops, network, torch_ops
+from benchmarks.networks import Named, Network, Ops, network, torch_ops
 from metalearn.algorithms.maml import maml
 from metalearn.errors import DataError
 from metalearn.models.conv4 import conv4
@@ -49,8 +49,6 @@ fastest of 1, 2, 4, … and 32 tasks at once. Sine waves go all at once."""
 
 GradientWay = Callable[[], list[Tensor]]
 Make = Callable[["MetaBatch"], GradientWay]
-TaskLoss = Callable[..., Any]
-"""The query loss of one task: a function of parameters, support x, support y, query x and query y."""
 
 
 class Recipe(NamedTuple):
@@ -280,17 +278,16 @@ def loop(given: MetaBatch) -> GradientWay:
     return gradient
 
 
-def task_loss(recipe: Recipe, net: Network, loss: Loss, grad: Callable[..., Any]) -> TaskLoss:
-    """MAML's loss of one task, with a library's `grad`, which turns a function into its gradient function."""
+def _maml_loss(recipe: Recipe, ops: Ops) -> Callable[..., Any]:
+    """MAML's query loss of one task: of parameters, support x, support y, query x and query y, by `torch.func`."""
+    net = network(recipe.kind, ops)
 
-    def of_one_task(params: Named, support_x: Any, support_y: Any, query_x: Any, query_y: Any) -> Any:
-        def inner(params: Named) -> Any:
-            return loss(net(params, support_x), support_y)
-
+    def of_one_task(params: Named, support_x: Tensor, support_y: Tensor, query_x: Tensor, query_y: Tensor) -> Any:
+        inner = torch.func.grad(lambda params: ops.loss(net(params, support_x), support_y))
         for _ in range(recipe.inner_steps):
-            grads = grad(inner)(params)
+            grads = inner(params)
             params = {name: params[name] - recipe.inner_lr * grads[name] for name in params}
-        return loss(net(params, query_x), query_y)
+        return ops.loss(net(params, query_x), query_y)
 
     return of_one_task
 
@@ -298,7 +295,7 @@ def task_loss(recipe: Recipe, net: Network, loss: Loss, grad: Callable[..., Any]
 def vmap(given: MetaBatch) -> GradientWay:
     """`torch.func.vmap` of `torch.func.grad`, over some tasks at once; on a GPU, over all tasks."""
     ops = torch_ops(given.activation, written_out=True)
-    of_one_task = task_loss(given.recipe, network(given.recipe.kind, ops), ops.loss, torch.func.grad)
+    of_one_task = _maml_loss(given.recipe, ops)
     mapped = torch.func.vmap(torch.func.grad(of_one_task), in_dims=(None, 0, 0, 0, 0))
     at_once = given.recipe.kind == "sinusoid" or given.episode.query.y.device.type == "cuda"
     size = given.recipe.tasks if at_once else max(1, VMAP_IMAGES // given.recipe.images)
@@ -352,54 +349,6 @@ def torchopt_loop(given: MetaBatch) -> GradientWay:
     return gradient
 
 
-def jax_loop(given: MetaBatch) -> GradientWay:
-    """The gradient of one task compiled by JAX's jit, one task after the other, in float32.
-
-    Raises:
-        ImportError: JAX is not installed.
-    """
-    jax, jnp, of_one_task = _in_jax(given)
-    one = jax.jit(jax.grad(of_one_task))
-    theta = {name: jnp.asarray(p.cpu().numpy()) for name, p in given.params.items()}
-    tasks = [tuple(jnp.asarray(value.cpu().numpy()) for value in task) for task in given.per_task()]
-
-    def gradient() -> list[Tensor]:
-        total = one(theta, *tasks[0])
-        for task in tasks[1:]:
-            total = jax.tree.map(jnp.add, total, one(theta, *task))
-        return [torch.tensor(jax.device_get(total[name])) for name in given.names]
-
-    return gradient
-
-
-def jax_vmap(given: MetaBatch) -> GradientWay:
-    """The gradients of all tasks at once by JAX's vmap, and their sum, compiled by its jit, in float32.
-
-    Raises:
-        ImportError: JAX is not installed.
-    """
-    jax, jnp, of_one_task = _in_jax(given)
-    of_all = jax.vmap(jax.grad(of_one_task), in_axes=(None, 0, 0, 0, 0))
-    summed = jax.jit(lambda *args: jax.tree.map(lambda values: values.sum(0), of_all(*args)))
-    theta = {name: jnp.asarray(p.cpu().numpy()) for name, p in given.params.items()}
-    tasks = [jnp.asarray(value.cpu().numpy()) for batch in given.episode for value in batch]
-
-    def gradient() -> list[Tensor]:
-        total = jax.block_until_ready(summed(theta, *tasks))
-        return [torch.from_dlpack(total[name]) for name in given.names]
-
-    return gradient
-
-
-def _in_jax(given: MetaBatch) -> tuple[Any, Any, TaskLoss]:
-    """JAX, its numpy, and the loss of one task, whose products are those of float32, not of TF32."""
-    os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # it would take most of the GPU's memory
-    jax = importlib.import_module("jax")
-    jax.config.update("jax_default_matmul_precision", "highest")
-    ops = jax_ops(given.activation)
-    return jax, jax.numpy, task_loss(given.recipe, network(given.recipe.kind, ops), ops.loss, jax.grad)
-
-
 WAYS: dict[str, Make] = {
     "ours": ours,
     "ours, one graph": lambda given: recording(ours(given)),
@@ -407,14 +356,13 @@ WAYS: dict[str, Make] = {
     "vmap": vmap,
     "vmap, one graph": lambda given: recording(vmap(given)),
     "TorchOpt": torchopt_loop,
-    "JAX": jax_loop,
 }
 """All ways; the others are compared with `loop`."""
 
 GRAPHS = ("ours, one graph", "vmap, one graph")
 """The ways that need a GPU."""
 
-OPTIONAL = ("TorchOpt", "JAX")
+OPTIONAL = ("TorchOpt",)
 """The ways of other libraries, which are measured on a CPU."""
 
 

@@ -8,4 +8,4 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from metalearn.cli import run
 
 if __name__ == "__main__":
-    sys.exit(run("benchmarks.gpu_check.command", sys.argv[1:]))
+    sys.exit(run("benchmarks.gpu_check.check", sys.argv[1:]))

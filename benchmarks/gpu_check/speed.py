@@ -1,8 +1,6 @@
 """What is measured on; the meta-gradients of `scripts/bench.py`: times, and the fraction of the device's own rate."""
 
-import importlib.util
 import os
-import time
 from collections.abc import Iterator
 from functools import partial
 from typing import Any
@@ -10,10 +8,9 @@ from typing import Any
 import torch
 
 from benchmarks.environment import versions
-from benchmarks.gpu_check.rows import CheckRow, LeftOutError, row_of
-from benchmarks.machine import best_time
+from benchmarks.gpu_check.rows import CheckRow, row_of
 from benchmarks.meta_gradients import measure
-from benchmarks.ways import PLAIN, RECIPES, Recipe, jax_vmap, problem, shortened
+from benchmarks.ways import RECIPES, Recipe, shortened
 from metalearn.reporting.provenance import cpu_name
 
 MEASURED = ("5w1s", "5w1s-5steps", "20w1s")
@@ -40,15 +37,12 @@ def _gpu(number: int) -> dict[str, Any]:
 
 
 def speed(device: str, *, short: bool) -> Iterator[CheckRow]:
-    """Our meta-gradient of every recipe beside a loop over tasks and vmap; and JAX's, which takes long."""
+    """Our meta-gradient of every recipe beside a loop over tasks and vmap."""
     for recipe in RECIPES:
         if recipe.name in (("sinusoid",) if short else MEASURED):
             yield row_of(
                 "speed", recipe.name, partial(_measured, shortened(recipe) if short else recipe, device, short)
             )
-    if device == "cuda":
-        first = next(recipe for recipe in RECIPES if recipe.name == MEASURED[0])
-        yield row_of("speed", f"{first.name} by JAX's vmap", partial(_by_jax, first))
 
 
 def _measured(recipe: Recipe, device: str, short: bool) -> dict[str, Any]:
@@ -66,14 +60,3 @@ def _measured(recipe: Recipe, device: str, short: bool) -> dict[str, Any]:
         "reached by": measured["limit"]["kernel"],
         "error": ours["error"],
     }
-
-
-def _by_jax(recipe: Recipe) -> dict[str, Any]:
-    if importlib.util.find_spec("jax") is None:
-        raise LeftOutError("needs JAX, which is not installed; type pip install jax[cuda13]")
-    given = problem(recipe, PLAIN[recipe.kind]).to(torch.device("cuda"))
-    began = time.perf_counter()
-    way = jax_vmap(given)
-    way()
-    compiled = time.perf_counter() - began
-    return {"tasks": recipe.tasks, "ms": 1000 * best_time(way, "cuda", 1), "seconds of compiling": compiled}

@@ -1,10 +1,10 @@
 """Trainings on the device in one process: every algorithm for some steps; and the paper's recipe, with its memory."""
 
-import os
 import statistics
 import time
 from collections.abc import Iterator
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -14,7 +14,6 @@ from benchmarks.gpu_check.learners import ALGORITHMS, training_of
 from benchmarks.gpu_check.rows import CheckRow, at_most, row_of
 from benchmarks.machine import finish
 from benchmarks.processes import STEPS_A_RUN
-from benchmarks.soak import held_by
 from benchmarks.steps import run_of, take_step, train_tasks
 from benchmarks.ways import PLAIN, RECIPES, algorithm_of, character_source, chunk_of, episodes_of
 from metalearn.training.chunks import DATA_SECONDS
@@ -97,7 +96,8 @@ def _recipe_steps(device: str, steps: int, batch: int, held: list[dict[str, int]
 
 def _held(device: str) -> dict[str, int]:
     """Bytes of the process's own memory, and of its tensors on a GPU."""
-    held = {"process": held_by(os.getpid()).anonymous}
+    status = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text(encoding="ascii").splitlines())
+    held = {"process": int(status["RssAnon"].split()[0]) * 1024}
     return held | ({"GPU": torch.cuda.memory_allocated()} if device == "cuda" else {})
 
 

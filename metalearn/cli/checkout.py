@@ -9,7 +9,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 MODULES = {
     "bench": "benchmarks.bench",
-    "gpu-check": "benchmarks.gpu_check.command",
+    "gpu-check": "benchmarks.gpu_check.check",
     "reproduce": "benchmarks.reproduce",
 }
 

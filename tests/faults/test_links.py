@@ -10,15 +10,15 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.links import Switch, address_of
 from tests.faults.endless import ENDLESS, RUN
+from tests.links import Switch, address_of
 from tests.runs import ROOT, Outcome, Program, Start, assert_same_bytes, metrics, slow, until, why_not_isolable
 
 pytestmark = [pytest.mark.thorough, pytest.mark.timeout(600)]
 
 INTO_A_LINK = """
 import os, sys
-from benchmarks.links import enter_link
+from tests.links import enter_link
 enter_link(int(os.environ["RANK"]), int(sys.argv[1]))
 os.execv(sys.argv[2], sys.argv[2:])
 """

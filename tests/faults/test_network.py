@@ -43,7 +43,7 @@ def test_under_torchrun_only_its_own_store_is_open_and_the_log_names_it(start: S
 
 INTO_A_NETWORK = """
 import os, subprocess, sys
-from benchmarks.links import enter_link
+from tests.links import enter_link
 enter_link(0, int(sys.argv[1]))
 subprocess.run(["ip", "route", "add", "default", "dev", "link0"], check=True)
 for name in ("TP_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME"):

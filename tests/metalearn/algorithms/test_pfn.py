@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from benchmarks.pfn_gap import gaps
+from benchmarks.priors import gaps
 from metalearn.algorithms.common.losses import measured_by, squared
 from metalearn.algorithms.pfn import pfn
 from metalearn.cli import train

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from benchmarks.pfn_tables import ranks, report, with_interval
+from benchmarks.priors import ranks, report, with_interval
 
 AREAS = np.array([[0.9, 0.8, 0.8], [0.5, 0.7, 0.6]])
 

