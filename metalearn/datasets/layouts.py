@@ -4,9 +4,8 @@ A layout is recognised by names alone. Nothing is decoded here, and pickles are 
 """
 
 import csv
-import io
 import os
-import zipfile
+import pickle
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -14,14 +13,11 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from metalearn.errors import DataError
-from metalearn.storage.plain_pickles import LARGEST_FILE, read_plain
 from metalearn.tasks.common.episodes import SPLITS
 from metalearn.tasks.common.picture_folders import first_few, is_picture
 
 DEEPEST_FOLDER = 4
 """Folders below the one that is given, in which a layout is looked for."""
-MOST_PACKED = 16
-"""How many times larger an array may become when it is unpacked; photographs hardly shrink."""
 
 _FOLDERS_OF = {
     "train": ("train", "base", "meta-train"),
@@ -128,7 +124,9 @@ def recognised(folder: Path, published: PublishedPictures) -> FoundSet:
     ((place, layout),) = best.items()
     try:
         return layout.read(place, tree, published)
-    except (TypeError, OverflowError) as error:  # a number where a list should be, a list that names a class, …
+    except DataError:
+        raise
+    except (TypeError, ValueError) as error:  # a number where a list should be, a list that names a class, …
         raise DataError(f"{place}: its files do not hold what {published.title}'s should ({error!s:.200})") from error
 
 
@@ -237,8 +235,8 @@ def _read_lists(place: Path, tree: Tree, published: PublishedPictures) -> FoundS
     there, absent, elsewhere = tree[place / "images"].files, [], []
     for split, path in _lists(place, tree).items():
         try:
-            text = path.read_bytes().decode("utf-8-sig")
-            rows = [(row["filename"], row["label"]) for row in csv.DictReader(io.StringIO(text, newline=""))]
+            with path.open(encoding="utf-8-sig", newline="") as file:
+                rows = [(row["filename"], row["label"]) for row in csv.DictReader(file)]
             if cut := [file for file, label in rows if not (file and label)]:
                 raise ValueError(f"the row {cut[0]} is cut off")
         except (OSError, KeyError, csv.Error, ValueError) as error:
@@ -284,10 +282,48 @@ def _files_of(place: Path, tree: Tree, names: Sequence[str]) -> dict[str, Path]:
     return {}
 
 
-def _plain(path: Path) -> Any:
+_PLAIN = {
+    "numpy ndarray", "numpy dtype", "numpy._core.multiarray _reconstruct", "numpy._core.multiarray scalar",
+    "numpy._core.numeric _frombuffer", "_codecs encode", "builtins bytes", "collections OrderedDict",
+}  # fmt: skip
+"""What a pickle of texts, numbers and arrays calls."""
+
+
+class _PlainUnpickler(pickle._Unpickler):
+    """Reads plain values and numpy's arrays. A pickle is a program that may call whatever `find_class` gives it.
+
+    Python's own unpickler, not that of C, which has no way to look at a state before it is set.
+    """
+
+    stack: list[Any]
+
+    def find_class(self, module: str, name: str) -> Any:
+        module = {"__builtin__": "builtins"}.get(module, module).replace("numpy.core.", "numpy._core.")
+        if f"{module} {name}" not in _PLAIN:
+            raise pickle.UnpicklingError(f"it names {module} {name}, which is no plain value")
+        return super().find_class(module, name)
+
+    def load_build(self) -> None:
+        value, state = self.stack[-2:]
+        # numpy believes the fields and flags in a dtype's state; false ones make any bytes an object.
+        is_plain = isinstance(value, np.dtype) and list(state[2:5]) == [None] * 3 and state[7] == value.flags
+        if not is_plain and not isinstance(value, np.ndarray):
+            raise pickle.UnpicklingError("it holds an object that is no plain value")
+        super().load_build()  # type: ignore[misc]
+
+    dispatch = pickle._Unpickler.dispatch | {pickle.BUILD[0]: load_build}
+
+
+def read_plain(path: Path) -> Any:
+    """The value in a pickle. Texts of Python 2 are read as latin-1, as numpy's arrays need it.
+
+    Raises:
+        DataError: it cannot be read, or holds something else than plain values and arrays.
+    """
     try:
-        return read_plain(path)
-    except (OSError, ValueError) as error:
+        with path.open("rb") as file:
+            return _PlainUnpickler(file, encoding="latin1").load()
+    except Exception as error:  # a damaged pickle raises many types
         raise DataError(
             f"{path}: {error}; nothing in it was run. Fetch it anew, or another layout of these pictures"
         ) from error
@@ -298,7 +334,7 @@ def _read_pickles(place: Path, tree: Tree, published: PublishedPictures) -> Foun
     classes: dict[tuple[str, str], ClassPictures] = {}
     words: dict[str, str] = {}
     for split, path in files.items():
-        content = _plain(path)
+        content = read_plain(path)
         fields = content if isinstance(content, dict) else {}
         if "image_data" in fields and isinstance(fields.get("class_dict"), dict):
             images, places = fields["image_data"], {str(name): where for name, where in fields["class_dict"].items()}
@@ -361,7 +397,7 @@ def _by_label(
 ) -> tuple[dict[str, list[int]], dict[str, str]]:
     """Class → the numbers of its pictures; and what people call classes whose published name is not known."""
     places: dict[Any, list[int]] = {}
-    for number, label in enumerate(labels.tolist() if isinstance(labels, np.ndarray) else labels):
+    for number, label in enumerate(np.asarray(labels).tolist()):
         places.setdefault(label, []).append(number)
     named = {label: names.get(label, label) for label in places}
     if all(name in published.split_of for name in named.values()):
@@ -413,7 +449,7 @@ def _beside_labels(
         for split, path in files.items():
             if split not in labels:
                 raise DataError(f"{place}: holds {path.name}, and no {_LABELS[0].format(split=split)}")
-            fields = _plain(labels[split])
+            fields = read_plain(labels[split])
             numbers = fields.get("label_specific", fields.get("labels")) if isinstance(fields, dict) else None
             if not isinstance(numbers, list | np.ndarray):
                 raise DataError(f"{labels[split]}: has no label_specific and no labels")
@@ -442,18 +478,13 @@ def _wordnet_ids(place: Path, tree: Tree) -> dict[str, str]:
     """What people call a class → its WordNet id, by the files that come with tiered-ImageNet; empty without them."""
     if not {"class_names.txt", "synsets.txt"} <= tree[place].files:
         return {}
-    try:
-        texts, ids = (
-            (place / name).read_bytes().decode("utf-8", "replace").splitlines()
-            for name in ("class_names.txt", "synsets.txt")
-        )
-    except (OSError, ValueError) as error:
-        raise DataError(f"{place}: class_names.txt or synsets.txt cannot be read ({error})") from error
+    files = [place / name for name in ("class_names.txt", "synsets.txt")]
+    texts, ids = (path.read_text(encoding="utf-8", errors="replace").splitlines() for path in files)
     return {text.strip(): name.strip() for text, name in zip(texts, ids, strict=False)}
 
 
 def _encoded_pictures(path: Path) -> list[bytes]:
-    content = _plain(path)
+    content = read_plain(path)
     items = content if isinstance(content, list) else list(content) if isinstance(content, np.ndarray) else []
     pictures = [item.tobytes() if isinstance(item, np.ndarray) else item for item in items]
     if not pictures or not all(isinstance(picture, bytes) for picture in pictures):
@@ -464,14 +495,9 @@ def _encoded_pictures(path: Path) -> list[bytes]:
 def _from_npz(path: Path) -> Any:
     """The array `images` of an npz file. The authors' program writes it by OpenCV: blue, green, red."""
     try:
-        with path.open("rb") as file, zipfile.ZipFile(file) as archive:
-            for member in archive.infolist():
-                if member.file_size > min(LARGEST_FILE, MOST_PACKED * member.compress_size + 2**10):
-                    raise ValueError(f"{member.filename:.40} would have {member.file_size:,} bytes when unpacked")
-            file.seek(0)
-            with np.load(file, allow_pickle=False) as arrays:
-                images = arrays["images"]
-    except (OSError, ValueError, KeyError, EOFError, MemoryError, zipfile.BadZipFile) as error:
+        with np.load(path, allow_pickle=False) as arrays:
+            images = arrays["images"]
+    except Exception as error:  # numpy and zipfile raise many types for what they cannot read
         raise DataError(f"{path}: cannot be read ({error!s:.200}); fetch it anew") from error
     return _array_of(path, images)[..., ::-1]
 
@@ -496,7 +522,7 @@ ARRAYS = PictureLayout(
 
 def _read_cifar(place: Path, tree: Tree, published: PublishedPictures) -> FoundSet:
     files = [place / name for name in ("train", "test", "meta")]
-    train, test, meta = (_plain(path) for path in files)
+    train, test, meta = (read_plain(path) for path in files)
     try:
         names = [str(name) for name in meta["fine_label_names"]]
         labels = [int(label) for part in (train, test) for label in part["fine_labels"]]
