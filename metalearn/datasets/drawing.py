@@ -21,8 +21,9 @@ from metalearn.datasets.packages import Client, Package, fetched
 from metalearn.errors import DataError
 from metalearn.storage import locks
 from metalearn.storage.files import write_atomically, writing
-from metalearn.tasks.common.drawn_set import INDEX, DrawnClass, DrawnSet, read_pictures, read_set, write_set
+from metalearn.tasks.common.drawn_set import DrawnClass, DrawnSet, read_pictures, read_set, write_set
 from metalearn.tasks.common.episodes import SPLITS, Images
+from metalearn.tasks.common.written import INDEX
 
 ATTRIBUTION = "ATTRIBUTION.txt"
 HERE = Path(__file__).parent

@@ -32,11 +32,11 @@ from metalearn.datasets.layouts import (
 from metalearn.errors import DataError
 from metalearn.storage.files import write_atomically
 from metalearn.tasks import cifar100, mini_imagenet, photographs
-from metalearn.tasks.common.drawn_set import PICTURES, DrawnClass, DrawnSet, write_set
+from metalearn.tasks.common.drawn_set import PARTLY, PICTURES, DrawnClass, DrawnSet, write_set
 from metalearn.tasks.common.episodes import SPLITS, Images
-from metalearn.tasks.common.photograph_set import PARTLY, is_partial
 from metalearn.tasks.common.picture_folders import first_few
 from metalearn.tasks.common.pictures import PictureForm, decoded, formed
+from metalearn.tasks.common.written import INDEX
 
 _SMALLEST_OF_IMAGENET, _LARGEST_OF_IMAGENET = 732, 1300
 """Training pictures of the smallest and the largest class of ImageNet (Russakovsky et al. 2015, arXiv 1409.0575)."""
@@ -127,7 +127,7 @@ def collect(source: Source, folder: Path, out: Path, *, partly: bool) -> DrawnSe
     """
     name = source.published.name
     return made_once(
-        out, lambda there: "" if there.name == name and (partly or not is_partial(there)) else _held(there, name),
+        out, lambda there: "" if there.name == name and (partly or not there.is_partial) else _held(there, name),
         lambda: _collected(source, folder, out, partly), "; to read it anew, remove it",
     )  # fmt: skip
 
@@ -164,7 +164,8 @@ def _collected(source: Source, folder: Path, out: Path, partly: bool) -> DrawnSe
             _written(published, found, [(key, classes[key]) for key in order]), total,
         )  # fmt: skip
     finally:
-        (out / f".{PICTURES}.tmp").unlink(missing_ok=True)  # many gigabytes, if it could not be completed
+        if not (out / INDEX).exists():
+            (out / PICTURES).unlink(missing_ok=True)  # many gigabytes, which could not be completed
     write_atomically(out / ATTRIBUTION, _attribution(source, found, made, wrong))
     return made
 

@@ -14,6 +14,7 @@ import numpy as np
 
 from metalearn.checks import only, true_or_false
 from metalearn.tasks.common.cache import cached_array
+from metalearn.tasks.common.drawn_set import written_photographs
 from metalearn.tasks.common.episodes import (
     SPLITS,
     Classes,
@@ -24,7 +25,6 @@ from metalearn.tasks.common.episodes import (
     shapes_of,
 )
 from metalearn.tasks.common.identities import identity
-from metalearn.tasks.common.photograph_set import WrittenPhotographs
 from metalearn.tasks.common.place import DataPlace
 from metalearn.tasks.common.samples import few_shot
 from metalearn.tasks.common.shards import ShardForm, Shards
@@ -73,7 +73,7 @@ def pictures_of(place: DataPlace) -> Callable[[int], Images]:
     shape = (_CIFAR100.size, _CIFAR100.size, _CIFAR100.channels)
     if place.shards is not None:
         names = _identities(range(len(_rows())))
-        return Shards(place.shards, ShardForm(DECODER, shape), names, PICTURES).pictures
+        return Shards(place.shards, ShardForm(DECODER, shape), names).pictures
     whole = (len(_rows()), PICTURES, *shape)
     pictures = cached_array(DECODER, whole, lambda: _by_class(place), title="CIFAR-100", unread=place.root)
     return lambda number: pictures[number]
@@ -109,9 +109,11 @@ def _few_shot(division: str) -> Callable[..., TaskSource]:
         true_or_false("download", place.download)
 
         def load() -> dict[str, Classes]:
-            written = None if place.shards else WrittenPhotographs.found(division, Path(place.root))
+            written = None if place.shards else written_photographs(
+                division, Path(place.root), shapes, "cifar100", DECODER, image_size=image_size, channels=channels
+            )  # fmt: skip
             if written is not None:
-                return written.classes(shapes, "cifar100", DECODER, image_size=image_size, channels=channels)
+                return written
             pictures = pictures_of(place)
 
             def part(chosen: list[int]) -> Classes:

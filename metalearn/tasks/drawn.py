@@ -1,15 +1,16 @@
 """Pictures that `metalearn data` has drawn: `emoji` by designers, and characters by fonts: `kanji` and `scripts`."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
 
 from metalearn.checks import one_of, whole_number
 from metalearn.tasks.common.drawers import DrawerProtocol, Drawn, DrawnClasses, drawn_tasks
-from metalearn.tasks.common.drawn_set import INDEX, pictures_of_size, read_set
-from metalearn.tasks.common.episodes import SPLITS, EpisodeSpec, Images, Seeds
+from metalearn.tasks.common.drawn_set import DrawnClass, pictures_by_split, read_set
+from metalearn.tasks.common.episodes import EpisodeSpec, Images, Seeds
 from metalearn.tasks.common.identities import identity
+from metalearn.tasks.common.written import INDEX
 from metalearn.types import TaskSource
 
 
@@ -49,22 +50,13 @@ def _load(name: str, root: Path, size: int, channels: int) -> DrawnClasses:
     folder = root if not (root / name / INDEX).exists() and (root / INDEX).exists() else root / name
     advice = f"type metalearn data {name}, or dataset.root=/path of the folder that holds {name}"
     index = read_set(folder, advice)
-    pictures = pictures_of_size(folder, index, size, channels, advice, ink=True)
-    ends = np.cumsum([0, *(len(one.drawers) for one in index.classes)])
 
-    def part(split: str) -> Drawn:
-        numbers = [number for number, one in enumerate(index.classes) if one.split == split]
-        classes = [index.classes[number] for number in numbers]
+    def part(classes: Sequence[DrawnClass], pictures: Callable[[int], Images]) -> Drawn:
+        drawers = [np.array(one.drawers, np.int64) for one in classes]
+        return Drawn([identity(name, one.key) for one in classes], [one.name for one in classes], drawers, pictures)
 
-        def of_class(label: int) -> Images:
-            number = numbers[label]
-            return pictures[ends[number] : ends[number + 1]]
-
-        return Drawn(
-            [identity(name, one.key) for one in classes], [one.name for one in classes],
-            [np.array(one.drawers, np.int64) for one in classes], of_class,
-        )  # fmt: skip
-
+    by_split = pictures_by_split(folder, index, size, channels, advice, ink=True)
+    splits = {split: part(*of_split) for split, of_split in by_split.items()}
     made_of = f"{name}-{index.digest[:16]}"
     family = "emoji" if name == "emoji" else "fonts"
-    return DrawnClasses({split: part(split) for split in SPLITS}, index.drawers, made_of, family)
+    return DrawnClasses(splits, index.drawers, made_of, family)

@@ -100,7 +100,7 @@ def drawings_of(shards: str | None, size: int) -> Callable[[int], Images]:
     if shards is None:
         return partial(character, size=size)
     everyone = _identities(range(sum(CLASSES.values())))
-    return Shards(shards, ShardForm(DECODER, (size, size)), everyone, DRAWINGS).pictures
+    return Shards(shards, ShardForm(DECODER, (size, size)), everyone).pictures
 
 
 def glyphs(

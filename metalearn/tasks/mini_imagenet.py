@@ -5,7 +5,6 @@ image-net.org gives the pictures to those who accept its terms, so nothing is do
 """
 
 import csv
-import io
 import logging
 import os
 import re
@@ -15,17 +14,17 @@ from pathlib import Path
 
 from metalearn.checks import true_or_false
 from metalearn.errors import DataError
+from metalearn.tasks.common.drawn_set import written_photographs
 from metalearn.tasks.common.episodes import (
     SPLITS,
     Classes,
-    EpisodeShape,
     EpisodeSpec,
     Seeds,
     check_filled,
+    check_read,
     shapes_of,
 )
 from metalearn.tasks.common.identities import identity
-from metalearn.tasks.common.photograph_set import WrittenPhotographs
 from metalearn.tasks.common.picture_folders import (
     FAMILY,
     check_picture_shape,
@@ -94,15 +93,14 @@ def _listed(whole: Path) -> Members:
     absent: list[str] = []
     for split, name in _LISTS.items():
         try:
-            text = (whole / name).read_bytes().decode("utf-8-sig")
-            rows = [(row["filename"], row["label"]) for row in csv.DictReader(io.StringIO(text, newline=""))]
+            with (whole / name).open(encoding="utf-8-sig", newline="") as file:
+                rows = [(row["filename"], row["label"]) for row in csv.DictReader(file)]
         except (OSError, KeyError, csv.Error, ValueError) as error:
             raise DataError(
                 f"dataset.root: {whole / name} is not a list of filename,label ({error!r}); fetch the published one"
             ) from error
         published = {label for label, part in published_splits().items() if part == split}
-        if {label for _, label in rows} != published:
-            wrong = sorted({label for _, label in rows} ^ published)
+        if wrong := sorted({label for _, label in rows} ^ published):
             raise DataError(
                 f"dataset.root: {whole / name} does not list the published classes of the split '{split}': "
                 f"{len(wrong)} are missing or do not belong there: {first_few(wrong)}; fetch the published list"
@@ -165,28 +163,22 @@ def _members(root: Path) -> tuple[Path, Members]:
     return where, members
 
 
-def _from_shards(folder: str, shapes: Mapping[str, EpisodeShape], shape: tuple[int, ...]) -> dict[str, Classes]:
+def _from_shards(folder: str, shape: tuple[int, ...]) -> dict[str, Classes]:
     """The classes of every split, as `decoded_classes` gives them.
 
     Raises:
-        DataError: the shards are missing, damaged or of another dataset, or have too few pictures for the episodes.
+        DataError: the shards are missing, damaged or of another dataset.
     """
     names = sorted(published_splits())
-    form = ShardForm(decoder(NAME), shape)
-    shards = Shards(folder, form, [identity(FAMILY, name) for name in names])
+    shards = Shards(folder, ShardForm(decoder(NAME), shape), [identity(FAMILY, name) for name in names])
 
     def part(split: str) -> Classes:
         numbers = [number for number, name in enumerate(names) if published_splits()[name] == split]
         own = [names[number] for number in numbers]
         identities, fewest = [identity(FAMILY, name) for name in own], min(shards.counts[number] for number in numbers)
-        return Classes(identities, fewest, lambda label: shards.pictures(numbers[label]), form.decoder, names=own)
+        return Classes(identities, fewest, lambda label: shards.pictures(numbers[label]), decoder(NAME), names=own)
 
-    splits = {split: part(split) for split in SPLITS}
-    try:
-        check_filled(shapes, {split: (len(part.identities), part.fewest) for split, part in splits.items()}, "dataset.")
-    except ValueError as error:
-        raise DataError(f"{error}. This is dataset.shards={folder}") from error
-    return splits
+    return {split: part(split) for split in SPLITS}
 
 
 def mini_imagenet(
@@ -217,16 +209,18 @@ def mini_imagenet(
 
     def load() -> dict[str, Classes]:
         if shards is not None:
-            size = (image_size, image_size)
-            return _from_shards(shards, shapes, size if channels == 1 else (*size, channels))
-        written = WrittenPhotographs.found(NAME, Path(root))
+            classes = _from_shards(shards, (image_size, image_size, *([3] if channels == 3 else [])))
+            check_read(shapes, classes, f"dataset.shards={shards}")
+            return classes
+        written = written_photographs(
+            NAME, Path(root), shapes, FAMILY, decoder(NAME), image_size=image_size, channels=channels
+        )
         if written is not None:
-            return written.classes(shapes, FAMILY, decoder(NAME), image_size=image_size, channels=channels)
+            return written
         where, members = _members(Path(root))
-        splits = {
-            part: {name: files for name, files in members.items() if published_splits()[name] == part}
-            for part in SPLITS
-        }
+        splits: dict[str, Members] = {split: {} for split in SPLITS}
+        for name, files in members.items():
+            splits[published_splits()[name]][name] = files
         return decoded_classes(NAME, where, splits, shapes, image_size=image_size, channels=channels)
 
     return few_shot(load, shapes, episode, rotations=rotations, seeds=seeds, instead="cifar10")

@@ -180,7 +180,7 @@ def drawings_of(place: DataPlace, size: int) -> Callable[[int], Images]:
     """
     if place.shards is not None:
         form = ShardForm(DECODER, (size, size))
-        return Shards(place.shards, form, identities(range(len(characters()))), DRAWINGS).pictures
+        return Shards(place.shards, form, identities(range(len(characters())))).pictures
     pictures = decoded(place, size)
     return lambda number: pictures[number]
 

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from metalearn.checks import true_or_false
 from metalearn.errors import DataError
+from metalearn.tasks.common.drawn_set import written_photographs
 from metalearn.tasks.common.episodes import (
     Classes,
     EpisodeSpec,
@@ -20,7 +21,6 @@ from metalearn.tasks.common.episodes import (
     check_filled,
     shapes_of,
 )
-from metalearn.tasks.common.photograph_set import WrittenPhotographs
 from metalearn.tasks.common.picture_folders import FAMILY, check_picture_shape, decoder
 from metalearn.tasks.common.samples import few_shot
 from metalearn.types import TaskSource
@@ -58,13 +58,15 @@ def _written(name: str, title: str, splits_of: Callable[[], Mapping[str, str]]) 
         true_or_false("rotations", rotations)
 
         def load() -> dict[str, Classes]:
-            written = WrittenPhotographs.found(name, Path(root))
+            written = written_photographs(
+                name, Path(root), shapes, FAMILY, decoder(name), image_size=image_size, channels=channels
+            )
             if written is None:
                 raise DataError(
                     f"dataset.root={root}: there is no folder {name} that metalearn data has written; type metalearn "
                     f"data {name} --from=/path/to/what/you/have, or dataset.root=/path of the folder that holds {name}"
                 )
-            return written.classes(shapes, FAMILY, decoder(name), image_size=image_size, channels=channels)
+            return written
 
         return few_shot(load, shapes, episode, rotations=rotations, seeds=seeds, instead="cifar10")
 

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from metalearn.checks import Invalid, enough_classes, true_or_false, whole_number
+from metalearn.errors import DataError
 from metalearn.tasks.common.augmenting import augmented, check_augmentations
 from metalearn.tasks.common.draws import TaskDraws, draw_many
 from metalearn.types import Batch, Episode, TaskSource, Unit
@@ -197,6 +198,18 @@ def check_filled(shapes: Mapping[str, EpisodeShape], counts: Mapping[str, tuple[
                 f"'{split}' has classes of {pictures}",
                 f"type {fewer} or fewer",
             )
+
+
+def check_read(shapes: Mapping[str, EpisodeShape], splits: Mapping[str, Classes], where: str) -> None:
+    """As `check_filled`, for classes that have been read from `where`.
+
+    Raises:
+        DataError: too few classes, or too few pictures of a class.
+    """
+    try:
+        check_filled(shapes, {name: (len(part.identities), part.fewest) for name, part in splits.items()}, "dataset.")
+    except ValueError as error:
+        raise DataError(f"{error}. This is {where}") from error
 
 
 def chosen_classes(rng: np.random.Generator, classes: int, ways: int) -> list[int]:

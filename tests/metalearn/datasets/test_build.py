@@ -197,11 +197,11 @@ def test_what_is_damaged_or_drawn_twice_is_refused(deb: Path, registry: Path, tm
     content = bytearray((tmp_path / "set" / PICTURES).read_bytes())
     content[-100] ^= 255
     (tmp_path / "set" / PICTURES).write_bytes(content)
-    with pytest.raises(DataError, match=r"pictures\.npy: is damaged"):
+    with pytest.raises(DataError, match=r"pictures\.npy is damaged"):
         build(recipe(deb), tmp_path / "set")
     index = (tmp_path / "set" / "index.json").read_text()
     (tmp_path / "set" / "index.json").write_text(index.replace('"split": "val"', '"split": "train"', 1))
-    with pytest.raises(DataError, match=r"index\.json: is damaged"):
+    with pytest.raises(DataError, match=r"index\.json is damaged"):
         read_set(tmp_path / "set", "")
 
 
@@ -251,7 +251,7 @@ def test_halves_of_files_that_a_killed_build_has_left_are_made_again(
     assert len(left) == 3
     for path in left:
         path.write_bytes(path.read_bytes()[:-100])
-    (tmp_path / "cut" / f".{PICTURES}.tmp").write_bytes(b"half")
+    (tmp_path / "cut" / PICTURES).write_bytes(b"half")
     assert build(recipe(deb), tmp_path / "cut") == made
     assert {path.name for path in (tmp_path / "cut").iterdir()} == {".lock", "index.json", PICTURES, "ATTRIBUTION.txt"}
 

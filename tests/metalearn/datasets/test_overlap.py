@@ -18,7 +18,8 @@ from metalearn.classifier.backbones import backbone_of
 from metalearn.datasets import emoji, fonts, packages
 from metalearn.datasets.drawing import HERE, SetRecipe, build, first_of_copies, listed
 from metalearn.errors import ConfigError, RunError
-from metalearn.tasks.common.drawn_set import INDEX, DrawnClass, DrawnSet, read_pictures, read_set
+from metalearn.tasks.common.drawn_set import DrawnClass, DrawnSet, read_pictures, read_set
+from metalearn.tasks.common.written import INDEX
 from tests.runs import slow
 
 NAMES = ("emoji", "kanji", "scripts")

@@ -24,9 +24,15 @@ from metalearn.datasets.layouts import PublishedPictures
 from metalearn.datasets.photographs import SETS, Source, collect
 from metalearn.errors import DataError, DiskError
 from metalearn.tasks.cifar100 import cifar_fs, fc100
-from metalearn.tasks.common.drawn_set import PICTURES, DrawnClass, read_pictures, read_set, write_set
+from metalearn.tasks.common.drawn_set import (
+    PICTURES,
+    DrawnClass,
+    read_pictures,
+    read_set,
+    write_set,
+    written_photographs,
+)
 from metalearn.tasks.common.episodes import EpisodeSpec, HoldsClasses, shapes_of
-from metalearn.tasks.common.photograph_set import WrittenPhotographs
 from metalearn.tasks.image_folder import image_folder
 from metalearn.tasks.mini_imagenet import mini_imagenet
 from metalearn.tasks.photographs import cub, cub_rows, tiered_imagenet, tiered_splits
@@ -344,7 +350,7 @@ def test_what_is_damaged_is_named(written: Whole, name: str, tmp_path: Path) -> 
         lambda: tasks(name, tmp_path).episodes("train", torch.tensor([0])),
         lambda: collect(tiny(name), tmp_path, tmp_path / name, partly=False),
     ):
-        with pytest.raises(DataError, match=r"pictures\.npy: is damaged .* remove "):
+        with pytest.raises(DataError, match=r"pictures\.npy is damaged .* remove "):
             act()
     with pytest.raises(DataError, match=r"no folder tiered_imagenet .* metalearn data tiered_imagenet --from="):
         tasks("tiered_imagenet", tmp_path).episodes("train", torch.tensor([0]))
@@ -398,10 +404,9 @@ def test_what_is_missing_or_too_much_is_named_and_left_out(tmp_path: Path, caplo
     with pytest.raises(DataError, match="out: holds a part of mini_imagenet, as --partial writes it; remove"):
         collect(source, tmp_path / "data", tmp_path / "out", partly=False)
     assert collect(source, tmp_path / "data", tmp_path / "out", partly=True) == made
-    written = WrittenPhotographs.found("mini_imagenet", tmp_path / "out")
-    assert written is not None
+    shapes = shapes_of(EpisodeSpec(2, 1, 1))
     with pytest.raises(DataError, match="the split 'val' has classes of 1"):
-        written.classes(shapes_of(EpisodeSpec(2, 1, 1)), "mini_imagenet", "x", image_size=20, channels=3)
+        written_photographs("mini_imagenet", tmp_path / "out", shapes, "x", "x", image_size=20, channels=3)
     assert f"mini_imagenet: is not as published, as ATTRIBUTION.txt says in {tmp_path / 'out'}" in caplog.text
 
 
