@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from metalearn.errors import DataError
-from metalearn.tasks.common.picture_folders import first_few, one_form, only_pictures, picture_folders
+from metalearn.tasks.common.picture_folders import first_few, one_form, picture_folders
 
 TABLE = ("file", "label", "probability")
 """The first columns of predictions.csv; the others are named by classes."""
@@ -34,7 +34,7 @@ def support_in(root: Path, key: str = "--support ", least: int = 2, *, strict: b
         DataError: there are no pictures, pictures outside class folders, other files, one class, or a class that has
             the name of a column of predictions.csv.
     """
-    folders = only_pictures(root, picture_folders(root, key, strict=strict), key, strict=strict)
+    folders = picture_folders(root, key, strict=strict)
     if loose := folders.get("."):
         raise DataError(
             f"{key}{root}: {len(loose)} pictures lie in no class folder: {first_few(loose)}; put them into a folder "
@@ -58,7 +58,7 @@ def queries_in(root: Path, known: list[str], key: str = "--query ") -> Found:
     Raises:
         DataError: there are no pictures.
     """
-    folders = only_pictures(root, picture_folders(root, key), key)
+    folders = picture_folders(root, key)
     files = [file for pictures in folders.values() for file in pictures]
     by_form = {one_form(name): name for name in known}
     folders = {by_form.get(one_form(name), name): pictures for name, pictures in folders.items()}

@@ -17,12 +17,11 @@ from typing import TYPE_CHECKING
 
 from metalearn.app import fit_table
 from metalearn.app.outcome import FAILED, OK
-from metalearn.app.process import set_up_process
 from metalearn.app.streams import print_all
-from metalearn.cli.arguments import command_name, names, whole
-from metalearn.cli.fit import ended
+from metalearn.cli.arguments import names
+from metalearn.cli.fit import ended, loaded, parser_of
 from metalearn.errors import ConfigError, printable
-from metalearn.reporting.to_stderr import log, log_to_stderr
+from metalearn.reporting.to_stderr import log
 from metalearn.storage.files import write_atomically
 
 if TYPE_CHECKING:
@@ -33,18 +32,13 @@ NONE = "none of these"
 
 def main(arguments: Sequence[str]) -> int:
     """Returns the exit code: 1 if a picture could not be read."""
-    parser = argparse.ArgumentParser(
-        command_name("predict"), description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("classifier", type=Path, metavar="CLASSIFIER", help="the folder that metalearn fit has made")
+    parser = parser_of("predict", __doc__)
     parser.add_argument(
         "pictures", nargs="+", type=Path, metavar="PICTURES", help="files, or folders of them at any depth; or a table"
     )
     parser.add_argument(
         "--out", type=Path, metavar="FILE", help="a new file: .csv or .jsonl; without it, a table is printed"
     )
-    parser.add_argument("--weights", metavar="PATH", help="the weights of its network, if they are not in a package")
-    parser.add_argument("--threads", type=whole(1), default=1, help="threads of torch (default: 1)")
     parser.add_argument("--plugins", type=names, metavar="PACKAGE,…", help="of a table: as for metalearn fit")
     options = parser.parse_args(arguments)
     if fit_table.is_fitted(options.classifier):
@@ -58,25 +52,17 @@ def predict(options: argparse.Namespace) -> int:
     if out is not None and (out.suffix not in (".csv", ".jsonl") or out.exists()):
         reason = "is there already" if out.exists() else "must end in .csv or .jsonl"
         raise ConfigError(f"--out={out}: {reason}; type another name, such as answers.csv")
-    set_up_process(options.threads)
-    import torch  # after the line above
-
+    classifier = loaded(options)
     from metalearn.api.pictures import seen
-    from metalearn.classifier.classifier import PictureClassifier
     from metalearn.classifier.collected import features_from_cache
 
-    torch.set_num_threads(options.threads)
-    log_to_stderr()
-    classifier = PictureClassifier.load(options.classifier, weights=options.weights, key="CLASSIFIER")
-    paths = list(files_in(options.pictures))
-    names, pictures = list[str](), list[torch.Tensor]()
+    paths, names, pictures = list(files_in(options.pictures)), list[str](), []
     for path, picture in zip(paths, seen(paths, classifier.opened().form), strict=True):
         if isinstance(picture, str):
             log.warning("%s: cannot be read: %s", path, picture)
         else:
             names.append(str(path))
             pictures.append(picture)
-    broken = len(paths) - len(pictures)
     features = features_from_cache(classifier.opened(), pictures)
     answers = classifier.answers_of(features)
     if line := classifier.too_good(features):
@@ -89,8 +75,8 @@ def predict(options: argparse.Namespace) -> int:
             out, as_csv(names, answers, labels) if out.suffix == ".csv" else as_lines(names, answers, labels)
         )
         code = print_all(printable(f"{len(names)} pictures: {out}"))
-    if broken:
-        log.warning("%d of %d pictures could not be read", broken, broken + len(names))
+    if broken := len(paths) - len(names):
+        log.warning("%d of %d pictures could not be read", broken, len(paths))
     return code or (FAILED if broken else OK)
 
 
@@ -100,12 +86,11 @@ def files_in(paths: Sequence[Path]) -> Iterator[Path]:
     Raises:
         ValueError: a path that is not there, or a folder without pictures.
     """
-    from metalearn.tasks.common.picture_folders import only_pictures, picture_folders
+    from metalearn.tasks.common.picture_folders import picture_folders
 
     for path in paths:
         if path.is_dir():
-            folders = only_pictures(path, picture_folders(path, "PICTURES="), "PICTURES=")
-            yield from (path / file for pictures in folders.values() for file in pictures)
+            yield from (path / file for files in picture_folders(path, "PICTURES=").values() for file in files)
         elif path.exists():
             yield path
         else:

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from metalearn.checks import Invalid, true_or_false
 from metalearn.errors import DataError
+from metalearn.tasks.common.decoded_classes import FAMILY, check_picture_shape, decoded_classes, decoder
 from metalearn.tasks.common.drawers import DrawerProtocol, Drawn, DrawnClasses, drawn_tasks
 from metalearn.tasks.common.episodes import (
     SPLITS,
@@ -21,17 +22,7 @@ from metalearn.tasks.common.episodes import (
     picture_tasks,
     shapes_of,
 )
-from metalearn.tasks.common.picture_folders import (
-    FAMILY,
-    PictureFolder,
-    check_picture_shape,
-    decoded_classes,
-    decoder,
-    first_few,
-    one_form,
-    only_pictures,
-    picture_folders,
-)
+from metalearn.tasks.common.picture_folders import first_few, one_form, picture_folders
 from metalearn.tasks.common.samples import KNOWN, Chosen, pretraining_on, refuse_training_shape, samples
 from metalearn.types import TaskSource, Unit
 
@@ -123,7 +114,7 @@ def by_folders(root: Path, names: Collection[str]) -> dict[str, list[str]]:
     return splits
 
 
-def _divide(root: Path, folders: Mapping[str, PictureFolder], split: str | Sequence[float]) -> dict[str, list[str]]:
+def _divide(root: Path, folders: Mapping[str, Sequence[str]], split: str | Sequence[float]) -> dict[str, list[str]]:
     """The classes of each split.
 
     Raises:
@@ -152,10 +143,10 @@ def _check_disjoint(splits: Mapping[str, Sequence[str]], label_of: Callable[[str
             split_of[label] = part
 
 
-def _refuse_loose(root: Path, folders: Mapping[str, PictureFolder], split: str | Sequence[float]) -> None:
+def _refuse_loose(root: Path, folders: Mapping[str, Sequence[str]], split: str | Sequence[float]) -> None:
     """Raises DataError for pictures that lie in no class folder."""
     outside = [*SPLITS, "."] if split == FOLDERS else ["."]
-    loose = [picture for name in outside if name in folders for picture in folders[name].pictures]
+    loose = [picture for name in outside if name in folders for picture in folders[name]]
     if loose:
         raise DataError(
             f"dataset.root={root}: {len(loose)} pictures lie in no class folder: {first_few(loose)}; put them into a "
@@ -214,8 +205,7 @@ def image_folder(
     def load() -> dict[str, Classes]:
         folders = _found(Path(root), table)
         names = _divide(Path(root), folders, split)
-        pictures = _pictures(Path(root), {name: folders[name] for classes in names.values() for name in classes}, table)
-        splits = {part: {name: pictures[name] for name in classes} for part, classes in names.items()}
+        splits = {part: {name: folders[name] for name in classes} for part, classes in names.items()}
         return decoded_classes(
             "image_folder", Path(root), splits, shapes, image_size=image_size, channels=channels,
             class_name=_below_split,
@@ -292,7 +282,7 @@ def _by_folders(root: Path) -> dict[str, tuple[str, str]]:
     Raises:
         DataError: as `picture_folders`; or a picture lies in no such folder.
     """
-    pictures = only_pictures(root, picture_folders(root))
+    pictures = picture_folders(root)
     loose = [file for name, files in pictures.items() if "/" not in name for file in files]
     if loose:
         raise DataError(
@@ -354,20 +344,14 @@ def _by_table(root: Path, given: str, columns: tuple[str, ...]) -> dict[str, tup
     return said
 
 
-def _found(root: Path, table: str | None) -> dict[str, PictureFolder]:
+def _found(root: Path, table: str | None) -> dict[str, list[str]]:
     """The pictures of each class: those of a folder, or those that a table names."""
     if table is None:
         return picture_folders(root)
-    classes: dict[str, PictureFolder] = {}
+    classes: dict[str, list[str]] = {}
     for file, (name,) in sorted(_by_table(root, table, ("class",)).items()):
-        classes.setdefault(name, PictureFolder([], [])).pictures.append(file)
+        classes.setdefault(name, []).append(file)
     return classes
-
-
-def _pictures(root: Path, found: Mapping[str, PictureFolder], table: str | None) -> dict[str, list[str]]:
-    if table is None:
-        return only_pictures(root, found)
-    return {name: pictures for name, (pictures, _) in found.items()}
 
 
 # Plain samples
@@ -399,9 +383,8 @@ def _classified(
             f"dataset.split={split}: lists divide the classes, and plain classification divides the pictures of each; "
             f"type dataset.split=[0.64,0.16,0.2] or dataset.split={FOLDERS}"
         )
-    folders = _found(root, table)
-    _refuse_loose(root, folders, split)
-    pictures = _pictures(root, folders, table)
+    pictures = _found(root, table)
+    _refuse_loose(root, pictures, split)
     if split == FOLDERS:
         pictures = {name: files for name, files in pictures.items() if name.partition("/")[0] in SPLITS}
         _check_in_every_folder(root, pictures)

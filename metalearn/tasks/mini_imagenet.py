@@ -14,6 +14,7 @@ from pathlib import Path
 
 from metalearn.checks import true_or_false
 from metalearn.errors import DataError
+from metalearn.tasks.common.decoded_classes import FAMILY, check_picture_shape, decoded_classes, decoder
 from metalearn.tasks.common.drawn_set import written_photographs
 from metalearn.tasks.common.episodes import (
     SPLITS,
@@ -25,16 +26,7 @@ from metalearn.tasks.common.episodes import (
     shapes_of,
 )
 from metalearn.tasks.common.identities import identity
-from metalearn.tasks.common.picture_folders import (
-    FAMILY,
-    check_picture_shape,
-    decoded_classes,
-    decoder,
-    first_few,
-    is_picture,
-    only_pictures,
-    picture_folders,
-)
+from metalearn.tasks.common.picture_folders import first_few, is_picture, picture_folders
 from metalearn.tasks.common.samples import few_shot
 from metalearn.tasks.common.shards import ShardForm, Shards
 from metalearn.types import TaskSource
@@ -143,7 +135,7 @@ def _in_folders(root: Path, of_class: Mapping[str, list[Path]]) -> Members:
         )
     members: Members = {}
     for name, (folder,) in of_class.items():
-        pictures = only_pictures(folder, picture_folders(folder))
+        pictures = picture_folders(folder)
         before = folder.relative_to(root).as_posix()
         members[name] = [f"{before}/{file}" for files in pictures.values() for file in files]
     return members

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from metalearn.checks import true_or_false
 from metalearn.errors import DataError
+from metalearn.tasks.common.decoded_classes import FAMILY, check_picture_shape, decoder
 from metalearn.tasks.common.drawn_set import written_photographs
 from metalearn.tasks.common.episodes import (
     Classes,
@@ -21,7 +22,6 @@ from metalearn.tasks.common.episodes import (
     check_filled,
     shapes_of,
 )
-from metalearn.tasks.common.picture_folders import FAMILY, check_picture_shape, decoder
 from metalearn.tasks.common.samples import few_shot
 from metalearn.types import TaskSource
 
