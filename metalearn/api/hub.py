@@ -6,7 +6,6 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-from distributed.cluster.store import within
 from metalearn.errors import ConfigError
 
 SECONDS = 600.0
@@ -83,6 +82,8 @@ def _within(seconds: float, what: str, work: Callable[[], Result]) -> Result:
     Raises:
         ConfigError: it fails, or takes longer than this.
     """
+    from distributed.cluster.store import within  # imports all of distributed, which only the hub needs here
+
     # Some calls of the package wait without a limit, and none limits a transfer as a whole.
     try:
         return within(seconds, work)

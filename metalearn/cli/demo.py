@@ -11,17 +11,14 @@ import json
 import threading
 from collections.abc import Sequence
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from metalearn.app.outcome import OK
-from metalearn.app.process import set_up_process
-from metalearn.cli.arguments import command_name, whole
-from metalearn.cli.fit import ended
+from metalearn.cli.arguments import whole
+from metalearn.cli.fit import ended, loaded, parser_of
 from metalearn.cli.predict import NONE
 from metalearn.errors import ConfigError, printable
 from metalearn.reporting.page import note, page, text
-from metalearn.reporting.to_stderr import log_to_stderr
 
 if TYPE_CHECKING:
     from metalearn.classifier.classifier import PictureClassifier
@@ -57,13 +54,8 @@ drop.ondrop = event => { event.preventDefault(); all(event.dataTransfer.files); 
 
 def main(arguments: Sequence[str]) -> int:
     """Returns the exit code."""
-    parser = argparse.ArgumentParser(
-        command_name("demo"), description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("classifier", type=Path, metavar="CLASSIFIER", help="the folder that metalearn fit has made")
+    parser = parser_of("demo", __doc__)
     parser.add_argument("--port", type=whole(0), default=0, help="the port (default: 0, any that is free)")
-    parser.add_argument("--weights", metavar="PATH", help="the weights of its network, if they are not in a package")
-    parser.add_argument("--threads", type=whole(1), default=1, help="threads of torch (default: 1)")
     options = parser.parse_args(arguments)
     return ended(lambda: demo(options))
 
@@ -72,14 +64,7 @@ def demo(options: argparse.Namespace) -> int:
     """Does what the command line asks for; returns the exit code."""
     if options.port > 65535:
         raise ConfigError(f"--port={options.port}: must be at most 65535; type --port 0 for any that is free")
-    set_up_process(options.threads)
-    import torch  # after the line above
-
-    from metalearn.classifier.classifier import PictureClassifier
-
-    torch.set_num_threads(options.threads)
-    log_to_stderr()
-    classifier = PictureClassifier.load(options.classifier, weights=options.weights, key="CLASSIFIER")
+    classifier = loaded(options)
     with served(classifier, options.classifier.resolve().name, options.port) as server:
         print(f"http://127.0.0.1:{server.server_port}/  (Ctrl-C ends it)", flush=True)
         try:
@@ -103,37 +88,33 @@ def served(classifier: "PictureClassifier", name: str, port: int) -> ThreadingHT
             if self.path == "/" and self.is_ours():
                 self.reply(200, content, "text/html; charset=utf-8")
             else:
-                self.refuse(404, "there is no such page")
+                self.say(404, error="there is no such page")
 
         def do_POST(self) -> None:
             if not self.is_ours() or "X-Picture" not in self.headers:  # pages of others may not send this header
-                self.refuse(403, "this is for the page of metalearn demo alone")
-            elif self.path != "/predict":
-                self.refuse(404, "there is no such page")
-            else:
-                self.predict(self.rfile.read(int(self.headers["Content-Length"])))
-
-        def predict(self, picture: bytes) -> None:
+                self.say(403, error="this is for the page of metalearn demo alone")
+                return
+            if self.path != "/predict":
+                self.say(404, error="there is no such page")
+                return
+            picture = self.rfile.read(int(self.headers["Content-Length"]))
             try:
                 with one_at_a_time:
                     (answer,) = classifier.answers([picture])
             except ValueError as error:
-                self.refuse(400, printable(str(error).removeprefix("X[0]: ")))
+                self.say(400, error=printable(str(error).removeprefix("X[0]: ")))
                 return
-            ranked = sorted(zip(map(str, classifier.classes_), answer.probabilities.tolist(), strict=True), key=_last)
+            pairs = zip(map(str, classifier.classes_), answer.probabilities.tolist(), strict=True)
+            ranked = sorted(pairs, key=lambda pair: pair[1], reverse=True)
             label = NONE if answer.label is None else str(answer.label)
-            self.say(200, {"label": label, "probabilities": ranked[::-1][:_SHOWN]})
+            self.say(200, label=label, probabilities=ranked[:_SHOWN])
 
         def is_ours(self) -> bool:
             """Whether the browser means this machine: the name of another could have been pointed here."""
             port = self.connection.getsockname()[1]
             return self.headers.get("Host") in (f"127.0.0.1:{port}", f"localhost:{port}")
 
-        def refuse(self, code: int, reason: str) -> None:
-            self.close_connection = True  # what it still sends is not read
-            self.say(code, {"error": reason})
-
-        def say(self, code: int, values: dict[str, Any]) -> None:
+        def say(self, code: int, **values: Any) -> None:
             self.reply(code, json.dumps(values).encode(), "application/json")
 
         def reply(self, code: int, body: bytes, kind: str) -> None:
@@ -152,10 +133,6 @@ def served(classifier: "PictureClassifier", name: str, port: int) -> ThreadingHT
         raise ConfigError(
             f"--port={port}: cannot be opened: {error.strerror}; type --port 0 for any that is free"
         ) from error
-
-
-def _last(pair: tuple[str, float]) -> float:
-    return pair[1]
 
 
 def demo_page(classifier: "PictureClassifier", name: str) -> str:

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 
 from metalearn.app import fit_table
 from metalearn.app.outcome import BAD_CONFIG, FAILED, OK, exit_code_of_process, report_error
-from metalearn.app.process import set_up_process
+from metalearn.app.process import importing, set_up_process
 from metalearn.cli.arguments import command_name, names, real, typed, whole
 from metalearn.errors import ConfigError, printable
 from metalearn.reporting.to_stderr import log_to_stderr
@@ -70,31 +70,17 @@ def main(arguments: Sequence[str]) -> int:
     return ended(lambda: fit(options, arguments))
 
 
-def ended(run: Callable[[], int]) -> int:
-    """The exit code of a command on pictures."""
-    try:
-        return exit_code_of_process(run)
-    except ValueError as error:
-        return report_error(error, BAD_CONFIG)
-    except OSError as error:
-        return report_error(error, FAILED)
-
-
 def fit(options: argparse.Namespace, arguments: Sequence[str]) -> int:
     """Does what the command line asks for; returns the exit code. `arguments` are those that were typed."""
     refuse_used("--out", options.out)
-    set_up_process(options.threads)
-    import torch  # after the line above
-
+    if options.steps is not None and options.minutes is None:
+        raise ConfigError(f"--steps={options.steps}: is for tuning; type --minutes 5 as well")
+    set_up(options.threads)
     from metalearn.classifier.backbones import DEFAULT
     from metalearn.classifier.classifier import PictureClassifier
     from metalearn.classifier.collected import collect
     from metalearn.classifier.tuning import STEPS
 
-    torch.set_num_threads(options.threads)
-    log_to_stderr()
-    if options.steps is not None and options.minutes is None:
-        raise ConfigError(f"--steps={options.steps}: is for tuning; type --minutes 5 as well")
     classifier = PictureClassifier(
         options.backbone or DEFAULT, weights=options.weights, head=options.head, folds=options.folds,
         minutes=options.minutes or 0, steps=options.steps or STEPS,
@@ -107,9 +93,51 @@ def fit(options: argparse.Namespace, arguments: Sequence[str]) -> int:
         print(f"tuning for {options.minutes:g} minutes at most; Ctrl-C ends it, and keeps what helps", flush=True)
     classifier.fit_collected(found)
     classifier.save(options.out, command=typed("fit", arguments))
-    print(printable("\n".join(summary(classifier))))
-    print(f"all in {options.out}; open report.html there")
+    print(printable("\n".join([*summary(classifier), f"all in {options.out}; open report.html there"])))
     return OK
+
+
+# What the commands of a classifier share
+
+
+def parser_of(command: str, about: str | None) -> argparse.ArgumentParser:
+    """The parser of a command that asks or changes a classifier."""
+    parser = argparse.ArgumentParser(
+        command_name(command), description=about, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("classifier", type=Path, metavar="CLASSIFIER", help="the folder that metalearn fit has made")
+    parser.add_argument("--weights", metavar="PATH", help="the weights of its network, if they are not in a package")
+    parser.add_argument("--threads", type=whole(1), default=1, help="threads of torch (default: 1)")
+    return parser
+
+
+def loaded(options: argparse.Namespace) -> "PictureClassifier":
+    """The classifier that a command line names, in a process that is set up for it."""
+    set_up(options.threads)
+    from metalearn.classifier.classifier import PictureClassifier
+
+    return PictureClassifier.load(options.classifier, weights=options.weights, key="CLASSIFIER")
+
+
+def set_up(threads: int) -> None:
+    """Sets up this process for a classifier, which is then imported without delay."""
+    set_up_process(threads)
+    with importing():  # most of what one answer takes
+        import torch  # after the first line
+
+        from metalearn.classifier import classifier  # noqa: F401
+    torch.set_num_threads(threads)
+    log_to_stderr()
+
+
+def ended(run: Callable[[], int]) -> int:
+    """The exit code of a command on pictures."""
+    try:
+        return exit_code_of_process(run)
+    except ValueError as error:
+        return report_error(error, BAD_CONFIG)
+    except OSError as error:
+        return report_error(error, FAILED)
 
 
 def summary(classifier: "PictureClassifier") -> list[str]:
