@@ -166,20 +166,20 @@ def _backbone(
     if not 0 < form.crop <= 1 or len(colours) != 2 or any(len(values) != 3 for values in colours):
         raise ConfigError(f"backbone={name}: crop={form.crop} must be in (0, 1], mean and std must have 3 numbers")
     whole, state = _Normalised(network, *colours).eval().requires_grad_(False), network.state_dict()
-    broken = [key for key, value in state.items() if value.is_floating_point() and not value.isfinite().all()]
-    if broken:
-        raise ConfigError(f"backbone={name}: {broken[0]} of its weights is not finite; take other weights")
     try:
         with torch.inference_mode():
-            shape = list(whole(torch.zeros(1, 3, form.size, form.size)).shape)
+            found = whole(torch.zeros(1, 3, form.size, form.size))
     except Exception as error:  # of any type: the network may be anybody's
         takes = f"[n, 3, {form.size}, {form.size}]"
         raise ConfigError(f"backbone={name}: cannot take pictures {takes}: {first_line(error)}") from error
-    if len(shape) != 2:
-        raise ConfigError(f"backbone={name}: gives {shape} for a picture; it must give [1, width] or [1, width, h, w]")
+    if found.dim() != 2:
+        gives = f"gives {[*found.shape]} for a picture"
+        raise ConfigError(f"backbone={name}: {gives}; it must give [1, width] or [1, width, h, w]")
+    if not found.isfinite().all():
+        raise ConfigError(f"backbone={name}: its features of a black picture are not finite; take other weights")
     note = f"{name}, {note}; licence: {licence or 'not known'}"
     kept, digest = state if rebuilt else {}, _digest_of(state, form, colours)
-    return Backbone(name, named, kept, packaged, digest, form, shape[1], note, licence, whole)
+    return Backbone(name, named, kept, packaged, digest, form, found.shape[1], note, licence, whole)
 
 
 def features_of(backbone: Backbone, pictures: Sequence[Tensor]) -> Tensor:

@@ -110,10 +110,8 @@ class PictureClassifier:
         pictures, labels = listed(X, "X"), [_plain(label) for label in listed(y, "y")]
         if len(pictures) != len(labels):
             raise ValueError(f"y: has {len(labels)} labels for {len(pictures)} pictures; give one for each")
-        _sorted_classes(labels)  # before anything that it has learned is given up
-        self._untune()
-        backbone = self.opened()
-        seen = all_seen(pictures, backbone.form, "X")
+        _sorted_classes(labels)  # before pictures are decoded
+        seen = all_seen(pictures, self.opened().form, "X")
         names = [f"X[{number}]" for number in range(len(seen))]
         kept, copies = without_copies(zip(names, labels, seen, strict=True), "X")
         if copies:
@@ -124,7 +122,9 @@ class PictureClassifier:
         """As `fit`, from decoded pictures."""
         real_number("minutes", self.minutes, at_least=0)
         whole_number("steps", self.steps, at_least=1)
-        self._untune()
+        if self._tuned:  # by what it has learned before
+            self._tuned = {}
+            self.__dict__.pop("_opened", None)
         self._learn_features(features_from_cache(self.opened(), found.pictures), found.labels, found.names)
         if self.minutes:
             self._tune(found)
@@ -158,10 +158,6 @@ class PictureClassifier:
     def _tune(self, found: Collected) -> None:
         """Tunes the last layers, and keeps them if they are better."""
         y, fold = self._y, validation.folds_of(self._y, len(self.classes_), most=self.folds, seed=self.seed)
-        if int((torch.bincount(y) > 2).sum()) < 2:
-            raise ConfigError(
-                f"minutes={self.minutes}: tuning needs two classes with three pictures each; leave it out"
-            )
         backbone = self.opened()
         pictures = [found.pictures[i] for i in torch.argsort(_sorted_classes(found.labels)[1], stable=True).tolist()]
         made = tuning.tune(backbone, pictures, y, fold, minutes=self.minutes, steps=self.steps, seed=self.seed)
@@ -176,11 +172,6 @@ class PictureClassifier:
             self._tuned, self._opened = made.weights, tuning.with_weights(backbone, made.weights)
             self._features = features_from_cache(self._opened, pictures)
             self._learn(self.report_["head"])
-
-    def _untune(self) -> None:
-        if self._tuned:
-            self._tuned = {}
-            self.__dict__.pop("_opened", None)
 
     def _show_wrong(self, found: Collected) -> "PictureClassifier":
         """Keeps for the page those of these pictures that are taken for another class. A name that several pictures
@@ -240,10 +231,6 @@ class PictureClassifier:
         answers = self.classes_[self._probabilities(features)[0].argmax(axis=1)].tolist()
         return sum(bool(answer == label) for answer, label in zip(answers, labels, strict=True)) / len(labels)
 
-    def has_learned(self, features: Tensor) -> list[bool]:
-        """Which of these pictures [n, width] it has learned from, by their content."""
-        return [place is not None for place in self._learned_as(features)]
-
     def _learned_as(self, features: Tensor) -> list[int | None]:
         """The places of the same pictures among those that it has learned from; None for another one."""
         self._check_fitted()
@@ -254,13 +241,15 @@ class PictureClassifier:
         return found
 
     def too_good(self, features: Tensor) -> str:
-        """A line if some of these pictures are among those that it has learned from; else empty."""
-        count = sum(self.has_learned(features))
-        if not count:
-            return ""
+        """A line if some of these pictures [n, width] are among those that it has learned from; else empty."""
+        count = sum(place is not None for place in self._learned_as(features))
         return (
-            f"{count} of {len(features)} pictures are among those that it has learned from: an accuracy over them "
-            "would be too good; leave them out"
+            ""
+            if not count
+            else (
+                f"{count} of {len(features)} pictures are among those that it has learned from: an accuracy over them "
+                "would be too good; leave them out"
+            )
         )
 
     def _features_of(self, pictures: Iterable[Any]) -> Tensor:

@@ -50,20 +50,6 @@ class Tuned(NamedTuple):
     by_fold: list[Tensor]
 
 
-class _TimeOverError(Exception):
-    pass
-
-
-class _Clock:
-    def __init__(self, minutes: float) -> None:
-        self._end = time.monotonic() + 60 * minutes
-
-    def check(self) -> None:
-        """Raises _TimeOverError if the time is over."""
-        if time.monotonic() > self._end:
-            raise _TimeOverError
-
-
 class _Learner:
     """The last layers of one network while they learn."""
 
@@ -103,32 +89,31 @@ def tune(
     Raises:
         ConfigError: the network cannot be cut in two, or there are too few pictures.
     """
-    clock, done, kept = _Clock(minutes), 0, list[dict[str, Tensor]]()
+    end = time.monotonic() + 60 * minutes
     known = [*(torch.nonzero(fold != number).flatten() for number in range(int(fold.max()) + 1)), torch.arange(len(y))]
     if any((torch.bincount(y[among]) > 1).sum() < 2 for among in known):
         raise ConfigError(
             f"minutes={minutes:g}: tuning needs two classes with two pictures in all folds but one; add pictures to "
             "your classes, or leave it out"
         )
+    fixed, last = cut_in_two(backbone)
+    done, kept = 0, list[dict[str, Tensor]]()
     try:
-        fixed, last = cut_in_two(backbone)
         maps = list[Tensor]()
         for picture in pictures:
-            clock.check()
+            if time.monotonic() > end:
+                return None
             with torch.no_grad():
                 maps.append(fixed(_shown(picture)))
         x = torch.cat(maps)
         shared = dict(fixed.named_parameters())
         names = [name for name, _ in last.named_parameters() if name not in shared]
         learners = [_Learner(last, names) for _ in known]
-        while done < steps:
+        while done < steps and time.monotonic() < end:
             for number, (learner, among) in enumerate(zip(learners, known, strict=True)):
-                clock.check()
                 chosen, labels, shots = _episode(y, among, [seed, number, done])
                 learner.step(x[chosen], labels, shots)
             kept, done = [learner.copied() for learner in learners], done + 1
-    except _TimeOverError:
-        pass
     except KeyboardInterrupt:
         log.warning("tuning was interrupted after %d steps, which are kept if they help", done)
     if not done:

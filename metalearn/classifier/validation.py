@@ -22,13 +22,38 @@ _SHARP = 10.0
 _DRAWS = 5
 """Random choices of the pictures for each point of the learning curve."""
 
-_LONGEST = 200
-"""Characters of a reason."""
-
 _ONE_EACH = "every class has one picture; add pictures"
 _OTHER_CLASSES = "its network was tuned on these pictures, so it would be too good; fit anew to measure it"
 
 log = logging.getLogger("metalearn")
+
+
+class CrossValidation(NamedTuple):
+    """Scores of each picture by heads that have not learned from it.
+
+    Attributes:
+        scores: by head, [n, k]; NaN for a picture that is the only one of its class.
+        near: for each picture, the cosine similarity to the nearest class mean.
+    """
+
+    scores: Mapping[str, Tensor]
+    near: Tensor
+
+
+class Strangers(NamedTuple):
+    """Pictures of no known class: below `threshold`, the similarity to the nearest class mean counts as none.
+
+    Attributes:
+        found: the fraction of pictures of a class left out that are told as strangers.
+        wrong: the fraction of pictures of known classes that are.
+    """
+
+    threshold: float
+    found: float
+    wrong: float
+
+
+# Reports
 
 
 def report_of(
@@ -60,17 +85,15 @@ def report_of(
         return nothing | {"classes": k, "learned_from": len(y), "unknown": _ONE_EACH}
     found = cross_validated(features, y, k, heads, fold)
     head = chosen_head(found, y, asked)
-    tuned, none = calibrated(found.scores[head][asked], y[asked]), strangers(features, y, k, found.near)
+    none = strangers(features, y, k, found.near)
     curve = learning_curve(features, y, k, head, seed=seed)
-    measured = _measured(found.scores[head].argmax(dim=1), y, asked, classes, names)
+    figures = _figures(found, found.scores[head].argmax(dim=1), head, y, asked, classes, names)
     return {
-        "head": head, "classes": k, "learned_from": len(y), **measured,
-        "by_head": _by_head(found, y, asked),
-        "sharpness": tuned.sharpness, "calibration_error": tuned.error,
+        "head": head, "classes": k, "learned_from": len(y), **figures,
         "threshold": None if none is None else none.threshold,
         "strangers": None if none is None else {"found": none.found, "wrong": none.wrong},
         "by_shots": {str(shots): value for shots, value in curve.items()},
-        "with_twice": with_twice(curve, measured["accuracy"]),
+        "with_twice": with_twice(curve, figures["accuracy"]),
     }  # fmt: skip
 
 
@@ -86,36 +109,6 @@ def report_of_changed(report: Mapping[str, Any], y: Tensor, k: int) -> dict[str,
     if k < 3:  # as in `strangers`
         stays["threshold"] = None
     return stays | {"accuracy": None, "classes": k, "learned_from": len(y), "unknown": _OTHER_CLASSES}
-
-
-def why_unknown(report: Mapping[str, Any]) -> str:
-    """Why a report, which may be of any origin, has no accuracy."""
-    return str(report.get("unknown", _ONE_EACH))[:_LONGEST]
-
-
-def compared(tuning: Mapping[str, Any]) -> str:
-    """What the comparison of the frozen network with the tuned one has found, in words."""
-    if "tuned" not in tuning:
-        return "no step fitted into the time; the network stays as it is"
-    return (
-        f"{tuning['steps']} steps; nested cross-validation: frozen {tuning['frozen']:.1%}, tuned "
-        f"{tuning['tuned']:.1%}; the {'tuned' if tuning['kept'] else 'frozen'} network is kept"
-    )
-
-
-def twice_in_words(report: Mapping[str, Any]) -> str:
-    """What to expect of twice as many pictures, in words; empty if it is not known."""
-    value = report.get("with_twice")
-    return "" if value is None else f"with twice the pictures about {value:.1%}, if the curve goes on so"
-
-
-def strangers_in_words(found: Mapping[str, Any]) -> str:
-    """What `Strangers` has found, in words."""
-    share = found["found"]
-    told = f"found for {share:.0%} of the pictures of a class left out" if share is not None else (
-        "how many it finds is not known, since its network was tuned on all classes"
-    )  # fmt: skip
-    return f"{told}; wrong for {found['wrong']:.0%} of the others"
 
 
 def report_with_tuned(
@@ -143,52 +136,28 @@ def report_with_tuned(
         difference; if so, all other figures are of the tuned one.
     """
     k, asked = len(classes), fold >= 0
-    frozen, tuned = (cross_validated(given, y, k, heads, fold) for given in (features, by_fold))
-    chosen = [_chosen_by_others(features, y, k, heads, fold != n, folds=folds, seed=seed) for n in range(len(by_fold))]
-    answers = [_scores_by_fold(found, chosen, fold).argmax(dim=1) for found in (frozen, tuned)]
-    right = [(given == y)[asked] for given in answers]
+    validated = [cross_validated(of_network, y, k, heads, fold) for of_network in (features, by_fold)]
+    answers = [torch.zeros_like(y) for _ in validated]
+    for number in range(len(by_fold)):
+        head = _chosen_by_others(features, y, k, heads, fold != number, folds=folds, seed=seed)
+        for answer, found in zip(answers, validated, strict=True):
+            answer[fold == number] = found.scores[head][fold == number].argmax(dim=1)
+    right = [(answer == y)[asked] for answer in answers]
     gained, lost = int((right[1] & ~right[0]).sum()), int((right[0] & ~right[1]).sum())
     better = gained - lost > math.sqrt(gained + lost)
-    compared = {"frozen": _fraction(right[0]), "tuned": _fraction(right[1]), "kept": better}
+    comparison = {"frozen": _fraction(right[0]), "tuned": _fraction(right[1]), "kept": better}
     if not better:
-        return dict(report) | {"tuning": compared}
-    measured = calibrated(tuned.scores[report["head"]][asked], y[asked])
+        return dict(report) | {"tuning": comparison}
+    tuned = validated[1]
     # The network has learned every class, so that none is left to ask strangers of: as many of the known are lost.
     threshold, none = None, None
     if report["strangers"] is not None:
         near = tuned.near[asked]
         threshold = near.quantile(report["strangers"]["wrong"]).item()
         none = {"found": None, "wrong": (near < threshold).double().mean().item()}
-    return dict(report) | _measured(answers[1], y, asked, classes, names) | {
-        "by_head": _by_head(tuned, y, asked),
-        "sharpness": measured.sharpness, "calibration_error": measured.error, "threshold": threshold,
-        "strangers": none, "by_shots": {}, "with_twice": None, "tuning": compared,
+    return dict(report) | _figures(tuned, answers[1], report["head"], y, asked, classes, names) | {
+        "threshold": threshold, "strangers": none, "by_shots": {}, "with_twice": None, "tuning": comparison,
     }  # fmt: skip
-
-
-def _measured(
-    answers: Tensor, y: Tensor, asked: Tensor, classes: Sequence[str], names: Sequence[str]
-) -> dict[str, Any]:
-    """The figures of the answers [n] to the pictures that are `asked`."""
-    places, k = torch.nonzero(asked).flatten().tolist(), len(classes)
-    answers, truth = answers[asked], y[asked]
-    right = answers == truth
-    return {
-        "pictures": len(truth), "accuracy": _fraction(right),
-        "interval95": [*wilson(int(right.sum()), len(truth))],
-        "by_class": {classes[label]: _fraction(right[truth == label]) for label in truth.unique().tolist()},
-        "confusion": [
-            torch.bincount(answers[truth == label], minlength=k).tolist() for label in range(k)
-        ],
-        "wrong": [
-            {"picture": names[place], "label": classes[label], "answer": classes[answer]}
-            for place, label, answer in zip(places, truth.tolist(), answers.tolist(), strict=True) if label != answer
-        ],
-    }  # fmt: skip
-
-
-def _by_head(found: "CrossValidation", y: Tensor, asked: Tensor) -> dict[str, float]:
-    return {name: _fraction(s[asked].argmax(dim=1) == y[asked]) for name, s in found.scores.items()}
 
 
 def _chosen_by_others(
@@ -201,49 +170,75 @@ def _chosen_by_others(
     return chosen_head(cross_validated(features[others], y[others], k, heads, inner), y[others], inner >= 0)
 
 
-def _scores_by_fold(found: "CrossValidation", heads: Sequence[str], fold: Tensor) -> Tensor:
-    """For each picture the scores of the head of its fold: [n, k]."""
-    scores = torch.full_like(found.scores[heads[0]], float("nan"))
-    for number, head in enumerate(heads):
-        scores[fold == number] = found.scores[head][fold == number]
-    return scores
+def _figures(
+    found: CrossValidation,
+    answers: Tensor,
+    head: str,
+    y: Tensor,
+    asked: Tensor,
+    classes: Sequence[str],
+    names: Sequence[str],
+) -> dict[str, Any]:
+    """The figures of the answers [n] to the pictures that are `asked`, and of the probabilities by this head."""
+    places, k = torch.nonzero(asked).flatten().tolist(), len(classes)
+    answers, truth, scores = answers[asked], y[asked], found.scores[head][asked]
+    right, sharpness = answers == truth, sharpness_of(scores, truth)
+    return {
+        "pictures": len(truth), "accuracy": _fraction(right),
+        "interval95": [*wilson(int(right.sum()), len(truth))],
+        "by_class": {classes[label]: _fraction(right[truth == label]) for label in truth.unique().tolist()},
+        "confusion": [
+            torch.bincount(answers[truth == label], minlength=k).tolist() for label in range(k)
+        ],
+        "wrong": [
+            {"picture": names[place], "label": classes[label], "answer": classes[answer]}
+            for place, label, answer in zip(places, truth.tolist(), answers.tolist(), strict=True) if label != answer
+        ],
+        "by_head": {name: _fraction(s[asked].argmax(dim=1) == truth) for name, s in found.scores.items()},
+        "sharpness": sharpness,
+        "calibration_error": calibration_error(torch.softmax(scores * sharpness, dim=1), truth),
+    }  # fmt: skip
 
 
 def _fraction(right: Tensor) -> float:
     return right.double().mean().item()
 
 
-class CrossValidation(NamedTuple):
-    """Scores of each picture by heads that have not learned from it.
-
-    Attributes:
-        scores: by head, [n, k].
-        near: for each picture, the cosine similarity to the nearest class mean.
-    """
-
-    scores: Mapping[str, Tensor]
-    near: Tensor
+# Words
 
 
-class Calibrated(NamedTuple):
-    """The temperature by which scores are multiplied before the softmax, and the expected calibration error (Guo et
-    al. 2017, equation 3) of the probabilities."""
-
-    sharpness: float
-    error: float
+def why_unknown(report: Mapping[str, Any]) -> str:
+    """Why a report has no accuracy."""
+    return str(report["unknown"])
 
 
-class Strangers(NamedTuple):
-    """Pictures of no known class: below `threshold`, the similarity to the nearest class mean counts as none.
+def compared(tuning: Mapping[str, Any]) -> str:
+    """What the comparison of the frozen network with the tuned one has found, in words."""
+    if "tuned" not in tuning:
+        return "no step fitted into the time; the network stays as it is"
+    return (
+        f"{tuning['steps']} steps; nested cross-validation: frozen {tuning['frozen']:.1%}, tuned "
+        f"{tuning['tuned']:.1%}; the {'tuned' if tuning['kept'] else 'frozen'} network is kept"
+    )
 
-    Attributes:
-        found: the fraction of pictures of a class left out that are told as strangers.
-        wrong: the fraction of pictures of known classes that are.
-    """
 
-    threshold: float
-    found: float
-    wrong: float
+def twice_in_words(report: Mapping[str, Any]) -> str:
+    """What to expect of twice as many pictures, in words; empty if it is not known."""
+    value = report.get("with_twice")
+    return "" if value is None else f"with twice the pictures about {value:.1%}, if the curve goes on so"
+
+
+def strangers_in_words(found: Mapping[str, Any]) -> str:
+    """What `Strangers` has found, in words."""
+    share = found["found"]
+    if share is None:
+        told = "how many it finds is not known, since its network was tuned on all classes"
+    else:
+        told = f"found for {share:.0%} of the pictures of a class left out"
+    return f"{told}; wrong for {found['wrong']:.0%} of the others"
+
+
+# Cross-validation
 
 
 def folds_of(y: Tensor, k: int, *, most: int = FOLDS, seed: int = 0) -> Tensor:
@@ -273,15 +268,22 @@ def cross_validated(
     scores = {head: torch.full((len(y), k), float("nan"), dtype=torch.float64) for head in heads}
     near = torch.full((len(y),), float("nan"), dtype=torch.float64)
     for number in range(int(fold.max()) + 1):
-        asked, known = fold == number, fold != number
-        given = features if isinstance(features, Tensor) else features[number]
-        centre = given[known].double().mean(dim=0)
-        z, new = centred(given[known], centre), centred(given[asked], centre)
-        near[asked] = (new @ class_means(z, y[known], k).T).amax(dim=1)
-        for head in heads:
-            rule = HEADS[head]
-            scores[head][asked] = rule.score(rule.fit(z, y[known], k), new)
+        asked, of_fold = fold == number, features if isinstance(features, Tensor) else features[number]
+        near[asked], found = _asked_of_others(of_fold, y, k, heads, fold != number, asked)
+        for head, values in zip(heads, found, strict=True):
+            scores[head][asked] = values
     return CrossValidation(scores, near)
+
+
+def _asked_of_others(
+    features: Tensor, y: Tensor, k: int, heads: Sequence[str], known: Tensor, asked: Tensor
+) -> tuple[Tensor, list[Tensor]]:
+    """Of the pictures that are `asked`: the similarity to the nearest class mean, and the scores by each head, where
+    all is learned from those that are `known`."""
+    centre = features[known].double().mean(dim=0)
+    z, new = centred(features[known], centre), centred(features[asked], centre)
+    near = (new @ class_means(z, y[known], k).T).amax(dim=1)
+    return near, [HEADS[head].score(HEADS[head].fit(z, y[known], k), new) for head in heads]
 
 
 def chosen_head(found: CrossValidation, y: Tensor, asked: Tensor) -> str:
@@ -290,11 +292,13 @@ def chosen_head(found: CrossValidation, y: Tensor, asked: Tensor) -> str:
     return max(right, key=lambda head: right[head])
 
 
-def calibrated(scores: Tensor, y: Tensor) -> Calibrated:
-    """The sharpness with the highest likelihood of the labels, by golden section over its logarithm.
+def sharpness_of(scores: Tensor, y: Tensor) -> float:
+    """The factor of the scores before the softmax with the highest likelihood of the labels, by golden section over its
+    logarithm.
 
     Labels are smoothed as Platt 1999 ("Probabilistic outputs for support vector machines") does: where all n answers
-    are right, the mean probability of an answer is (n + 1) / (n + 2), and not 1.
+    are right, the mean probability of an answer is (n + 1) / (n + 2), and not 1. scikit-learn's temperature scaling
+    does not smooth: there, the factor would have no bound.
     """
     n, k = scores.shape
     smoothing = k / ((k - 1) * (n + 2))
@@ -306,12 +310,12 @@ def calibrated(scores: Tensor, y: Tensor) -> Calibrated:
     for _ in range(60):
         left, right = high - ratio * (high - low), low + ratio * (high - low)
         low, high = (low, right) if loss(left) < loss(right) else (left, high)
-    sharpness = math.exp((low + high) / 2)
-    return Calibrated(sharpness, calibration_error(torch.softmax(scores * sharpness, dim=1), y))
+    return math.exp((low + high) / 2)
 
 
 def calibration_error(probabilities: Tensor, y: Tensor) -> float:
-    """The expected difference of confidence and accuracy, over bins of confidence of equal width."""
+    """The expected calibration error (Guo et al. 2017, equation 3): the difference of confidence and accuracy, over
+    bins of confidence of equal width."""
     sure, answers = probabilities.max(dim=1)
     bins = (sure * _BINS).long().clamp(max=_BINS - 1)
     right = (answers == y).double()
@@ -328,14 +332,10 @@ def strangers(features: Tensor, y: Tensor, k: int, near: Tensor) -> Strangers | 
     """
     if k < 3:
         return None
-    unknown = []
-    for label in range(k):
-        others, out = y != label, y == label
-        centre = features[others].double().mean(dim=0)
-        z = centred(features[others], centre)
-        relabelled = y[others] - (y[others] > label).long()
-        unknown.append((centred(features[out], centre) @ class_means(z, relabelled, k - 1).T).amax(dim=1))
-    away, here = torch.cat(unknown), near[near.isfinite()]
+    left_out = [
+        _asked_of_others(features, y - (y > label).long(), k - 1, (), y != label, y == label)[0] for label in range(k)
+    ]
+    away, here = torch.cat(left_out), near[near.isfinite()]
     between = torch.cat([away, here]).sort().values
     edges = (between[1:] + between[:-1]) / 2
     # The fraction below each edge, by sorting: a comparison of each with each would take memory that grows as n².
@@ -348,9 +348,8 @@ def strangers(features: Tensor, y: Tensor, k: int, near: Tensor) -> Strangers | 
 
 def learning_curve(features: Tensor, y: Tensor, k: int, head: str, *, seed: int = 0) -> dict[int, float]:
     """The accuracy by pictures a class: 1, 2, 4, … of them learned from, the others asked. Means over random draws."""
-    least, rule = int(torch.bincount(y, minlength=k).min()), HEADS[head]
-    generator, curve = np.random.default_rng(seed), dict[int, float]()
-    shots = 1
+    least, generator = int(torch.bincount(y, minlength=k).min()), np.random.default_rng(seed)
+    curve, shots = dict[int, float](), 1
     while shots < least:
         right = []
         for _ in range(_DRAWS):
@@ -358,10 +357,8 @@ def learning_curve(features: Tensor, y: Tensor, k: int, head: str, *, seed: int 
             for label in range(k):
                 members = torch.nonzero(y == label).flatten()
                 known[members[torch.from_numpy(generator.permutation(len(members))[:shots])]] = True
-            centre = features[known].double().mean(dim=0)
-            state = rule.fit(centred(features[known], centre), y[known], k)
-            answers = rule.score(state, centred(features[~known], centre)).argmax(dim=1)
-            right.append((answers == y[~known]).double().mean().item())
+            _, (scores,) = _asked_of_others(features, y, k, [head], known, ~known)
+            right.append(_fraction(scores.argmax(dim=1) == y[~known]))
         curve[shots] = sum(right) / _DRAWS
         shots *= 2
     return curve
