@@ -7,15 +7,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from metalearn.classifier import validation
 from metalearn.classifier.heads import HEADS, centred, class_means
 from metalearn.classifier.validation import (
-    calibrated,
     calibration_error,
     cross_validated,
     folds_of,
     learning_curve,
     report_of,
+    sharpness_of,
     strangers,
     with_twice,
 )
@@ -89,7 +88,7 @@ def test_the_sharpness_is_that_of_the_highest_likelihood() -> None:
     generator = torch.Generator().manual_seed(0)
     scores = torch.randn(400, 3, generator=generator).double()
     y = torch.multinomial(torch.softmax(scores * 2.5, dim=1), 1, generator=generator).flatten()
-    found = calibrated(scores, y).sharpness
+    found = sharpness_of(scores, y)
     grid = [1.5 + 0.01 * i for i in range(200)]
     smoothed = F.one_hot(y, 3) * (1 - 1.5 / 402) + 0.5 / 402  # a wrong label of 402, of one or the other class
 
@@ -102,7 +101,7 @@ def test_the_sharpness_is_that_of_the_highest_likelihood() -> None:
 
 def test_answers_that_are_all_right_are_not_certain() -> None:
     scores, y = torch.eye(12).double().repeat(8, 1), torch.arange(12).repeat(8)
-    found = calibrated(scores, y).sharpness
+    found = sharpness_of(scores, y)
     # exp(s) / (exp(s) + 11) is 97 / 98, by the rule of succession.
     assert found == pytest.approx(math.log(97 * 11), rel=1e-4)
 
@@ -155,4 +154,3 @@ def test_the_first_of_equal_heads_is_taken() -> None:
     report = report_of(features, y, ["a", "b", "c"], [""] * 15, heads=list(HEADS), folds=5, seed=0)
     assert report["accuracy"] == 1.0 and report["head"] == "class means" and report["wrong"] == []
     assert report["confusion"] == [[5, 0, 0], [0, 5, 0], [0, 0, 5]]
-    assert validation.FOLDS == 5

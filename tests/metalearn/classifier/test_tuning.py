@@ -9,14 +9,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
 from torch import nn
 
 from metalearn.classifier import tuning, validation
 from metalearn.classifier.backbones import Backbone, of_module
 from metalearn.classifier.classifier import PictureClassifier
 from metalearn.classifier.collected import Collected
-from metalearn.classifier.saved import DESCRIPTION, TENSORS
+from metalearn.classifier.saved import DESCRIPTION
 from metalearn.cli import fit
 from metalearn.cli.fit import summary
 from metalearn.errors import ConfigError
@@ -149,24 +148,6 @@ def test_it_is_saved_loaded_pickled_changed_and_exported(
     assert not loaded.fit(images, labels)._tuned  # learned anew, with no minutes
 
 
-def test_foreign_weights_are_refused(tuned: PictureClassifier, backbone: Backbone, tmp_path: Path) -> None:
-    tuned.save(tmp_path / "c")
-    genuine, content = load_file(tmp_path / "c" / TENSORS), json.loads((tmp_path / "c" / DESCRIPTION).read_text())
-    del content["sha256"]
-    (tmp_path / "c" / DESCRIPTION).write_text(json.dumps(content))
-    own = genuine["tuned.network.2.bias"]
-    for name, value in (
-        ("network.2.bias", own[:7].contiguous()), ("network.2.bias", own / 0), ("network.2.bias", own.double()),
-        ("network.2.other", own.clone()), ("network.2.bias", own + 1),
-    ):  # fmt: skip
-        save_file(genuine | {f"tuned.{name}": value}, tmp_path / "c" / TENSORS)
-        with pytest.raises(ConfigError, match=r"tuned|other weights"):
-            PictureClassifier.load(tmp_path / "c", backbone=backbone)
-    save_file({name: value for name, value in genuine.items() if "tuned" not in name}, tmp_path / "c" / TENSORS)
-    with pytest.raises(ConfigError, match="format=2"):
-        PictureClassifier.load(tmp_path / "c", backbone=backbone)
-
-
 def test_no_picture_chooses_the_head_that_it_is_asked_with() -> None:
     generator = torch.Generator().manual_seed(0)
     features, y = torch.randn(24, 5, generator=generator), torch.arange(24) % 3
@@ -202,16 +183,11 @@ def test_networks_are_cut_where_nothing_else_crosses(name: str) -> None:
     }
 
 
-def test_too_few_pictures_and_wrong_options_are_refused(
-    backbone: Backbone, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_too_few_pictures_and_no_time_are_refused(backbone: Backbone) -> None:
     with pytest.raises(ConfigError, match="minutes=30: tuning needs two classes"):
         learner(backbone).fit(*pictures(2, 0))
     with pytest.raises(ValueError, match="minutes=-1"):
         learner(backbone, minutes=-1).fit(*pictures(6, 0))
-    root = drawn_pictures.put(tmp_path / "a", 1, things=("star", "ring"))
-    assert fit.main([str(root), "--out", str(tmp_path / "c"), "--steps", "3"]) == 2
-    assert "--steps=3: is for tuning; type --minutes 5 as well" in capsys.readouterr().err
 
 
 @slow
