@@ -1,91 +1,25 @@
-"""The controller with real processes as trials: what it does when a signal stops one of them, or the sweep."""
+"""The controller with real processes as trials: signals, and disks that are full or gone."""
 
+import errno
 import os
+import resource
+import shutil
 import signal
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
+from by_hand import Work, completed, controller, drawn
 from optuna.samplers import RandomSampler
 
-from hydra_async_sweeper.controller import SweepController, TrialLimits
-from hydra_async_sweeper.report import SweepView
-from hydra_async_sweeper.samplers import ParamChoice, SearchMethod
-from hydra_async_sweeper.slots import TrialSlots
-from hydra_async_sweeper.space import Number, Space
+from hydra_async_sweeper.samplers import ParamChoice
+from hydra_async_sweeper.slots import PausedError, fault_at, fault_in, line_of
 from hydra_async_sweeper.study import Study
-from hydra_async_sweeper.terms import StartedTrial
+from hydra_async_sweeper.trials import COMPLETED, StartedTrial, StudyError
 
-SPACE: Space = {"lr": Number(0.0, 1.0)}
-
-
-@contextmanager
-def controller(
-    folder: Path,
-    work: Callable[[int, Sequence[str]], Any],
-    *,
-    choose: Callable[[int], ParamChoice] = lambda number: ParamChoice(RandomSampler(seed=number)),
-    overrides_of: Callable[[StartedTrial], list[str]] = lambda trial: [],
-) -> Iterator[tuple[SweepController, Study]]:
-    """A sweep of two trials, one at a time."""
-    slots = TrialSlots(work, folder / "logs")
-    study = Study(folder / "study.journal", "s", SPACE, ["minimize"], {})
-    study.enqueue(2)
-    try:
-        yield SweepController(
-            study, slots, overrides_of=overrides_of, search=SearchMethod(choose), objective=["val.mse"],
-            limits=TrialLimits(1, 1, True), watch=None, view=SweepView(2, ["val.mse"], ["minimize"], 1),
-            record=lambda: None,
-        ), study  # fmt: skip
-    finally:
-        slots.close()
-        study.close()
-
-
-def completed(number: int) -> dict[str, Any]:
-    return {"status": "COMPLETED", "value": {"status": "completed", "exit": 0, "val": {"mse": float(number)}}}
-
-
-def test_a_trial_that_a_signal_has_stopped_alone_is_run_again(tmp_path: Path) -> None:
-    def work(number: int, overrides: Sequence[str]) -> Any:
-        first = tmp_path / f"first{number}"
-        if number == 1 and not first.exists():
-            first.touch()
-            return {"status": "COMPLETED", "value": {"status": "stopped", "exit": 143}}
-        return completed(number)
-
-    with controller(tmp_path, work) as (sweep, study):
-        assert sweep.run() == 0
-        assert [(trial.number, trial.values) for trial in study.finished()] == [(0, (0.0,)), (1, (1.0,))]
-
-
-def test_a_stop_while_parameters_are_drawn_starts_no_trial(tmp_path: Path) -> None:
-    def choose(number: int) -> ParamChoice:
-        os.kill(os.getpid(), signal.SIGTERM)
-        return ParamChoice(RandomSampler(seed=number))
-
-    with controller(tmp_path, lambda number, overrides: completed(number), choose=choose) as (sweep, study):
-        assert sweep.run() == signal.SIGTERM
-        assert study.interrupted() == [0] and study.waiting() == [1]
-        assert not list((tmp_path / "logs").iterdir())
-
-
-def test_a_stop_while_a_trial_starts_stops_it(tmp_path: Path) -> None:
-    def overrides_of(trial: StartedTrial) -> list[str]:
-        os.kill(os.getpid(), signal.SIGTERM)
-        return []
-
-    def work(number: int, overrides: Sequence[str]) -> Any:
-        time.sleep(60)
-        return completed(number)
-
-    with controller(tmp_path, work, overrides_of=overrides_of) as (sweep, study):
-        began = time.monotonic()
-        assert sweep.run() == signal.SIGTERM
-        assert time.monotonic() - began < 30 and study.interrupted() == [0]
+DONE = [(number, COMPLETED, (float(number),)) for number in range(3)]
 
 
 @pytest.fixture(autouse=True)
@@ -94,3 +28,162 @@ def as_before() -> Iterator[None]:
     before = signal.getsignal(signal.SIGTERM)
     yield
     assert signal.getsignal(signal.SIGTERM) == before
+
+
+def results(study: Study) -> list[tuple[int, str, tuple[float, ...] | None]]:
+    return sorted((trial.number, trial.outcome, trial.values) for trial in study.finished())
+
+
+def once(folder: Path, first: Work) -> Work:
+    """Trial 1 does `first` at its first start."""
+
+    def work(number: int, overrides: Sequence[str]) -> Any:
+        mark = folder / "started"
+        if number == 1 and not mark.exists():
+            mark.touch()
+            return first(number, overrides)
+        return completed(number)
+
+    return work
+
+
+# Signals
+
+
+def test_a_trial_that_a_signal_has_stopped_alone_is_run_again(tmp_path: Path) -> None:
+    stopped = {"status": "COMPLETED", "value": {"status": "stopped", "exit": 143}}
+    with controller(tmp_path, once(tmp_path, lambda *_: stopped), max_retries=1) as (sweep, study):
+        assert sweep.run() == 0 and results(study) == DONE
+
+
+def test_a_stop_while_parameters_are_drawn_starts_no_trial(tmp_path: Path) -> None:
+    def choose(number: int) -> ParamChoice:
+        os.kill(os.getpid(), signal.SIGTERM)
+        return drawn(number)
+
+    with controller(tmp_path, completed, choose=choose) as (sweep, study):
+        assert sweep.run() == signal.SIGTERM
+        assert study.interrupted() == [0] and study.waiting() == [1, 2]
+        assert not list((tmp_path / "logs").iterdir())
+
+
+def test_a_stop_while_a_trial_starts_stops_it(tmp_path: Path) -> None:
+    def overrides_of(trial: StartedTrial) -> list[str]:
+        os.kill(os.getpid(), signal.SIGTERM)
+        return []
+
+    with controller(tmp_path, lambda *_: time.sleep(60), overrides_of=overrides_of) as (sweep, study):
+        began = time.monotonic()
+        assert sweep.run() == signal.SIGTERM
+        assert time.monotonic() - began < 30 and study.interrupted() == [0]
+
+
+# Disks
+
+
+def full(number: int, overrides: Sequence[str]) -> Any:
+    with Path("/dev/full").open("w") as file:
+        file.write("x")
+
+
+def names_it(number: int, overrides: Sequence[str]) -> Any:
+    value = {"status": "failed", "exit": os.EX_IOERR, "error": "run/params: No space left on device"}
+    return {"status": "COMPLETED", "value": value}
+
+
+@pytest.mark.parametrize(("first", "reason"), [(full, "its disk failed"), (names_it, "run/params: No space left")])
+def test_a_full_disk_of_a_trial_pauses_the_sweep(tmp_path: Path, first: Work, reason: str) -> None:
+    """No trial is blamed, and the next controller ends with every trial."""
+    with (
+        controller(tmp_path, once(tmp_path, first)) as (sweep, _),
+        pytest.raises(PausedError, match=f"trial 1: {reason}"),
+    ):
+        sweep.run()
+    with controller(tmp_path, completed) as (sweep, study):
+        assert study.interrupted() == [1]
+        assert sweep.run() == 0 and results(study) == DONE
+
+
+def test_a_failure_in_a_folder_that_is_gone_pauses(tmp_path: Path) -> None:
+    def work(number: int, overrides: Sequence[str]) -> Any:
+        if number == 0:
+            shutil.rmtree(tmp_path / "logs")
+            raise ValueError("a consequence")
+        return completed(number)
+
+    with controller(tmp_path, work, n_jobs=2) as (sweep, _), pytest.raises(PausedError, match="/logs: No such file"):
+        sweep.run()
+    with controller(tmp_path, completed) as (sweep, study):
+        assert sweep.run() == 0 and results(study) == DONE
+
+
+def test_a_trial_that_fails_by_itself_is_blamed(tmp_path: Path) -> None:
+    def missing(number: int, overrides: Sequence[str]) -> Any:
+        return (tmp_path / "nothing").read_text()
+
+    with controller(tmp_path, once(tmp_path, missing)) as (sweep, study):
+        assert sweep.run() == 0
+        assert [outcome for _, outcome, _ in results(study)] == [COMPLETED, "failed", COMPLETED]
+
+
+def test_half_an_append_is_cut_by_the_next_controller(tmp_path: Path) -> None:
+    """A limit on the size of files cuts an append at any byte, as a full disk does."""
+    journal, whole = tmp_path / "study.journal", resource.getrlimit(resource.RLIMIT_FSIZE)
+    for more in (1, 7, 60):
+        with controller(tmp_path, completed) as (sweep, _):
+            size = journal.stat().st_size
+            try:
+                resource.setrlimit(resource.RLIMIT_FSIZE, (size + more, whole[1]))
+                with pytest.raises(OSError, match="File too large"):
+                    sweep.run()
+            finally:
+                resource.setrlimit(resource.RLIMIT_FSIZE, whole)
+            assert journal.stat().st_size == size + more
+    with controller(tmp_path, completed) as (sweep, study):
+        assert sweep.run() == 0 and results(study) == DONE
+
+
+def test_a_table_that_cannot_be_written_stops_the_others(tmp_path: Path) -> None:
+    def record() -> None:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS), str(tmp_path / "trials.csv"))
+
+    with controller(tmp_path, completed, record=record) as (sweep, study):
+        with pytest.raises(OSError, match="Read-only"):
+            sweep.run()
+        assert results(study) == DONE[:1]
+
+
+def test_faults_are_those_of_disks(tmp_path: Path) -> None:
+    for number in (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.ESTALE):
+        try:
+            raise RuntimeError("of a library") from OSError(number, os.strerror(number), "file")
+        except RuntimeError as error:
+            fault = fault_in(error)
+        assert fault is not None and line_of(fault, tmp_path).startswith(f"file: {os.strerror(number)}; ")
+    for other in (FileNotFoundError(errno.ENOENT, "x"), PermissionError(errno.EACCES, "x"), ValueError("28")):
+        assert fault_in(other) is None
+    assert fault_at(tmp_path) is None and not list(tmp_path.iterdir())
+    missing = fault_at(tmp_path / "gone")
+    assert missing is not None and missing.filename == str(tmp_path / "gone")
+
+
+def test_a_killed_controller_leaves_no_lock(tmp_path: Path) -> None:
+    """Optuna's own locks would keep the next one waiting for 30 s."""
+    holder = os.fork()
+    if holder == 0:
+        held = Study(tmp_path / "study.journal", "s", {}, ["minimize"], {})
+        (held.path.parent / "held").touch()
+        time.sleep(60)
+        os._exit(0)
+    while not (tmp_path / "held").exists():
+        time.sleep(0.01)
+    with pytest.raises(StudyError, match="another process"):
+        Study(tmp_path / "study.journal", "s", {}, ["minimize"], {})
+    os.kill(holder, signal.SIGKILL)
+    os.waitpid(holder, 0)
+    began = time.monotonic()
+    study = Study(tmp_path / "study.journal", "s", {}, ["minimize"], {})
+    study.enqueue(1)
+    study.begin(0, RandomSampler(seed=0))
+    study.close()
+    assert time.monotonic() - began < 10

@@ -132,12 +132,9 @@ def test_the_wheel_holds_the_sources_and_nothing_else(lone_python: Path) -> None
     packages = next(lone_python.parent.parent.glob("lib/python*/site-packages"))
     sources = HERE.parent / "src"
     ours = {path.relative_to(sources) for path in sources.rglob("*.py")}
-    for top in ("hydra_async_sweeper", "hydra_plugins/async_sweeper"):
-        installed = {
-            path.relative_to(packages) for path in (packages / top).rglob("*") if path.suffix not in ("", ".pyc")
-        }
-        assert installed == {path for path in ours if path.is_relative_to(top)}
-    assert not (packages / "hydra_plugins/__init__.py").exists(), "it is a namespace of all plugins"
+    tops = [packages / "hydra_async_sweeper", packages / "hydra_plugins"]  # no __init__.py: a namespace of all plugins
+    files = [path for top in tops for path in top.rglob("*") if path.suffix not in ("", ".pyc")]
+    assert {path.relative_to(packages) for path in files} == ours
 
 
 def test_what_a_sweep_leaves_out_or_cannot_use_is_said(tmp_path: Path) -> None:
@@ -160,9 +157,3 @@ def test_what_a_sweep_leaves_out_or_cannot_use_is_said(tmp_path: Path) -> None:
     code, text = swept("hydra.sweeper.n_trials=2")
     assert code == 0 and "hydra.sweeper.n_trials=2: 3 trials have begun already, and all of them count" in text, text
     assert "sweep/1: 1 of the trials that have ended have no folder any more" in text, text
-    (tmp_path / "sweep/trials.csv").unlink()
-    (tmp_path / "sweep/3").symlink_to(tmp_path / "elsewhere")
-    before = sorted((tmp_path / "elsewhere").rglob("*"))
-    code, text = swept("hydra.sweeper.n_trials=4")
-    assert code == 1 and "paused: sweep/3: is a link" in text and "Traceback" not in text, text
-    assert sorted((tmp_path / "elsewhere").rglob("*")) == before

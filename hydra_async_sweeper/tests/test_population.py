@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hydra_async_sweeper.islands import ScoredTrial
-from hydra_async_sweeper.population import Decision, PopulationSettings, decide, lineage, population
+from hydra_async_sweeper.population import Decision, PopulationSettings, decide
 from hydra_async_sweeper.space import Category, Number, Params, Space, contains
 
 SPACE: Space = {
@@ -20,7 +20,7 @@ PARAMS: Params = {"rate": 1e-2, "width": 32, "depth": 3, "model": "mlp"}
 
 
 def settings(members: int = 4, **others: object) -> PopulationSettings:
-    return population(**{"seed": 3, "members": members, "rounds": 5, **others})  # type: ignore[arg-type]
+    return PopulationSettings(**{"seed": 3, "members": members, "rounds": 5, **others})  # type: ignore[arg-type]
 
 
 def round_of(losses: list[float | None], params: list[Params] | None = None) -> list[ScoredTrial]:
@@ -104,23 +104,8 @@ def test_parameters_move_by_a_factor_within_the_space_or_are_drawn_afresh() -> N
 
 def test_a_schedule_is_followed_by_one_member_that_waits_for_itself() -> None:
     schedule = [PARAMS, PARAMS | {"rate": 1e-3}]
-    own = settings(schedule=schedule)
-    assert (own.members, own.rounds) == (1, 2)
+    own = settings(1, rounds=2, schedule=schedule)
     assert decide(0, [], SPACE, own) == Decision(schedule[0], None)
     assert decide(1, [], SPACE, own) is None
     assert decide(1, [ScoredTrial(0, 0, PARAMS, None)], SPACE, own) is None
     assert decide(1, [ScoredTrial(0, 0, PARAMS, 0.5)], SPACE, own) == Decision(schedule[1], 0)
-
-
-def test_lineage_goes_back_to_the_first_round() -> None:
-    assert lineage(9, {0: None, 1: None, 4: 1, 5: 1, 9: 4}) == [1, 4, 9]
-
-
-@pytest.mark.parametrize(
-    ("key", "value"),
-    [("members", 1), ("members", 2.5), ("rounds", 0), ("quantile", 0.6), ("resample", -0.1), ("factors", []),
-     ("factors", [0.0]), ("factors", ["a"])],
-)  # fmt: skip
-def test_wrong_settings_say_what_to_type(key: str, value: object) -> None:
-    with pytest.raises(ValueError, match=rf"^{key}=.*; type {key}="):
-        settings(**{key: value})  # type: ignore[arg-type]

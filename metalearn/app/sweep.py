@@ -30,7 +30,7 @@ from metalearn.runs.signals import STOPPED
 from metalearn.storage.files import read_json
 
 if TYPE_CHECKING:  # a grid of Hydra's own needs no sweeper of ours
-    from hydra_async_sweeper.plan import SweepPlan
+    from hydra_async_sweeper.space import SweepPlan
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -283,9 +283,8 @@ def check_trials(program: Program, overrides: Sequence[str], sweeper: Mapping[st
     Raises:
         ConfigError: an override that describes no space, or a key of the sweeper with a value that is not allowed.
     """
-    from hydra_async_sweeper.plan import plan_of
     from hydra_async_sweeper.settings import settings_of
-    from hydra_async_sweeper.space import SpaceError
+    from hydra_async_sweeper.space import SpaceError, plan_of
 
     searched = [override for override in overrides if not override.lstrip("+~").startswith(("hydra.", "hydra/"))]
     others = [override for override in overrides if override not in searched]

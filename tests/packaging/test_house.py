@@ -80,7 +80,7 @@ def test_sweeps_know_neither_torch_nor_what_is_trained(path: Path) -> None:
 def test_the_plugin_and_the_first_files_of_a_sweep_import_no_optuna() -> None:
     """Hydra loads every plugin at every start; and a nursery is forked before optuna may start threads."""
     names = (
-        "hydra_plugins.async_sweeper.async_sweeper",
+        "hydra_plugins.async_sweeper",
         "hydra_async_sweeper.sweep",
         "hydra_async_sweeper.islands",
         "hydra_async_sweeper.report",

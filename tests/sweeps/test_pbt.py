@@ -8,7 +8,7 @@ import pytest
 import yaml  # type: ignore[import-untyped]
 
 from hydra_async_sweeper.islands import ScoredTrial
-from hydra_async_sweeper.population import decide, lineage, population
+from hydra_async_sweeper.population import PopulationSettings, decide
 from hydra_async_sweeper.space import Number
 from tests.runs import metrics, slow
 from tests.sweeps.programs import PLOTS, completed, params, rows, run_until_killed, sweep
@@ -38,7 +38,7 @@ def test_each_round_goes_on_where_its_parent_stood_as_the_results_decide(undistu
     ended = [
         ScoredTrial(n, n, {key: float(row[key]) for key in space}, float(row["val.mse"])) for n, row in enumerate(table)
     ]
-    settings = population(seed=0, members=3, rounds=3)
+    settings = PopulationSettings(seed=0, members=3, rounds=3)
     for number, row in enumerate(table):
         found = decide(number, ended[: number // 3 * 3], space, settings)
         assert found is not None and found.params == ended[number].params
@@ -56,8 +56,9 @@ def test_the_best_of_the_last_round_wins_and_its_lineage_alone_gives_its_bits(un
     best = min(table[6:], key=lambda row: float(row["val.mse"]))
     results = yaml.safe_load((folder / "optimization_results.yaml").read_text())
     assert results["best_trial"] == int(best["number"])
-    parents = {int(row["number"]): int(row["parent"]) if row["parent"] else None for row in table}
-    chain = lineage(int(best["number"]), parents)
+    chain = [int(best["number"])]
+    while parent := table[chain[0]]["parent"]:
+        chain.insert(0, int(parent))
     assert [entry["trial"] for entry in results["lineage"]] == chain and len(chain) == 3
     assert (folder / "plots/population.png").exists()
     assert f"the winner's lineage alone: {results['command']}" in text

@@ -1,40 +1,110 @@
-"""The controller of a sweep: keeps every slot busy, gives the study each result, and never waits for a batch."""
+"""The controller of a sweep: keeps every slot busy, gives the study each result, and never waits for a batch; and the
+watch that prunes trials by the metrics that they write."""
 
 import contextlib
+import json
 import logging
 import os
 import signal
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator
+from pathlib import Path
 from types import FrameType
-from typing import Any, NamedTuple
+from typing import Any
 
-from hydra_async_sweeper.disk import PausedError, fault_at, line_of, room_at
-from hydra_async_sweeper.outcome import DISK, RETRY, STOPPED, TrialResult, result_of
-from hydra_async_sweeper.pruning import PruningWatch
+import optuna
+
 from hydra_async_sweeper.report import SweepView
 from hydra_async_sweeper.samplers import SearchMethod
-from hydra_async_sweeper.slots import TrialExit, TrialSlots
+from hydra_async_sweeper.settings import SweeperSettings
+from hydra_async_sweeper.slots import PausedError, TrialExit, TrialSlots, fault_at, line_of
 from hydra_async_sweeper.study import Study
-from hydra_async_sweeper.terms import FAILED, FinishedTrial, StartedTrial, StudyError
+from hydra_async_sweeper.trials import (
+    DISK,
+    FAILED,
+    RETRY,
+    STOPPED,
+    FinishedTrial,
+    StartedTrial,
+    TrialResult,
+    result_of,
+)
+
+STOP_FILE = "stop"
+"""A run that finds this file in its folder saves, and stops as pruned. Remove it, and the same command resumes."""
 
 LOOK_SECONDS = 0.25
 """How long the controller waits for a trial to end before it looks at the others' metrics."""
 
-_HALTING = (OSError, PausedError, StudyError)
-"""Errors at which no trial can be told or started any more, but each can save."""
-
 log = logging.getLogger("hydra_async_sweeper")
 
 
-class TrialLimits(NamedTuple):
-    """How many trials run at once; how often a trial that was killed or crashed is run again; and whether the search
-    needs values."""
+class PruningWatch:
+    """Looks at the trials under way.
 
-    n_jobs: int
-    max_retries: int
-    searching: bool
+    Args:
+        study: gets the values that the trials report.
+        pruner: decides.
+        folder_of: from a trial's number to its folder.
+        metric: a field of the validation lines in metrics.jsonl, such as `accuracy`.
+        progress: is told each new value: number, step, value.
+    """
+
+    def __init__(
+        self,
+        study: Study,
+        pruner: optuna.pruners.BasePruner | None,
+        folder_of: Callable[[int], Path],
+        metric: str,
+        progress: Callable[[int, int, float], None],
+    ) -> None:
+        self._study, self._pruner, self._folder_of = study, pruner, folder_of
+        self._metric, self._progress = metric, progress
+        self._read: dict[int, tuple[int, int]] = {}  # a trial's file, by its inode, and how far it was read
+
+    def start(self, number: int) -> None:
+        """A trial is about to start: it must not find the request to stop of an earlier controller."""
+        with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+            (self._folder_of(number) / STOP_FILE).unlink()
+        self._read[number] = (0, 0)
+
+    def look(self, running: Collection[int]) -> None:
+        """Gives the study what is new, and stops the trials that the pruner would stop."""
+        for number in running:
+            folder = self._folder_of(number)
+            for step, value in self._new_values(number, folder):
+                self._progress(number, step, value)
+                if self._pruner is None:
+                    continue
+                self._study.report(number, step, value)
+                if self._study.should_prune(number, self._pruner):
+                    (folder / STOP_FILE).touch()
+
+    def _new_values(self, number: int, folder: Path) -> list[tuple[int, float]]:
+        """The validations that have been written whole since the last look; all, where a resumed trial has put another
+        file in its place."""
+        inode, at = self._read[number]
+        try:
+            with (folder / "metrics.jsonl").open("rb") as file:
+                status = os.fstat(file.fileno())
+                at = at if status.st_ino == inode and status.st_size >= at else 0
+                file.seek(at)
+                text = file.read()
+        except (FileNotFoundError, NotADirectoryError):
+            return []
+        whole = text[: text.rfind(b"\n") + 1]
+        self._read[number] = (status.st_ino, at + len(whole))
+        return [row for line in whole.splitlines() if (row := _validation(line, self._metric))]
+
+
+def _validation(line: bytes, metric: str) -> tuple[int, float] | None:
+    """The step and the value of a validation; None for another line, which may be of another program."""
+    try:
+        row: dict[str, Any] = json.loads(line)
+        return (int(row["step"]), float(row[metric])) if row["split"] == "val" else None
+    except (ValueError, TypeError, KeyError):
+        return None
 
 
 class SweepController:
@@ -43,10 +113,9 @@ class SweepController:
     Args:
         study: which trials there are.
         slots: where they run.
+        chosen: the settings.
         overrides_of: from a trial to its overrides.
         search: chooses the parameters.
-        objective: the fields that are searched for; None: the value that the task returns, or its validation metric.
-        limits: see `TrialLimits`.
         watch: prunes trials by their metrics; None: no pruning.
         view: what a person sees.
         record: writes tables; called after every trial.
@@ -56,18 +125,17 @@ class SweepController:
         self,
         study: Study,
         slots: TrialSlots,
+        chosen: SweeperSettings,
         *,
         overrides_of: Callable[[StartedTrial], list[str]],
         search: SearchMethod,
-        objective: Sequence[str] | None,
-        limits: TrialLimits,
         watch: PruningWatch | None,
         view: SweepView,
         record: Callable[[], None],
     ) -> None:
-        self._study, self._slots, self._overrides_of, self._search = study, slots, overrides_of, search
-        self._objective, self._limits, self._watch, self._view, self._record = objective, limits, watch, view, record
-        self._free = deque(range(limits.n_jobs))
+        self._study, self._slots, self._chosen, self._search = study, slots, chosen, search
+        self._overrides_of, self._watch, self._view, self._record = overrides_of, watch, view, record
+        self._free = deque(range(chosen.n_jobs))
         self._running: dict[int, tuple[StartedTrial, int]] = {}
         self._ready: deque[StartedTrial] = deque()
         self._twins: list[StartedTrial] = []
@@ -79,8 +147,13 @@ class SweepController:
         with self._signals():
             try:
                 self._run()
-            except _HALTING:
-                self._give_up()
+            except (OSError, PausedError):
+                # The journal may end in half a line now, so nothing more is told: the trials under way save, and go on
+                # with the next controller.
+                self._stop = self._stop or signal.SIGTERM
+                self._slots.signal(signal.SIGTERM)
+                while self._slots.running:
+                    self._slots.wait(LOOK_SECONDS)
                 raise
         return self._stop
 
@@ -97,15 +170,6 @@ class SweepController:
                 self._watch.look(self._running)
             self._view.refresh()
 
-    def _give_up(self) -> None:
-        """Stops the trials under way, which save as far as they can; those that have ended are told, likewise."""
-        self._stop = self._stop or signal.SIGTERM
-        self._slots.signal(signal.SIGTERM)
-        while self._slots.running:
-            for ended in self._slots.wait(LOOK_SECONDS):
-                with contextlib.suppress(*_HALTING):
-                    self._end(ended)
-
     # Starting
 
     def _fill(self) -> None:
@@ -115,7 +179,8 @@ class SweepController:
                 return
             twin = self._twin(trial)
             if twin is not None:
-                self._copy(trial, twin)
+                self._study.tell(trial.number, twin.outcome, twin.values, same_as=twin.number)
+                self._told(trial.number)
             elif self._is_running(trial):
                 self._twins.append(trial)
             else:
@@ -147,10 +212,6 @@ class SweepController:
         same = any(other.params == trial.params for other, _ in self._running.values())
         return same and not self._search.repeats
 
-    def _copy(self, trial: StartedTrial, twin: FinishedTrial) -> None:
-        self._study.tell(trial.number, twin.outcome, twin.values, same_as=twin.number)
-        self._told(trial.number)
-
     def _start(self, trial: StartedTrial) -> None:
         overrides, slot = self._overrides_of(trial), self._free[0]
         self._slots.start(trial.number, overrides, slot)
@@ -167,7 +228,7 @@ class SweepController:
         trial, slot = self._running.pop(ended.number)
         self._free.appendleft(slot)
         result = result_of(
-            ended, self._objective, len(self._study.directions), searching=self._limits.searching,
+            ended, self._chosen.objective, len(self._study.directions), searching=self._chosen.sampler != "grid",
             stopping=bool(self._stop),
         )  # fmt: skip
         if result.outcome == STOPPED:
@@ -175,9 +236,14 @@ class SweepController:
         if result.outcome in (DISK, RETRY, FAILED):
             self._blame_disk(trial.number, result)
         if result.outcome == RETRY:
-            self._again(trial, result)
-            return
-        self.returned[trial.number] = ended.outcome
+            count = self._study.retry(trial.number)
+            if count <= self._chosen.max_retries:
+                log.warning("trial %d: %s; run %d again", trial.number, result.failure, count)
+                self._ready.append(trial)
+                return
+            result = TrialResult(FAILED, failure=f"{result.failure}, {count} times")
+        else:
+            self.returned[trial.number] = ended.outcome
         self._study.tell(trial.number, result.outcome, result.values, failure=result.failure, seconds=result.seconds)
         if result.outcome == FAILED:
             log.warning("trial %d: %s; its output: %s", trial.number, result.failure, self._slots.log_of(trial.number))
@@ -185,23 +251,14 @@ class SweepController:
 
     def _blame_disk(self, number: int, result: TrialResult) -> None:
         """Raises PausedError if a disk has ended a trial. Like one that was stopped, it stays under way."""
-        folders = [self._slots.folder, self._study.path.parent]
-        fault = None if result.outcome == DISK and result.failure else fault_at(folders)
-        if fault is not None:
-            raise PausedError(line_of(fault, folders[0]))
+        if result.outcome == DISK and result.failure:
+            raise PausedError(f"trial {number}: {result.failure}")
+        for folder in (self._slots.folder, self._study.path.parent):
+            fault = fault_at(folder)
+            if fault is not None:
+                raise PausedError(line_of(fault, folder))
         if result.outcome == DISK:
-            reason = result.failure or f"its disk failed, and is writable again ({room_at(folders[0])})"
-            raise PausedError(f"trial {number}: {reason}")
-
-    def _again(self, trial: StartedTrial, result: TrialResult) -> None:
-        count = self._study.retry(trial.number)
-        if count <= self._limits.max_retries:
-            log.warning("trial %d: %s; run %d again", trial.number, result.failure, count)
-            self._ready.append(trial)
-            return
-        self._study.tell(trial.number, FAILED, None, failure=f"{result.failure}, {count} times")
-        log.warning("trial %d: %s; its output: %s", trial.number, result.failure, self._slots.log_of(trial.number))
-        self._told(trial.number)
+            raise PausedError(f"trial {number}: its disk failed, and is writable again; the same command goes on")
 
     def _told(self, number: int) -> None:
         self._view.end(next(trial for trial in self._study.finished() if trial.number == number))

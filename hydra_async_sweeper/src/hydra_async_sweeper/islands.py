@@ -12,13 +12,13 @@ never a parent and never leaves its island; in pollination a target drops one in
 import math
 import random
 from collections.abc import Iterable, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from hydra_async_sweeper.space import Number, Params, Space, uniform, value_at
 
 
 class IslandSettings(NamedTuple):
-    """Settings of the search; `islands` checks them.
+    """Settings of the search.
 
     seed: of all random numbers.
     pop_size: parents are two of an island's best `pop_size`; until it has as many, trials are random.
@@ -82,38 +82,14 @@ class Populations(NamedTuple):
     told: int = -1
 
 
-def islands(**given: Any) -> IslandSettings:
-    """The settings with these fields, checked, and with the topology as a matrix.
-
-    Raises:
-        ValueError: a field outside its range, or a topology that does not fit the islands.
-        TypeError: there is no such field, or one is missing.
-    """
-    settings = IslandSettings(**given)
-    for name, least, usual in (("num_islands", 1, 4), ("island_size", 1, 1), ("pop_size", 2, 8)):
-        count = getattr(settings, name)
-        if not _is_whole(count) or count < least:
-            raise ValueError(f"{name}={count!r}: must be a whole number of at least {least}; type {name}={usual}")
-    if not _is_whole(settings.seed):
-        raise ValueError(f"seed={settings.seed!r}: must be a whole number; type seed=0")
-    if not isinstance(settings.pollination, bool):
-        raise ValueError(f"pollination={settings.pollination!r}: must be true or false; type pollination=true")
-    for name in ("migration_probability", "crossover", "mutation", "sigma", "random_init"):
-        share = getattr(settings, name)
-        if isinstance(share, bool) or not isinstance(share, int | float) or not 0 <= share <= 1:
-            default = IslandSettings._field_defaults[name]
-            raise ValueError(f"{name}={share!r}: must be a number from 0 to 1; type {name}={default}")
-    return settings._replace(topology=_matrix(settings.topology, settings.num_islands))
+def topology_of(count: int) -> list[list[int]]:
+    """Every island sends one individual to every other."""
+    return [[int(row != column) for column in range(count)] for row in range(count)]
 
 
 def slots_per_island(n_jobs: int, num_islands: int) -> int:
     """The `island_size` of a study that is made for `n_jobs` trials at a time."""
     return max(1, n_jobs // num_islands)
-
-
-def suggest(number: int, finished: Iterable[ScoredTrial], space: Space, settings: IslandSettings) -> Params:
-    """The parameters of trial `number`, from the results that are there when it starts."""
-    return offspring(number, fold(finished, settings), space, settings)
 
 
 def offspring(number: int, populations: Populations, space: Space, settings: IslandSettings) -> Params:
@@ -151,9 +127,6 @@ def fold(finished: Iterable[ScoredTrial], settings: IslandSettings, before: Popu
 
     Args:
         before: the fold of all earlier results, to continue from.
-
-    Raises:
-        ValueError: a result that was not told after the one before it.
     """
     start = before or Populations(((),) * settings.num_islands)
     assert len(start.islands) == settings.num_islands
@@ -161,10 +134,7 @@ def fold(finished: Iterable[ScoredTrial], settings: IslandSettings, before: Popu
     exchanges = list(start.exchanges)
     told = start.told
     for trial in finished:
-        if trial.told <= told:
-            raise ValueError(
-                f"told={trial.told} of trial {trial.number}: must be above {told}; sort the results by told"
-            )
+        assert trial.told > told, "the results are sorted by told"
         told = trial.told
         if trial.loss is not None and math.isfinite(trial.loss):
             home = trial.number % settings.num_islands
@@ -175,44 +145,29 @@ def fold(finished: Iterable[ScoredTrial], settings: IslandSettings, before: Popu
 
 def _exchange(told: int, source: int, populations: list[list[Individual]], settings: IslandSettings) -> list[Exchange]:
     """Changes `populations` by what the source sends after the result `told`, which is often nothing."""
-    assert settings.topology is not None
     rng = random.Random(f"{settings.seed}-exchange-{told}")
     if rng.random() >= settings.migration_probability / settings.island_size:
         return []
-    row = settings.topology[source]
-    parcels = (_copies if settings.pollination else _emigrants)(rng, populations[source], row)
+    active, row = populations[source], (settings.topology or topology_of(settings.num_islands))[source]
+    parcels: dict[int, list[Individual]] = {}  # nothing goes if there are too few individuals for all
+    if settings.pollination and max(row) <= len(active):
+        parcels = {target: _best(active, count) for target, count in enumerate(row) if count}
+    elif not settings.pollination and sum(row) <= len(active):
+        leaving = _best(active, sum(row))
+        rng.shuffle(leaving)
+        parcels = {target: [leaving.pop(0) for _ in range(count)] for target, count in enumerate(row) if count}
     for target, parcel in parcels.items():
         for individual in parcel:
             populations[target].append(individual)
             shrinks = populations[target if settings.pollination else source]
-            shrinks.remove(_worst(shrinks) if settings.pollination else individual)
+            worst = max(shrinks, key=lambda one: one.loss)  # of equal losses the earlier
+            shrinks.remove(worst if settings.pollination else individual)
     return [Exchange(told, source, target, tuple(i.number for i in parcel)) for target, parcel in parcels.items()]
-
-
-def _copies(rng: random.Random, active: Sequence[Individual], row: Sequence[int]) -> dict[int, list[Individual]]:
-    """The same best individuals for every target; nothing if a target should get more than there are."""
-    if max(row) > len(active):
-        return {}
-    return {target: _best(active, count) for target, count in enumerate(row) if count}
-
-
-def _emigrants(rng: random.Random, active: Sequence[Individual], row: Sequence[int]) -> dict[int, list[Individual]]:
-    """The best individuals, dealt at random to the targets; nothing if there are too few for all."""
-    if sum(row) > len(active):
-        return {}
-    leaving = _best(active, sum(row))
-    rng.shuffle(leaving)
-    return {target: [leaving.pop(0) for _ in range(count)] for target, count in enumerate(row) if count}
 
 
 def _best(active: Sequence[Individual], count: int) -> list[Individual]:
     """By rising loss; of equal losses the earlier."""
     return sorted(active, key=lambda individual: individual.loss)[:count]
-
-
-def _worst(active: Sequence[Individual]) -> Individual:
-    """Of equal losses the earlier."""
-    return max(active, key=lambda individual: individual.loss)
 
 
 def _random(rng: random.Random, space: Space) -> Params:
@@ -228,23 +183,3 @@ def _moved(rng: random.Random, number: Number, value: float, sigma: float) -> fl
         moved = rng.gauss(value, (number.high - number.low) * sigma)
     inside = max(float(number.low), min(float(number.high), moved))
     return inside if number.step is None else value_at(number, round((inside - number.low) / number.step))
-
-
-def _matrix(topology: Sequence[Sequence[int]] | None, count: int) -> tuple[tuple[int, ...], ...]:
-    """The checked topology; by default every island sends one individual to every other."""
-    connected = tuple(tuple(int(row != column) for column in range(count)) for row in range(count))
-    matrix = connected if topology is None else tuple(map(tuple, topology))
-    if len(matrix) != count or any(len(row) != count for row in matrix):
-        fault = f"must have {count} rows of {count} numbers for num_islands={count}"
-    elif not all(_is_whole(entry) and entry >= 0 for row in matrix for entry in row):
-        fault = "must have whole numbers of at least 0"
-    elif any(matrix[island][island] for island in range(count)):
-        fault = "must have 0 where an island would send to itself"
-    else:
-        return matrix
-    example = str([list(row) for row in connected]).replace(" ", "")
-    raise ValueError(f"topology={topology!r}: {fault}; type topology={example}")
-
-
-def _is_whole(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)

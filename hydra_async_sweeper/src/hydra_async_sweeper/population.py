@@ -7,15 +7,15 @@ with any number of slots, takes the same decisions.
 """
 
 import random
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
 
 from hydra_async_sweeper.islands import ScoredTrial
 from hydra_async_sweeper.space import Category, Dimension, Params, Space, Value, steps_of, uniform, value_at, with_step
 
 
 class PopulationSettings(NamedTuple):
-    """Settings of the search; `population` checks them.
+    """Settings of the search.
 
     seed: of all random numbers.
     members: how many runs train side by side.
@@ -45,31 +45,6 @@ class Decision(NamedTuple):
 
     params: Params
     parent: int | None
-
-
-def population(**given: Any) -> PopulationSettings:
-    """The settings with these fields, checked. A schedule makes it one member with a round for each entry.
-
-    Raises:
-        ValueError: a field outside its range.
-        TypeError: there is no such field, or one is missing.
-    """
-    settings = PopulationSettings(**given)
-    for name, least, usual in (("members", 2, 4), ("rounds", 1, 5)):
-        count = getattr(settings, name)
-        if isinstance(count, bool) or not isinstance(count, int) or count < least:
-            raise ValueError(f"{name}={count!r}: must be a whole number of at least {least}; type {name}={usual}")
-    for name, most in (("quantile", 0.5), ("resample", 1)):
-        share = getattr(settings, name)
-        if isinstance(share, bool) or not isinstance(share, int | float) or not 0 <= share <= most:
-            raise ValueError(f"{name}={share!r}: must be a number from 0 to {most:g}; type {name}=0.25")
-    factors = settings.factors
-    if not factors or not all(_is_factor(factor) for factor in factors):
-        raise ValueError(f"factors={factors!r}: must be a list of numbers above 0; type factors=[0.8,1.2]")
-    settings = settings._replace(factors=tuple(factors))
-    if settings.schedule is None:
-        return settings
-    return settings._replace(members=1, rounds=len(settings.schedule), schedule=tuple(settings.schedule))
 
 
 def decide(number: int, finished: Iterable[ScoredTrial], space: Space, settings: PopulationSettings) -> Decision | None:
@@ -109,14 +84,6 @@ def decide(number: int, finished: Iterable[ScoredTrial], space: Space, settings:
     return Decision(explored, donor.number)
 
 
-def lineage(number: int, parents: Mapping[int, int | None]) -> list[int]:
-    """The trials that lead to trial `number`, from the first round on; the last is `number` itself."""
-    chain = [number]
-    while (parent := parents[chain[-1]]) is not None:
-        chain.append(parent)
-    return chain[::-1]
-
-
 def _rank(trial: ScoredTrial) -> tuple[bool, float, int]:
     """Lower is better; a trial without a value is the worst."""
     return trial.loss is None, trial.loss or 0.0, trial.number
@@ -138,7 +105,3 @@ def _changed(rng: random.Random, dimension: Dimension, value: Value, settings: P
     if new == old:
         new += (factor > 1) - (factor < 1)
     return value_at(number, min(max(new, 0), steps_of(number)))
-
-
-def _is_factor(factor: object) -> bool:
-    return isinstance(factor, int | float) and not isinstance(factor, bool) and 0 < factor < float("inf")

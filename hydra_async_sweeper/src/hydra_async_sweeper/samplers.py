@@ -4,8 +4,7 @@ A sampler is made again for every trial, from seed and number: a seeded Optuna s
 first draws after every restart.
 """
 
-import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import optuna
@@ -13,11 +12,15 @@ from optuna.distributions import BaseDistribution
 from optuna.samplers import BaseSampler
 from optuna.trial import FrozenTrial
 
-from hydra_async_sweeper.islands import suggest
+from hydra_async_sweeper.islands import fold, offspring
 from hydra_async_sweeper.population import decide
 from hydra_async_sweeper.settings import SweeperSettings
-from hydra_async_sweeper.space import Category, Params, Space, with_step
-from hydra_async_sweeper.study import Study, values_of, without_experimental_warnings
+from hydra_async_sweeper.space import Params
+from hydra_async_sweeper.study import Study, without_experimental_warnings
+
+PRUNERS: dict[str, Callable[[], optuna.pruners.BasePruner | None]] = {
+    "none": lambda: None, "median": optuna.pruners.MedianPruner, "hyperband": optuna.pruners.HyperbandPruner,
+}  # fmt: skip
 
 
 class ParamChoice(NamedTuple):
@@ -40,46 +43,27 @@ class SearchMethod(NamedTuple):
 def search_of(study: Study, chosen: SweeperSettings) -> SearchMethod:
     """The search that the settings ask for."""
     population = chosen.population
-    if population is None:
-        return SearchMethod(lambda number: ParamChoice(_sampler(study, chosen, number)))
 
-    def choose(number: int) -> ParamChoice | None:
+    def decided(number: int) -> ParamChoice | None:
+        assert population is not None
         decision = decide(number, study.losses(), study.space, population)
         return None if decision is None else ParamChoice(_Chosen(study, decision.params), decision.parent)
 
-    return SearchMethod(choose, repeats=True)
+    @without_experimental_warnings()
+    def sampled(number: int) -> ParamChoice:
+        seed = (chosen.seed * 1_000_003 + number) % 2**32  # what numpy takes
+        if chosen.sampler == "islands":
+            populations = fold(study.losses(), chosen.islands)
+            return ParamChoice(_Chosen(study, offspring(number, populations, study.space, chosen.islands)))
+        if chosen.sampler == "tpe":
+            return ParamChoice(optuna.samplers.TPESampler(seed=seed, constant_liar=True, n_startup_trials=10))
+        samplers: dict[str, Callable[..., BaseSampler]] = {
+            "cmaes": optuna.samplers.CmaEsSampler,
+            "gp": optuna.samplers.GPSampler,
+        }
+        return ParamChoice(samplers.get(chosen.sampler, optuna.samplers.RandomSampler)(seed=seed))
 
-
-@without_experimental_warnings()
-def _sampler(study: Study, chosen: SweeperSettings, number: int) -> BaseSampler:
-    own = (chosen.seed * 1_000_003 + number) % 2**32  # what numpy takes
-    if chosen.sampler == "islands":
-        return _Chosen(study, suggest(number, study.losses(), study.space, chosen.islands))
-    if chosen.sampler == "tpe":
-        return optuna.samplers.TPESampler(seed=own, constant_liar=True, n_startup_trials=10)
-    if chosen.sampler == "cmaes":
-        return optuna.samplers.CmaEsSampler(seed=own)
-    if chosen.sampler == "gp":
-        return optuna.samplers.GPSampler(seed=own)
-    return optuna.samplers.RandomSampler(seed=own)
-
-
-def pruner_of(name: str) -> optuna.pruners.BasePruner | None:
-    """The pruner of that name; None for `none`."""
-    if name == "median":
-        return optuna.pruners.MedianPruner()
-    if name == "hyperband":
-        return optuna.pruners.HyperbandPruner()
-    return None
-
-
-def combinations(space: Space) -> list[Params]:
-    """Every combination of a space whose values can be counted, the last dimension changing fastest."""
-    values: list[Sequence[Any]] = [
-        dimension.options if isinstance(dimension, Category) else values_of(with_step(dimension))
-        for dimension in space.values()
-    ]
-    return [dict(zip(space, chosen, strict=True)) for chosen in itertools.product(*values)]
+    return SearchMethod(sampled) if population is None else SearchMethod(decided, repeats=True)
 
 
 class _Chosen(BaseSampler):

@@ -2,9 +2,11 @@
 
 The parent, the *nursery*, only imports and forks. It has one thread and computes nothing, so that what it forks is
 sound. A trial's process dies with the nursery, and the nursery dies with the controller, so nothing is orphaned.
+multiprocessing's forkserver works alike, but pickles what a process runs, and a task function cannot be pickled.
 """
 
 import ctypes
+import errno
 import gc
 import importlib
 import json
@@ -13,28 +15,36 @@ import select
 import signal
 import socket
 import sys
+import tempfile
 import traceback
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
-from types import FrameType
 from typing import Any, NamedTuple
-
-from hydra_async_sweeper.disk import DISK_FAULT, fault_in, write_atomically
 
 Work = Callable[[int, Sequence[str]], Any]
 """`work(number, overrides)` runs a trial in this process and returns its outcome, which JSON can hold."""
+
+DISK_FAULT = os.EX_IOERR
+"""The exit code of a trial's process, or of a task that returns its exit code, that a fault of the disk has ended."""
+
+DISK_FAULTS = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.ESTALE)
+"""Errors that come from a disk wherever they are met. What else a task meets may be its own fault: a file that is not
+there, or a place where it may not write."""
+
+_ROOM = 2**20
+"""Bytes that there must be room for: with less, a failure without a reason counts as one of the disk."""
 
 _PR_SET_PDEATHSIG = 1
 _LARGEST_MESSAGE = 1 << 16
 _STOPPING = (signal.SIGINT, signal.SIGTERM)
 
 
-_GONE = "the process that starts the trials is gone; the same command resumes the sweep"
-
-
 class NurseryGoneError(RuntimeError):
-    """The process that forks the trials has died."""
+    """The process that forks the trials has died, and its trials with it."""
+
+    def __init__(self) -> None:
+        super().__init__("the process that starts the trials is gone; the same command resumes the sweep")
 
 
 class TrialExit(NamedTuple):
@@ -82,7 +92,11 @@ class TrialSlots:
             NurseryGoneError: the nursery is gone, and its trials with it.
         """
         _outcome_path(self.folder, number).unlink(missing_ok=True)
-        self._send({"number": number, "overrides": list(overrides), "slot": slot})
+        self._socket.settimeout(None)
+        try:
+            self._socket.send(json.dumps([number, list(overrides), slot]).encode())
+        except ConnectionError as error:
+            raise NurseryGoneError from error
         self._pids[number] = 0
 
     def wait(self, seconds: float) -> list[TrialExit]:
@@ -101,18 +115,17 @@ class TrialSlots:
             except ConnectionError:
                 message = b""
             if not message:
-                raise NurseryGoneError(_GONE)
-            event = json.loads(message)
-            number = event["number"]
-            if "code" in event:
+                raise NurseryGoneError
+            number, pid, code = json.loads(message)
+            if code is None:
+                self._pids[number] = pid
+                if number in self._unsent:
+                    _send_signal(pid, self._unsent.pop(number))
+            else:
                 del self._pids[number]
                 self._unsent.pop(number, None)
-                ended.append(TrialExit(number, event["code"], _read_outcome(self.folder, number)))
+                ended.append(TrialExit(number, code, _read_outcome(self.folder, number)))
                 self._socket.settimeout(0)
-            else:
-                self._pids[number] = event["pid"]
-                if number in self._unsent:
-                    _send_signal(event["pid"], self._unsent.pop(number))
         return ended
 
     def signal(self, what: signal.Signals, numbers: Sequence[int] | None = None) -> None:
@@ -126,7 +139,7 @@ class TrialSlots:
 
     def log_of(self, number: int) -> Path:
         """Where a trial's output goes."""
-        return _log_path(self.folder, number)
+        return self.folder / f"trial_{number:04d}.log"
 
     def close(self) -> None:
         """Ends the nursery, and with it whatever is still running."""
@@ -135,20 +148,12 @@ class TrialSlots:
             os.kill(self._nursery, signal.SIGKILL)
             os.waitpid(self._nursery, 0)
 
-    def _send(self, message: dict[str, Any]) -> None:
-        self._socket.settimeout(None)
-        try:
-            self._socket.send(json.dumps(message).encode())
-        except ConnectionError as error:
-            raise NurseryGoneError(_GONE) from error
-
 
 class _Nursery:
     """The parent of all trials' processes."""
 
     def __init__(self, work: Work, folder: Path, controller: socket.socket, gpus: Sequence[str]) -> None:
         self._work, self._folder, self._controller, self._gpus = work, folder, controller, gpus
-        self._numbers: dict[int, int] = {}
 
     def serve(self, preload: Sequence[str]) -> None:
         """Serves the controller until it leaves; never returns."""
@@ -161,69 +166,54 @@ class _Nursery:
                 importlib.import_module(name)
             gc.collect()
             gc.freeze()  # the trials share these pages
-            wake, waker = socket.socketpair()
-            waker.setblocking(False)
-            signal.set_wakeup_fd(waker.fileno())
-            signal.signal(signal.SIGCHLD, _note_nothing)
-            self._loop(wake)
+            self._loop()
+        except OSError:  # the controller is gone, and with it this process soon
+            pass
         except BaseException:
             traceback.print_exc()
         finally:
             os._exit(1)
 
-    def _loop(self, wake: socket.socket) -> None:
+    def _loop(self) -> None:
+        trials: dict[int, tuple[int, int]] = {}  # from a descriptor of a trial's process to its number and pid
         while True:
-            ready, _, _ = select.select([self._controller, wake], [], [])
-            if wake in ready:
-                wake.recv(4096)
-                self._reap()
+            ready, _, _ = select.select([self._controller, *trials], [], [])
+            for descriptor in trials.keys() & set(ready):
+                number, pid = trials.pop(descriptor)
+                _, status = os.waitpid(pid, 0)
+                os.close(descriptor)
+                self._controller.send(json.dumps([number, pid, os.waitstatus_to_exitcode(status)]).encode())
             if self._controller in ready:
                 message = self._controller.recv(_LARGEST_MESSAGE)
                 if not message:
-                    os._exit(0)
-                self._fork(json.loads(message))
-
-    def _fork(self, order: dict[str, Any]) -> None:
-        number = order["number"]
-        signal.pthread_sigmask(signal.SIG_BLOCK, _STOPPING)  # until the trial no longer ignores them
-        pid = os.fork()
-        if pid == 0:
-            self._become_trial(number, order["overrides"], order["slot"])
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, _STOPPING)
-        self._numbers[pid] = number
-        self._report({"number": number, "pid": pid})
-
-    def _reap(self) -> None:
-        while True:
-            try:
-                pid, status = os.waitpid(-1, os.WNOHANG)
-            except ChildProcessError:
-                return
-            if pid == 0:
-                return
-            if pid in self._numbers:
-                self._report({"number": self._numbers.pop(pid), "code": os.waitstatus_to_exitcode(status)})
-
-    def _report(self, event: dict[str, Any]) -> None:
-        try:
-            self._controller.send(json.dumps(event).encode())
-        except OSError:  # the controller is gone, and with it this process soon
-            os._exit(1)
+                    return
+                number, overrides, slot = json.loads(message)
+                signal.pthread_sigmask(signal.SIG_BLOCK, _STOPPING)  # until the trial no longer ignores them
+                pid = os.fork()
+                if pid == 0:
+                    self._become_trial(number, overrides, slot)
+                signal.pthread_sigmask(signal.SIG_UNBLOCK, _STOPPING)
+                trials[os.pidfd_open(pid)] = number, pid
+                self._controller.send(json.dumps([number, pid, None]).encode())
 
     def _become_trial(self, number: int, overrides: Sequence[str], slot: int) -> None:
         """In the new process: runs the trial; never returns."""
         code = 1
         try:
             die_with_parent()
-            signal.set_wakeup_fd(-1)
-            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             signal.signal(signal.SIGINT, signal.default_int_handler)
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
             signal.pthread_sigmask(signal.SIG_UNBLOCK, _STOPPING)
             self._controller.close()
             if self._gpus:
                 os.environ["CUDA_VISIBLE_DEVICES"] = self._gpus[slot % len(self._gpus)]
-            self._send_output_to(_log_path(self._folder, number))
+            try:
+                log = (self._folder / f"trial_{number:04d}.log").open("a", buffering=1, encoding="utf-8")
+            except OSError:  # the controller looks what is wrong with the folder
+                os._exit(DISK_FAULT)
+            for stream in (1, 2):
+                os.dup2(log.fileno(), stream)
+            sys.stdout = sys.stderr = log
             outcome = self._work(number, overrides)
             write_atomically(_outcome_path(self._folder, number), json.dumps(outcome, default=repr))
             code = 0
@@ -241,29 +231,13 @@ class _Nursery:
             finally:
                 os._exit(code)
 
-    def _send_output_to(self, path: Path) -> None:
-        """Sends what this process says to a file, which may be new. A link is not followed."""
-        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
-        try:
-            log = os.fdopen(os.open(path, flags, 0o666), "a", buffering=1, encoding="utf-8")
-        except OSError:  # the controller looks what is wrong with the folder
-            os._exit(DISK_FAULT)
-        for stream in (1, 2):
-            os.dup2(log.fileno(), stream)
-        sys.stdout = sys.stderr = log
-
 
 def die_with_parent() -> None:
     """Asks the kernel (Linux) to kill this process when its parent dies."""
     parent = os.getppid()
-    if sys.platform.startswith("linux"):
-        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-        if os.getppid() != parent:  # it died before the line above
-            os._exit(1)
-
-
-def _note_nothing(number: int, frame: FrameType | None) -> None:
-    """Lets SIGCHLD wake the loop."""
+    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:  # it died before the line above
+        os._exit(1)
 
 
 def _send_signal(pid: int, what: signal.Signals) -> None:
@@ -275,15 +249,55 @@ def _outcome_path(folder: Path, number: int) -> Path:
     return folder / f"trial_{number:04d}.json"
 
 
-def _log_path(folder: Path, number: int) -> Path:
-    return folder / f"trial_{number:04d}.log"
-
-
 def _read_outcome(folder: Path, number: int) -> Any:
     path = _outcome_path(folder, number)
     try:
         return json.loads(path.read_text(encoding="utf-8"))
-    except (FileNotFoundError, ValueError):
+    except FileNotFoundError:
         return None
     finally:
         path.unlink(missing_ok=True)
+
+
+# Disks that are full or gone: no trial is to blame
+
+
+class PausedError(RuntimeError):
+    """The sweep cannot go on before somebody has mended a disk or a folder; the message says which."""
+
+
+def fault_in(error: BaseException | None) -> OSError | None:
+    """The fault of a disk behind an error, where its number alone says so."""
+    while error is not None:
+        if isinstance(error, OSError) and error.errno in DISK_FAULTS:
+            return error
+        error = error.__cause__ or error.__context__
+    return None
+
+
+def fault_at(folder: Path) -> OSError | None:
+    """Why the folder cannot be written: it is gone, or full, or read-only; None if it can."""
+    try:
+        with tempfile.TemporaryFile(dir=folder) as file:
+            file.write(bytes(_ROOM))
+    except OSError as error:
+        return OSError(error.errno, error.strerror, str(folder))
+    return None
+
+
+def line_of(fault: OSError, folder: Path) -> str:
+    """What is wrong with which file, or else with `folder`, and what to do."""
+    place = os.fsdecode(fault.filename or folder)
+    return f"{place}: {fault.strerror or fault}; make room or bring it back, and the same command goes on"
+
+
+def write_atomically(path: Path, text: str) -> None:
+    """Writes or replaces a file; readers find the old text or the new one."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")  # two processes may write it
+    try:
+        temporary.write_text(text, encoding="utf-8")
+        temporary.replace(path)
+    except OSError as error:
+        with suppress(OSError):
+            temporary.unlink()
+        raise OSError(error.errno, error.strerror, str(path)) from error

@@ -1,23 +1,19 @@
-"""The search space: what the sweep overrides of a command line say, in Hydra's own syntax.
+"""The search space: what the sweep overrides of a command line say, in Hydra's own syntax; and a trial's overrides.
 
 `key=a,b`, `key=choice(a,b)`, `key=glob(*)` and config groups are categories. `key=range(start,stop,step)` has Hydra's
 meaning: `stop` is not among the values. `key=interval(low,high)` is a number between both ends; in
 `int(interval(low,high))` it is whole. `tag(log, interval(…))` is searched on a logarithmic scale.
 """
 
+import itertools
 import math
 import random
 from collections.abc import Callable, Mapping, Sequence
 from decimal import Decimal
 from typing import Any, NamedTuple
 
-from hydra.core.override_parser.types import (
-    Glob,
-    IntervalSweep,
-    Override,
-    RangeSweep,
-    Transformer,
-)
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Glob, IntervalSweep, Override, RangeSweep, Transformer
 
 Value = str | int | float
 """A parameter's value. Of categories it is the text that stands on the right of the override."""
@@ -49,6 +45,47 @@ Dimension = Category | Number
 Space = dict[str, Dimension]
 
 
+class SweepPlan(NamedTuple):
+    """The space, and the overrides of a trial: the fixed ones as they are, and the key where a parameter stands; and
+    those of the command line."""
+
+    space: Space
+    template: list[tuple[str, bool]]
+    arguments: list[str]
+
+    def overrides(self, params: Mapping[str, Value]) -> list[str]:
+        """A trial's overrides, in the order of the command line."""
+        chosen = dict(zip(params, as_overrides(params), strict=True))
+        return [chosen[text] if searched else text for text, searched in self.template]
+
+
+def plan_of(arguments: Sequence[str], params: Mapping[str, Any], options: Callable[[str], Sequence[str]]) -> SweepPlan:
+    """What the overrides on the command line, and those of `hydra.sweeper.params`, ask for.
+
+    Args:
+        arguments: overrides of the command line; they come before `params` of the same key.
+        params: key → value or sweep, as text.
+        options: from the name of a config group to its options.
+
+    Raises:
+        SpaceError: a sweep that describes no space.
+    """
+    parser = OverridesParser.create()
+    typed = parser.parse_overrides(list(arguments))
+    keys = {override.get_key_element() for override in typed}
+    more = parser.parse_overrides([f"{key}={value}" for key, value in params.items() if key not in keys])
+    space: Space = {}
+    template: list[tuple[str, bool]] = []
+    for override in (*more, *typed):
+        key = override.get_key_element()
+        if override.is_sweep_override():
+            space[key] = dimension_of(override, options)
+            template.append((key, True))
+        else:
+            template.append((str(override.input_line), False))
+    return SweepPlan(space, template, list(arguments))
+
+
 def dimension_of(override: Override, options: Callable[[str], Sequence[str]]) -> Dimension:
     """The dimension that a sweep override spans; `options` gives those of a config group, for `glob`.
 
@@ -56,10 +93,13 @@ def dimension_of(override: Override, options: Callable[[str], Sequence[str]]) ->
         SpaceError: an interval that is empty, reversed or not finite, a logarithm of 0, or an empty list.
     """
     value: Any = override.value()
-    if isinstance(value, IntervalSweep):
-        return _interval(override, value)
-    if isinstance(value, RangeSweep) and not value.shuffle:
-        return _range(override, value)
+    if isinstance(value, IntervalSweep) or (isinstance(value, RangeSweep) and not value.shuffle):
+        number = (_interval if isinstance(value, IntervalSweep) else _range)(override, value)
+        if isinstance(number, Number) and number.log and number.low <= 0:
+            raise SpaceError(
+                f"{override.input_line}: a logarithmic scale must begin above 0; it begins at {number.low}"
+            )
+        return number
     if isinstance(value, Glob):
         names = tuple(value.filter(list(options(override.key_or_group))))
     else:
@@ -76,11 +116,8 @@ def _interval(override: Override, value: IntervalSweep) -> Number:
     if low >= high:
         swapped = f"; type interval({high},{low})" if low > high else ""
         raise SpaceError(f"{override.input_line}: the interval is empty: {low} must be below {high}{swapped}")
-    log = "log" in value.tags
-    if log and low <= 0:
-        raise SpaceError(f"{override.input_line}: a logarithmic interval must begin above 0; it begins at {low}")
     whole = isinstance(low, int) and isinstance(high, int)
-    return Number(low, high, log=log, whole=whole)
+    return Number(low if whole else float(low), high if whole else float(high), log="log" in value.tags, whole=whole)
 
 
 def _range(override: Override, value: RangeSweep) -> Dimension:
@@ -91,15 +128,11 @@ def _range(override: Override, value: RangeSweep) -> Dimension:
     count = math.ceil((end - first) / by)
     if count < 1:
         raise SpaceError(f"{override.input_line}: the range is empty: {stop} is not among its values")
-    whole = all(isinstance(number, int) for number in (start, stop, step))
-    low, high = sorted((first, first + (count - 1) * by))
-    log = "log" in value.tags
-    if log and low <= 0:
-        raise SpaceError(f"{override.input_line}: a logarithmic range must begin above 0; it begins at {low}")
     if count == 1:
         return Category((str(start),))
-    as_number = int if whole else float
-    return Number(as_number(low), as_number(high), log=log, step=abs(step), whole=whole)
+    whole = all(isinstance(number, int) for number in (start, stop, step))
+    low, high = map(int if whole else float, sorted((first, first + (count - 1) * by)))
+    return Number(low, high, log="log" in value.tags, step=abs(step), whole=whole)
 
 
 def as_overrides(params: Mapping[str, Value]) -> list[str]:
@@ -133,6 +166,20 @@ def value_at(number: Number, index: int) -> int | float:
     return int(value) if number.whole else float(value)
 
 
+def values_of(number: Number) -> list[int | float]:
+    """All values of a number with a step."""
+    return [value_at(number, index) for index in range(steps_of(number) + 1)]
+
+
+def combinations(space: Space) -> list[Params]:
+    """Every combination of a space whose values can be counted, the last dimension changing fastest."""
+    values: list[Sequence[Value]] = [
+        dimension.options if isinstance(dimension, Category) else values_of(with_step(dimension))
+        for dimension in space.values()
+    ]
+    return [dict(zip(space, chosen, strict=True)) for chosen in itertools.product(*values)]
+
+
 def uniform(rng: random.Random, dimension: Dimension) -> Value:
     """A value drawn uniformly, on a logarithmic scale if the number has one.
 
@@ -160,15 +207,7 @@ def with_step(number: Number) -> Number:
 
 def ends_of(dimension: Dimension) -> tuple[Value, ...]:
     """The values by which a dimension is checked before a sweep: every option; both ends of a number."""
-    return (
-        dimension.options
-        if isinstance(dimension, Category)
-        else (_value(dimension, dimension.low), _value(dimension, dimension.high))
-    )
-
-
-def _value(number: Number, value: float) -> Value:
-    return int(value) if number.whole else float(value)
+    return dimension.options if isinstance(dimension, Category) else (dimension.low, dimension.high)
 
 
 def contains(dimension: Dimension, value: object) -> bool:

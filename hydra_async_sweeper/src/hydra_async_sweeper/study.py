@@ -5,46 +5,33 @@ is removed, and a trial that was under way is run again under its number, with i
 """
 
 import contextlib
-import errno
-import fcntl
 import json
-import logging
 import math
-import os
-import time
 import warnings
-from collections.abc import Container, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 import optuna
-from optuna.distributions import (
-    BaseDistribution,
-    CategoricalDistribution,
-    FloatDistribution,
-    IntDistribution,
-)
+from filelock import FileLock, Timeout
+from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution, IntDistribution
 from optuna.storages.journal import JournalFileBackend, JournalStorage
-from optuna.storages.journal._file import BaseJournalFileLock
 from optuna.trial import FrozenTrial, TrialState
 
-from hydra_async_sweeper import islands
-from hydra_async_sweeper.disk import ADVICE, refuse_links
-from hydra_async_sweeper.ranking import results_of
-from hydra_async_sweeper.space import Category, Dimension, Number, Params, Space, steps_of, value_at
-from hydra_async_sweeper.terms import (
+from hydra_async_sweeper.islands import ScoredTrial
+from hydra_async_sweeper.space import Category, Dimension, Params, Space, values_of
+from hydra_async_sweeper.trials import (
     COMPLETED,
     DIVERGED,
     FAILED,
     PRUNED,
     Direction,
     FinishedTrial,
+    FinishedTrials,
     StartedTrial,
     StudyError,
     Values,
 )
-
-log = logging.getLogger("hydra_async_sweeper")
 
 OUTCOME, TOLD, VALUES, SAME_AS, RETRIES, FAILURE = "outcome", "told", "values", "same_as", "retries", "failure"
 PARENT, SECONDS = "parent", "seconds"
@@ -73,10 +60,27 @@ class Study:
         self, path: Path, name: str, space: Space, directions: Sequence[Direction], identity: Mapping[str, Any]
     ) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
-        refuse_links([path])
-        self.path, self._held = path, _hold(path)
+        self.path = path
+        # Held for the whole sweep, and taken once more at each append. The kernel frees it when its process dies.
+        # Optuna's own locks are files, which a killed process leaves behind: the next one would wait for 30 s.
+        self._lock = FileLock(path.with_name(f".{path.name}.lock"), timeout=0, thread_local=False)
         try:
-            self._begin_or_resume(path, name, directions, json.loads(json.dumps(identity)))
+            self._lock.acquire()
+        except Timeout:
+            raise StudyError(
+                f"{path.parent}: another process is running this sweep; wait for it, or type another "
+                "hydra.sweep.dir=/path"
+            ) from None
+        try:
+            self._study = self._open(name, directions)
+            if self._has_no_values():
+                path.unlink()  # nothing is left to resume, so the task runs again, as with Hydra's own sweepers
+                self._study = self._open(name, directions)
+            noted, identity = self._study.user_attrs.get("identity"), json.loads(json.dumps(identity))
+            if noted is None:
+                self._study.set_user_attr("identity", identity)
+            elif noted != identity:
+                raise StudyError(_differences(path.parent, noted, identity))
         except BaseException:
             self.close()
             raise
@@ -85,26 +89,28 @@ class Study:
         self.directions = [d.name.lower() for d in self._study.directions]
         self.distributions = {name: distribution(dimension) for name, dimension in space.items()}
 
-    def _begin_or_resume(
-        self, path: Path, name: str, directions: Sequence[Direction], identity: Mapping[str, Any]
-    ) -> None:
-        _mend(path)
-        self._open(path, name, directions)
-        if self._has_no_values():
-            path.unlink()  # nothing is left to resume, so the task runs again, as with Hydra's own sweepers
-            self._open(path, name, directions)
-        known = self._study.user_attrs.get("identity")
-        if known is None:
-            self._study.set_user_attr("identity", identity)
-        elif known != identity:
-            raise StudyError(_differences(path.parent, known, identity))
-
-    def _open(self, path: Path, name: str, directions: Sequence[Direction]) -> None:
+    def _open(self, name: str, directions: Sequence[Direction]) -> optuna.Study:
         optuna.logging.set_verbosity(optuna.logging.WARNING)
-        with _reading(path), without_experimental_warnings():
-            self._study = optuna.create_study(
-                storage=_Storage(path), study_name=name, directions=list(directions), load_if_exists=True
-            )
+        lock: Any = self._lock
+        try:
+            with without_experimental_warnings():
+                JournalStorage(JournalFileBackend(str(self.path), lock))  # reads it, before anything is cut or appended
+                content = self.path.read_bytes()
+                if not content.endswith(b"\n"):
+                    # A kill has torn the last line. Optuna would append to it, and never read the file again.
+                    with self.path.open("r+b") as file:
+                        file.truncate(content.rfind(b"\n") + 1)
+                storage = JournalStorage(JournalFileBackend(str(self.path), lock))
+                return optuna.create_study(
+                    storage=storage, study_name=name, directions=list(directions), load_if_exists=True
+                )
+        except OSError:
+            raise
+        except Exception as error:  # what Optuna raises depends on the line
+            raise StudyError(
+                f"{self.path}: is no journal of a study, or is damaged ({type(error).__name__}: {error}); move it away "
+                "to begin the search again"
+            ) from error
 
     def keep(self, name: str, value: int) -> int:
         """The value that was noted under this name when the study was made; `value` in a new study."""
@@ -114,7 +120,7 @@ class Study:
 
     def close(self) -> None:
         """Lets another process hold the study."""
-        self._held.close()
+        self._lock.release()
 
     def _has_no_values(self) -> bool:
         """Whether all trials have completed, and none has returned a value."""
@@ -158,11 +164,11 @@ class Study:
         trial = optuna.trial.Trial(self._study, trial_id)
         noted = self._frozen(number)
         params: Params = {}
-        for name, dimension in self.space.items():
-            drawn = self.distributions[name]
-            if name in noted.params and _draws_alone(trial, name, drawn):
+        for name, drawn in self.distributions.items():
+            together = drawn.single() or trial._is_fixed_param(name, drawn) or trial._is_relative_param(name, drawn)
+            if name in noted.params and not together:
                 sampler.sample_independent(self._study, noted, name, drawn)  # so that the next ones are as at first
-            params[name] = _suggest(trial, name, dimension, drawn)
+            params[name] = trial._suggest(name, drawn)
         return StartedTrial(number, params, parent)
 
     def tell(
@@ -216,9 +222,9 @@ class Study:
         ended = [finished_of(trial) for trial in self._trials() if trial.state.is_finished()]
         return sorted(ended, key=lambda trial: (trial.told, trial.number))
 
-    def losses(self) -> list[islands.ScoredTrial]:
+    def losses(self) -> list[ScoredTrial]:
         """The trials that have ended, as the searches take them; only a completed one has a loss."""
-        return results_of(self.finished(), self.directions)
+        return FinishedTrials(self.finished(), (), self.directions).scored()
 
     def _trials(self, *states: TrialState) -> list[FrozenTrial]:
         return self._study.get_trials(deepcopy=False, states=states or None)
@@ -244,9 +250,6 @@ def finished_of(trial: FrozenTrial) -> FinishedTrial:
     )  # fmt: skip
 
 
-# Distributions
-
-
 def distribution(dimension: Dimension) -> BaseDistribution:
     """Optuna's distribution for a dimension. It has none for steps on a logarithmic scale: they become categories."""
     if isinstance(dimension, Category):
@@ -257,170 +260,6 @@ def distribution(dimension: Dimension) -> BaseDistribution:
         step = int(dimension.step or 1)
         return IntDistribution(int(dimension.low), int(dimension.high), log=dimension.log, step=step)
     return FloatDistribution(float(dimension.low), float(dimension.high), log=dimension.log, step=dimension.step)
-
-
-def values_of(number: Number) -> list[int | float]:
-    """All values of a number with a step."""
-    assert number.step is not None
-    return [value_at(number, index) for index in range(steps_of(number) + 1)]
-
-
-def _suggest(trial: optuna.trial.Trial, name: str, dimension: Dimension, drawn: BaseDistribution) -> Any:
-    if isinstance(drawn, CategoricalDistribution):
-        return trial.suggest_categorical(name, drawn.choices)
-    if isinstance(drawn, IntDistribution):
-        return trial.suggest_int(name, drawn.low, drawn.high, log=drawn.log, step=drawn.step)
-    assert isinstance(drawn, FloatDistribution)
-    return trial.suggest_float(name, drawn.low, drawn.high, log=drawn.log, step=drawn.step)
-
-
-def _draws_alone(trial: optuna.trial.Trial, name: str, drawn: BaseDistribution) -> bool:
-    """Whether the sampler draws this parameter by itself, and not with the others, or not at all."""
-    return not (drawn.single() or trial._is_fixed_param(name, drawn) or trial._is_relative_param(name, drawn))
-
-
-# The journal file
-
-
-_MOST_SECONDS = 60.0
-"""How long another process may hold the journal, which takes milliseconds."""
-_SILENT_SECONDS, _PAUSE = 1.0, 0.01
-
-
-class _Storage(JournalStorage):
-    """Optuna's storage. What others write into the journal, or take out of it, while the sweep runs is read, too."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        super().__init__(_Journal(path))
-
-    def _sync_with_backend(self) -> None:
-        with _reading(self._path):
-            super()._sync_with_backend()
-
-    def get_all_trials(
-        self, study_id: int, deepcopy: bool = True, states: Container[TrialState] | None = None
-    ) -> list[FrozenTrial]:
-        with _reading(self._path):
-            return super().get_all_trials(study_id, deepcopy, states)
-
-
-class _Journal(JournalFileBackend):
-    """Optuna's journal in a file. An append that fails leaves the file as it was: Optuna would write on behind half a
-    line. Nor is a file written that somebody has removed or cut off meanwhile."""
-
-    def __init__(self, path: Path) -> None:
-        super().__init__(str(path), lock_obj=_FileLock(path))
-        self._path, self._size = path, path.stat().st_size
-
-    def append_logs(self, logs: list[dict[str, Any]]) -> None:
-        size = self._path.stat().st_size
-        if size < self._size:
-            raise OSError(errno.ESTALE, "has become shorter while the sweep ran", str(self._path))
-        try:
-            super().append_logs(logs)
-        except OSError as error:
-            with contextlib.suppress(OSError):
-                os.truncate(self._path, size)
-            raise OSError(error.errno, error.strerror, str(self._path)) from error
-        self._size = self._path.stat().st_size
-
-
-class _FileLock(BaseJournalFileLock):
-    """A lock of the kernel's, which a killed process leaves behind in no case."""
-
-    def __init__(self, journal: Path) -> None:
-        self._path = journal.with_name(f".{journal.name}.lock")
-        self._file: TextIO | None = None
-
-    def acquire(self) -> bool:
-        self._file = _open_lock(self._path)
-        began, told = time.monotonic(), False
-        while True:
-            with contextlib.suppress(BlockingIOError):
-                fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                return True
-            waited = time.monotonic() - began
-            if waited > _MOST_SECONDS:
-                self._file.close()
-                raise StudyError(
-                    f"{self._path} is held by another process, since {waited:.0f} s; end that process (lsof names it), "
-                    "and the same command goes on"
-                )
-            if waited > _SILENT_SECONDS and not told:
-                log.warning("%s is held by another process: waiting", self._path)
-                told = True
-            time.sleep(_PAUSE)
-
-    def release(self) -> None:
-        assert self._file is not None
-        self._file.close()
-
-
-def _hold(journal: Path) -> TextIO:
-    path = journal.with_name(f".{journal.name}.controller")
-    try:
-        file = _open_lock(path)
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        file.close()
-        raise StudyError(
-            f"{journal.parent}: another process is running this sweep; wait for it, or type another "
-            "hydra.sweeper.study_name=NAME"
-        ) from None
-    except OSError as error:
-        if error.errno in ADVICE:
-            raise
-        raise StudyError(f"{path} cannot be locked ({error.strerror}); type another hydra.sweep.dir=/path") from error
-    return file
-
-
-def _open_lock(path: Path) -> TextIO:
-    """Opens a lock file, which may be new. A link is not followed."""
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-    with contextlib.suppress(OSError):  # it is another user's
-        # Who may read a file can lock it. So it is open to those alone who may write in the folder.
-        os.fchmod(descriptor, 0o600 | (path.parent.stat().st_mode & 0o022) * 3)
-    return os.fdopen(descriptor, "r+", encoding="utf-8")
-
-
-def _mend(journal: Path) -> None:
-    """Removes what a kill has left of a last line: Optuna would append to it, and never read the file again.
-
-    Raises:
-        StudyError: a whole line is no JSON object; Optuna would append to the file before it reads it.
-    """
-    if not journal.exists():
-        return
-    content = journal.read_bytes()
-    end = content.rfind(b"\n") + 1
-    if end != len(content):
-        with journal.open("r+b") as file:
-            file.truncate(end)
-    for line in content[:end].splitlines():
-        try:
-            if not isinstance(json.loads(line), dict):
-                raise ValueError("a line is no object")
-        except (ValueError, RecursionError) as error:
-            raise _damaged(journal, error) from error
-
-
-@contextlib.contextmanager
-def _reading(journal: Path) -> Iterator[None]:
-    """Makes a StudyError of what Optuna raises, which does not check what it reads."""
-    try:
-        yield
-    except (OSError, StudyError, optuna.exceptions.DuplicatedStudyError):  # the last one tells it to load the study
-        raise
-    except Exception as error:
-        raise _damaged(journal, error) from error
-
-
-def _damaged(journal: Path, error: Exception) -> StudyError:
-    return StudyError(
-        f"{journal}: is no journal of a study, or is damaged ({type(error).__name__}: {error}); move it away to begin "
-        "the search anew"
-    )
 
 
 def _differences(folder: Path, known: Mapping[str, Any], now: Mapping[str, Any]) -> str:

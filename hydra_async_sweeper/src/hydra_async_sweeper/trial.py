@@ -1,4 +1,4 @@
-"""One trial: where it runs, and what it returns."""
+"""One trial: its folder, what its process runs, and what that returns."""
 
 import errno
 import os
@@ -14,21 +14,21 @@ from hydra.errors import ConfigCompositionException, HydraException
 from hydra.plugins.launcher import Launcher
 from omegaconf import DictConfig, OmegaConf, read_write
 
-from hydra_async_sweeper.disk import fault_in, line_of
+from hydra_async_sweeper.slots import fault_in, line_of
 
 
 def trial_folders(config: DictConfig, folder: Path) -> Callable[[int], Path] | None:
     """From a trial's number to its folder; None where that depends on more than the number."""
 
     def folder_of(number: int) -> Path:
-        own = config.copy()
-        with read_write(own.hydra):
-            own.hydra.job.num, own.hydra.job.override_dirname = number, ""
+        numbered = config.copy()
+        with read_write(numbered.hydra):
+            numbered.hydra.job.num, numbered.hydra.job.override_dirname = number, ""
         singleton = HydraConfig.instance()
         before: Any = singleton.cfg
-        singleton.cfg = own  # type: ignore[assignment]  # where `${hydra:…}` looks
+        singleton.cfg = numbered  # type: ignore[assignment]  # where `${hydra:…}` looks
         try:
-            return folder / str(OmegaConf.select(own, "hydra.sweep.subdir", throw_on_missing=True))
+            return folder / str(OmegaConf.select(numbered, "hydra.sweep.subdir", throw_on_missing=True))
         finally:
             singleton.cfg = before
 
@@ -61,30 +61,23 @@ def run_trial(launcher: Launcher, number: int, overrides: Sequence[str]) -> dict
         returned = launcher.launch([list(overrides)], initial_job_idx=number)[0]
     except (ConfigCompositionException, HydraException) as error:
         return {"status": "REFUSED", "error": str(error)}
-    value, failure, fault = returned._return_value, "", None
+    status, value, failure = returned.status.name, returned._return_value, ""
     if returned.status == JobStatus.FAILED:
         traceback.print_exception(value)  # only its text reaches the controller
         folder = Path(returned.hydra_cfg.hydra.runtime.output_dir) if returned.hydra_cfg is not None else Path()
         fault = fault_in(value)
-        value, failure = None, f"{type(value).__name__}: {value}"
         if fault is None and not folder.is_dir():
             fault = FileNotFoundError(errno.ENOENT, "is not there any more", str(folder))
-        if fault is not None:
-            failure = line_of(fault, folder)
-    return {
-        "status": returned.status.name if fault is None else "DISK",
-        "value": value,
-        "error": failure,
-        "overrides": list(returned.overrides or ()),
-        "cfg": _plain(returned.cfg),
-        "hydra_cfg": _plain(returned.hydra_cfg),
-        "working_dir": returned.working_dir,
-        "task_name": returned.task_name,
+        failure = f"{type(value).__name__}: {value}" if fault is None else line_of(fault, folder)
+        status, value = status if fault is None else "DISK", None
+    configs = {
+        key: None if config is None else OmegaConf.to_container(config, enum_to_str=True)
+        for key, config in (("cfg", returned.cfg), ("hydra_cfg", returned.hydra_cfg))
     }
-
-
-def _plain(config: DictConfig | None) -> Any:
-    return None if config is None else OmegaConf.to_container(config, enum_to_str=True)
+    return {
+        "status": status, "value": value, "error": failure, "overrides": list(returned.overrides or ()), **configs,
+        "working_dir": returned.working_dir, "task_name": returned.task_name,
+    }  # fmt: skip
 
 
 def job_return(outcome: Mapping[str, Any] | None) -> JobReturn:

@@ -10,13 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import yaml  # type: ignore[import-untyped]
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.errors import HydraException
 
-from hydra_async_sweeper.disk import write_atomically
-from hydra_async_sweeper.population import lineage
-from hydra_async_sweeper.ranking import OUTCOMES, FinishedTrials
-from hydra_async_sweeper.settings import RESULTS, read_yaml
+from hydra_async_sweeper.settings import RESULTS
+from hydra_async_sweeper.slots import write_atomically
 from hydra_async_sweeper.space import Params
-from hydra_async_sweeper.terms import printable
+from hydra_async_sweeper.trials import OUTCOMES, FinishedTrials
 
 
 def write_tables(
@@ -38,57 +38,55 @@ def write_tables(
         name: of the sweeper.
         folder_of: from a trial's number to its folder in the sweep's.
     """
-    write_atomically(folder / "trials.csv", _csv(ended))
-    results = {"name": name, **_results(ended, folder_of)}
-    results["command"] = command
-    results["objectives"] = dict(zip(ended.objectives, ended.directions, strict=True))
-    counts = Counter(trial.outcome for trial in ended.trials)
-    results["trials"] = {"total": total, **{outcome: counts[outcome] for outcome in OUTCOMES}}
-    text = yaml.safe_dump(results, sort_keys=False, allow_unicode=True, width=math.inf)
-    write_atomically(folder / RESULTS, text)
-
-
-def _csv(ended: FinishedTrials) -> str:
     ordered = sorted(ended.trials, key=lambda trial: trial.number)
     params = list(dict.fromkeys(key for trial in ordered for key in trial.params))
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    lane = [*ended.lanes.place_of(0), *(["parent"] if ended.lanes.by_round else [])]
-    head = ["number", "told", "outcome", *lane, *ended.objectives, "seconds", "same_as", "failure", *params]
-    writer.writerow(map(printable, head))
+    parent = ["parent"] if ended.lanes.by_round else []
+    lane = [*ended.lanes.place_of(0), *parent]
+    rows: list[list[Any]] = [
+        ["number", "told", "outcome", *lane, *ended.objectives, "seconds", "same_as", "failure", *params]
+    ]
     for trial in ordered:
-        row = [
+        rows.append([
             trial.number, trial.told, trial.outcome, *ended.lanes.place_of(trial.number).values(),
-            *([trial.parent] if ended.lanes.by_round else []),
-            *(trial.values or [""] * len(ended.objectives)), trial.seconds, trial.same_as,
-            " ".join(trial.failure.split()), *(trial.params.get(key, "") for key in params),
-        ]  # fmt: skip
-        writer.writerow([printable(cell) if isinstance(cell, str) else cell for cell in row])
-    return text.getvalue()
+            *(trial.parent for _ in parent), *(trial.values or [""] * len(ended.objectives)), trial.seconds,
+            trial.same_as, " ".join(trial.failure.split()), *(trial.params.get(key, "") for key in params),
+        ])  # fmt: skip
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerows(rows)
+    write_atomically(folder / "trials.csv", text.getvalue())
+    counts = Counter(trial.outcome for trial in ended.trials)
+    results = {
+        "name": name,
+        **_best(ended, folder_of),
+        "command": command,
+        "objectives": dict(zip(ended.objectives, ended.directions, strict=True)),
+        "trials": {"total": total, **{outcome: counts[outcome] for outcome in OUTCOMES}},
+    }
+    write_atomically(folder / RESULTS, yaml.safe_dump(results, sort_keys=False, allow_unicode=True, width=math.inf))
 
 
-def _results(ended: FinishedTrials, folder_of: Callable[[int], str]) -> dict[str, Any]:
+def _best(ended: FinishedTrials, folder_of: Callable[[int], str]) -> dict[str, Any]:
     best = ended.best()
     if len(ended.objectives) > 1:
-        solutions = [
-            {
-                "params": _plain_params(trial.params), "values": list(trial.values or ()), "trial": trial.number,
-                "folder": folder_of(trial.number),
-            }
-            for trial in best
-        ]  # fmt: skip
-        return {"solutions": solutions}
-    trial = best[0] if best else None
+        return {
+            "solutions": [
+                {"params": _plain_params(trial.params), "values": list(trial.values or ()), "trial": trial.number,
+                 "folder": folder_of(trial.number)}
+                for trial in best
+            ]
+        }  # fmt: skip
+    if not best:
+        return dict.fromkeys(("best_params", "best_value", "best_trial", "best_folder"))
+    trial = best[0]
     results: dict[str, Any] = {
-        "best_params": _plain_params(trial.params) if trial else None,
-        "best_value": trial.values[0] if trial and trial.values else None,
-        "best_trial": trial.number if trial else None,
-        "best_folder": folder_of(trial.number) if trial else None,
-    }
-    if trial and ended.lanes.by_round:
-        chosen = {trial.number: trial for trial in ended.trials}
-        chain = lineage(trial.number, {number: trial.parent for number, trial in chosen.items()})
-        results["lineage"] = [{"trial": n, "folder": folder_of(n), "params": dict(chosen[n].params)} for n in chain]
+        "best_params": _plain_params(trial.params), "best_value": trial.values and trial.values[0],
+        "best_trial": trial.number, "best_folder": folder_of(trial.number),
+    }  # fmt: skip
+    if ended.lanes.by_round:
+        chain = ended.lineage(trial.number)
+        results["lineage"] = [
+            {"trial": t.number, "folder": folder_of(t.number), "params": dict(t.params)} for t in chain
+        ]
     return results
 
 
@@ -99,9 +97,6 @@ def _plain_params(params: Params) -> dict[str, Any]:
 @lru_cache(maxsize=4096)
 def _plain(text: str) -> str | int | float | bool | None:
     """What Hydra reads in the text of an override, where that is one plain value; else the text."""
-    from hydra.core.override_parser.overrides_parser import OverridesParser
-    from hydra.errors import HydraException
-
     try:
         value: Any = OverridesParser.create().parse_override(f"key={text}").value()
     except HydraException:
@@ -112,12 +107,8 @@ def _plain(text: str) -> str | int | float | bool | None:
 def best_command(folder: Path, number: int) -> str | None:
     """The command in optimization_results.yaml, where trial `number` is its best one, or its first solution."""
     try:
-        results = read_yaml(folder / RESULTS)
-    except (FileNotFoundError, ValueError):
+        results = yaml.safe_load((folder / RESULTS).read_text(encoding="utf-8"))
+    except FileNotFoundError:
         return None
-    if not isinstance(results, dict):
-        return None
-    solutions = results.get("solutions") or [{}]
-    best = results["best_trial"] if "best_trial" in results else solutions[0].get("trial")
-    command = results.get("command") if best == number else None
-    return command if isinstance(command, str) else None
+    best = results["solutions"][0]["trial"] if results.get("solutions") else results.get("best_trial")
+    return results["command"] if best == number else None

@@ -1,28 +1,26 @@
 """What a person sees of a sweep while it runs."""
 
-import heapq
 import logging
-import math
 import os
 import sys
 import time
 from collections.abc import Callable, Sequence
+from datetime import timedelta
 from typing import Any, NamedTuple, TextIO
 
-from hydra_async_sweeper.ranking import best_trials
-from hydra_async_sweeper.terms import COMPLETED, ONE_LANE, PRUNED, FinishedTrial, Lanes, StartedTrial, printable
+from hydra_async_sweeper.trials import COMPLETED, ONE_LANE, PRUNED, FinishedTrial, Lanes, StartedTrial, best_trials
 
 log = logging.getLogger("hydra_async_sweeper")
 
 
 class _Running(NamedTuple):
     started: float
-    step: int | None = None
-    value: float | None = None
+    step: str = ""
+    value: str = ""
 
 
 _LATEST = 6
-"""So many ended trials stay in the table."""
+"""Ended trials that stay in the table."""
 
 
 class SweepView:
@@ -60,7 +58,7 @@ class SweepView:
         stream = sys.stderr if stream is None else stream
         self._stream = stream if stream.isatty() and os.environ.get("TERM") not in ("dumb", "unknown") else None
         self._live: Any = None
-        self._undo: Callable[[], None] = lambda: None
+        self._moved: list[tuple[logging.StreamHandler[Any], Any]] = []
 
     def start(self, trial: StartedTrial) -> None:
         """A trial starts."""
@@ -73,7 +71,7 @@ class SweepView:
     def progress(self, number: int, step: int, value: float) -> None:
         """A running trial has an intermediate value."""
         if number in self._running:
-            self._running[number] = self._running[number]._replace(step=step, value=value)
+            self._running[number] = self._running[number]._replace(step=str(step), value=number_text(value))
 
     def end(self, trial: FinishedTrial) -> None:
         """A trial has ended, perhaps without a start: its values may be those of another trial."""
@@ -86,9 +84,10 @@ class SweepView:
         self._ended.append(shown)
         self._best = best_trials([*self._best, shown], self._directions, self._lanes)
         if self._stream is None:
-            parts = [f"{_count_done(len(self._ended), self._total)}", *self._left()]
-            best = [_best_text(self._best, self._objectives, name=False)] if self._best else []
-            log.info("%s; %s", _ended_text(shown, self._objectives), "; ".join([*best, ", ".join(parts)]))
+            values = zip(self._objectives, shown.values or (), strict=False)
+            seconds = [] if shown.seconds is None else [_time(shown.seconds)]
+            parts = [_state(shown), *(f"{name} {number_text(value)}" for name, value in values), *seconds]
+            log.info("trial %d: %s; %s", trial.number, ", ".join(parts), "; ".join(self._summary()))
 
     def refresh(self) -> None:
         """Draws the table again."""
@@ -101,62 +100,64 @@ class SweepView:
             self._live = Live(console=Console(file=self._stream), auto_refresh=False)
             self._live.start()
             self._live.console.show_cursor(True)  # a killed sweep must not leave a terminal without one
-            self._undo = _send_logs_to(sys.stderr)
+            # rich writes above the table what goes to sys.stderr, but handlers hold the stream that was there before
+            handlers = [*logging.getLogger().handlers, *log.handlers]
+            streaming = [handler for handler in handlers if isinstance(handler, logging.StreamHandler)]
+            shown = [h for h in streaming if h.stream in (sys.__stdout__, sys.__stderr__) and h.stream.isatty()]
+            self._moved = [(handler, handler.setStream(sys.stderr)) for handler in shown]
         self._live.update(self._table(self._live.console.size.height), refresh=True)
 
     def close(self) -> None:
         """Leaves the last table on the terminal."""
         if self._live is not None:
             self.refresh()
-            self._undo()
+            for handler, stream in self._moved:
+                handler.setStream(stream)
             self._live.stop()
-            self._live = None
-            self._stream = None
+            self._live = self._stream = None
 
-    def _left(self) -> list[str]:
-        """The estimated time left, if there is an estimate."""
-        now = self._clock()
-        running = [now - trial.started for trial in self._running.values()]
-        waiting = self._total - len(self._ended) - len(running)
-        seconds = seconds_left(self._elapsed, running, waiting, self._slots)
-        return [f"about {_rounded(seconds)} left"] if seconds is not None and (running or waiting > 0) else []
+    def _summary(self) -> list[str]:
+        """The best value, how many trials have ended, and the estimated time left, where there are any."""
+        best = []
+        if len(self._objectives) > 1:
+            best = [f"Pareto front of {count_text(len(self._best), 'trial')}"] if self._best else []
+        elif self._best and self._best[0].values:
+            best = [f"best {number_text(self._best[0].values[0])} (trial {self._best[0].number})"]
+        now, left = self._clock(), ""
+        waiting = self._total - len(self._ended) - len(self._running)
+        if self._elapsed and (self._running or waiting > 0):
+            mean = sum(self._elapsed) / len(self._elapsed)
+            rests = [max(0.0, mean - now + trial.started) for trial in self._running.values()]
+            work = [*rests, *[mean] * waiting]  # shared by the slots; the longest piece by none
+            left = f", about {_time(max(sum(work) / self._slots, *work))} left"
+        return [*best, f"{len(self._ended)} of {self._total} done{left}"]
 
     def _table(self, height: int) -> Any:
         from rich.console import Group
         from rich.table import Table
         from rich.text import Text
 
-        header = [
-            _count_done(len(self._ended), self._total),
-            *([_best_text(self._best, self._objectives, name=True)] if self._best else []),
-            f"{len(self._running)} of {count_text(self._slots, 'slot')} busy",
-            *self._left(),
-        ]
+        busy = f"{len(self._running)} of {count_text(self._slots, 'slot')} busy"
         table = Table(header_style="bold")
         table.add_column("trial", justify="right")
         table.add_column("state", max_width=40, overflow="ellipsis", no_wrap=True)
         table.add_column("step", justify="right")
         table.add_column(Text(" / ".join(self._objectives)), justify="right", max_width=30)
         table.add_column("")
-        if self._lanes.by_round:
-            table.add_column("round", justify="right")
-        if self._lanes.size > 1:
-            table.add_column(self._lanes.name, justify="right")
-        table.add_column("elapsed", justify="right")
+        for name in (*self._lanes.place_of(0), "elapsed"):
+            table.add_column(name, justify="right")
 
-        def add(number: int, state: str, style: str, step: str, value: str, mark: str, elapsed: float | None) -> None:
-            lane = list(map(str, self._lanes.place_of(number).values()))
-            took = "" if elapsed is None else _took(elapsed)
-            table.add_row(str(number), Text(state, style), step, value, Text(mark, "bold green"), *lane, took)
+        def add(number: int, state: Text, step: str, value: str, mark: str, elapsed: float | None) -> None:
+            lane = map(str, self._lanes.place_of(number).values())
+            took = "" if elapsed is None else _time(elapsed)
+            table.add_row(str(number), state, step, value, Text(mark, "bold green"), *lane, took)
 
         latest = self._ended[-_LATEST:]
         room = max(1, height - 7 - len(latest))  # header, head of the table, borders, and the line for those left out
         running = sorted(self._running.items())
         now = self._clock()
         for number, trial in running[:room]:
-            step = "" if trial.step is None else str(trial.step)
-            value = "" if trial.value is None else number_text(trial.value)
-            add(number, "running", "cyan", step, value, "", now - trial.started)
+            add(number, Text("running", "cyan"), trial.step, trial.value, "", now - trial.started)
         if running:
             table.add_section()
         best = {trial.number for trial in self._best}
@@ -164,46 +165,9 @@ class SweepView:
             colour = {COMPLETED: "green", PRUNED: "yellow"}.get(ended.outcome, "red")
             values = " / ".join(map(number_text, ended.values or ()))
             mark = "best" if ended.number in best else ""
-            add(ended.number, _state(ended), colour, "", values, mark, ended.seconds)
+            add(ended.number, Text(_state(ended), colour), "", values, mark, ended.seconds)
         hidden = [Text(f"and {len(running) - room} more that run", "dim")] if len(running) > room else []
-        return Group(Text(" · ".join(header), "bold"), table, *hidden)
-
-
-def _send_logs_to(stream: TextIO) -> Callable[[], None]:
-    """Sends log lines for the terminal to `stream`, which writes them above a live table; returns what undoes this."""
-    handlers = [
-        handler
-        for handler in (*logging.getLogger().handlers, *log.handlers)
-        if isinstance(handler, logging.StreamHandler) and handler.stream in (sys.__stdout__, sys.__stderr__)
-    ]
-    before = [(handler, handler.setStream(stream)) for handler in handlers if handler.stream.isatty()]
-
-    def undo() -> None:
-        for handler, own in before:
-            if own is not None:
-                handler.setStream(own)
-
-    return undo
-
-
-def seconds_left(elapsed: Sequence[float], running: Sequence[float], waiting: int, slots: int) -> float | None:
-    """The estimated time until all trials have ended, if each takes the mean time. None before one has ended.
-
-    Args:
-        elapsed: seconds of the trials that have ended.
-        running: seconds since each running trial started.
-        waiting: how many trials have not started.
-        slots: how many run at a time.
-    """
-    if not elapsed:
-        return None
-    mean = sum(elapsed) / len(elapsed)
-    free = [max(0.0, mean - seconds) for seconds in running]
-    free += [0.0] * (slots - len(free))
-    heapq.heapify(free)
-    for _ in range(waiting):
-        heapq.heapreplace(free, free[0] + mean)
-    return max(free)
+        return Group(Text(" · ".join([*self._summary(), busy]), "bold"), table, *hidden)
 
 
 def number_text(value: float) -> str:
@@ -214,40 +178,12 @@ def count_text(count: int, noun: str) -> str:
     return f"{count} {noun}{'' if count == 1 else 's'}"
 
 
-def _count_done(done: int, total: int) -> str:
-    return f"{done} of {total} done"
-
-
-def _best_text(best: Sequence[FinishedTrial], objectives: Sequence[str], *, name: bool) -> str:
-    if len(objectives) > 1:
-        return f"Pareto front of {count_text(len(best), 'trial')}"
-    assert best[0].values is not None
-    return f"best{' ' + objectives[0] if name else ''} {number_text(best[0].values[0])} (trial {best[0].number})"
-
-
-def _ended_text(trial: FinishedTrial, objectives: Sequence[str]) -> str:
-    values = [f"{name} {number_text(value)}" for name, value in zip(objectives, trial.values or (), strict=False)]
-    took = [] if trial.seconds is None else [_took(trial.seconds)]
-    return f"trial {trial.number}: " + ", ".join([_state(trial), *values, *took])
-
-
 def _state(trial: FinishedTrial) -> str:
     notes = [f"same as trial {trial.same_as}"] if trial.same_as is not None else []
     notes += [" ".join(trial.failure.split())] if trial.failure else []
-    return printable(f"{trial.outcome} ({'; '.join(notes)})" if notes else trial.outcome)
+    return f"{trial.outcome} ({'; '.join(notes)})" if notes else trial.outcome
 
 
-def _took(seconds: float) -> str:
-    """An elapsed time, exact enough to compare trials."""
-    if seconds < 60:
-        return f"{seconds:.1f} s"
-    minutes, rest = divmod(round(seconds), 60)
-    return f"{minutes} min {rest} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60} min"
-
-
-def _rounded(seconds: float) -> str:
-    """An estimated time in the largest unit that fits."""
-    if seconds < 60:
-        return f"{math.ceil(seconds)} s"
-    minutes = round(seconds / 60)
-    return f"{minutes} min" if minutes < 120 else f"{minutes // 60} h {minutes % 60} min"
+def _time(seconds: float) -> str:
+    """Exact enough to compare trials."""
+    return f"{seconds:.1f} s" if seconds < 60 else str(timedelta(seconds=round(seconds)))

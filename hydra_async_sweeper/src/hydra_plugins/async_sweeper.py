@@ -1,5 +1,5 @@
 """Hydra's side of the sweepers `async` and `pbt`: configs, and the calls that Hydra makes. The work is in
-`hydra_async_sweeper`."""
+`hydra_async_sweeper`. Hydra finds this file below `hydra_plugins`, which must have no __init__.py."""
 
 from dataclasses import dataclass, field
 from typing import Any, Dict, List, Optional  # noqa: UP035 (OmegaConf reads these in a dataclass)
@@ -35,23 +35,23 @@ class _Common:
 class IslandsConf:
     """The keys below `hydra.sweeper.islands`. What is null has its default."""
 
-    num_islands: Any = None
-    pop_size: Any = None
-    island_size: Any = None
-    migration_probability: Any = None
-    pollination: Any = None
-    topology: Any = None
-    crossover: Any = None
-    mutation: Any = None
-    sigma: Any = None
-    random_init: Any = None
+    num_islands: Optional[int] = None  # noqa: UP045
+    pop_size: Optional[int] = None  # noqa: UP045
+    island_size: Optional[int] = None  # noqa: UP045
+    migration_probability: Optional[float] = None  # noqa: UP045
+    pollination: Optional[bool] = None  # noqa: UP045
+    topology: Optional[List[List[int]]] = None  # noqa: UP006, UP045
+    crossover: Optional[float] = None  # noqa: UP045
+    mutation: Optional[float] = None  # noqa: UP045
+    sigma: Optional[float] = None  # noqa: UP045
+    random_init: Optional[float] = None  # noqa: UP045
 
 
 @dataclass
 class AsyncSweeperConf(_Common):
     """The keys of `hydra/sweeper=async`."""
 
-    _target_: str = "hydra_plugins.async_sweeper.async_sweeper.AsyncSweeper"
+    _target_: str = "hydra_plugins.async_sweeper.AsyncSweeper"
     sampler: Optional[str] = None  # noqa: UP045
     n_trials: Optional[int] = None  # noqa: UP045
     pruner: str = "none"
@@ -62,7 +62,7 @@ class AsyncSweeperConf(_Common):
 class PbtSweeperConf(_Common):
     """The keys of `hydra/sweeper=pbt`."""
 
-    _target_: str = "hydra_plugins.async_sweeper.async_sweeper.PbtSweeper"
+    _target_: str = "hydra_plugins.async_sweeper.PbtSweeper"
     study_name: str = "pbt"
     members: int = 4
     rounds: int = 5

@@ -1,0 +1,227 @@
+"""Trials: what one is, what the end of its process means, and which are the best. Imports no optuna."""
+
+import math
+import operator
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Any, Literal, NamedTuple
+
+from hydra_async_sweeper.islands import ScoredTrial
+from hydra_async_sweeper.slots import DISK_FAULT, TrialExit
+from hydra_async_sweeper.space import Params
+
+Values = tuple[float, ...]
+"""A trial's values, one for each objective."""
+
+Direction = Literal["minimize", "maximize"]
+
+COMPLETED, PRUNED, DIVERGED, FAILED = OUTCOMES = ("completed", "pruned", "diverged", "failed")
+"""How a trial can end."""
+
+RETRY, STOPPED, DISK = "retry", "stopped", "disk"
+"""Ends that are no results: the trial is run again; it was stopped with the sweep; a disk has failed."""
+
+METRICS = ("val.accuracy", "val.mse")
+"""What is searched for, the first that there is, where no objective is given and the task returns a mapping."""
+
+STOP_CODES = (130, 143, -2, -15)
+
+
+class StudyError(ValueError):
+    """A study that cannot be opened or read any more, or belongs to another sweep."""
+
+
+class StartedTrial(NamedTuple):
+    """A trial that has been given parameters; and the trial whose checkpoint it goes on from, if there is one."""
+
+    number: int
+    params: Params
+    parent: int | None = None
+
+
+class FinishedTrial(NamedTuple):
+    """A trial that has ended; `values` are None where there are none. `told` counts the ends."""
+
+    number: int
+    params: Params
+    outcome: str
+    values: Values | None
+    told: int
+    same_as: int | None
+    failure: str
+    seconds: float | None
+    parent: int | None = None
+
+    def losses(self, directions: Sequence[str]) -> tuple[float, ...] | None:
+        """The values of a completed trial with the sign that makes lower better."""
+        if self.outcome != COMPLETED or self.values is None:
+            return None
+        both = zip(self.values, directions, strict=True)
+        return tuple(-value if direction == "maximize" else value for value, direction in both)
+
+
+class Lanes(NamedTuple):
+    """Trial n belongs to lane n mod `size`: to an island, or to a member of a population.
+
+    With `by_round`, trial n is of round n // `size`, and the best trial is the best of the latest round.
+    """
+
+    name: str
+    size: int
+    by_round: bool = False
+
+    def place_of(self, number: int) -> dict[str, int]:
+        """The round and the lane of a trial, by their names; empty where there is neither."""
+        round_ = {"round": number // self.size} if self.by_round else {}
+        return round_ | ({self.name: number % self.size} if self.size > 1 else {})
+
+
+ONE_LANE = Lanes("", 1)
+
+
+# The end of a trial
+
+
+class TrialResult(NamedTuple):
+    """How a trial has ended, with its values or the reason why there are none, and the seconds that it says it took."""
+
+    outcome: str
+    values: Values | None = None
+    failure: str = ""
+    seconds: float | None = None
+
+
+def direction_of(objective: str, maximized: Collection[str] = ()) -> Direction:
+    """Accuracies are maximised, and fields that end in a name of `maximized`; everything else is minimised."""
+    return "maximize" if "accuracy" in objective or objective.rpartition(".")[2] in maximized else "minimize"
+
+
+def result_of(
+    ended: TrialExit, objective: Sequence[str] | None, count: int, *, searching: bool, stopping: bool
+) -> TrialResult:
+    """What a trial's end means.
+
+    Args:
+        ended: the end of its process, and the outcome that it left.
+        objective: the fields of the returned mapping that are the values; None: the value that is returned, or the
+            validation metric of a mapping.
+        count: how many values there must be.
+        searching: whether the sampler needs values. If not, a task may return none, or something else.
+        stopping: whether the sweep has been asked to stop.
+    """
+    outcome = ended.outcome
+    if outcome is None:
+        if ended.code in STOP_CODES and stopping:
+            return TrialResult(STOPPED)
+        if ended.code == DISK_FAULT:
+            return TrialResult(DISK)
+        cause = f"signal {-ended.code}" if ended.code < 0 else f"exit code {ended.code}"
+        return TrialResult(RETRY, failure=f"its process ended with {cause}")
+    if outcome["status"] != "COMPLETED":
+        return TrialResult({"DISK": DISK, "REFUSED": FAILED}.get(outcome["status"], RETRY), failure=outcome["error"])
+    value = outcome["value"]
+    if objective is None and not searching and not _is_numbers(value) and not isinstance(value, Mapping):
+        return TrialResult(COMPLETED)
+    if not isinstance(value, Mapping) or "status" not in value:
+        return _of_value(value, objective, count)
+    seconds = value.get("seconds")
+    return _of_run(value, objective, count, stopping)._replace(seconds=seconds if _is_numbers(seconds) else None)
+
+
+def _of_run(run: Mapping[str, Any], objective: Sequence[str] | None, count: int, stopping: bool) -> TrialResult:
+    """Of a task that returns its status, exit code and result."""
+    status, code = run["status"], run.get("exit", 0)
+    if status == STOPPED or code in STOP_CODES:
+        return TrialResult(STOPPED) if stopping else TrialResult(RETRY, failure="a signal stopped it alone")
+    if code == DISK_FAULT or status == DIVERGED:
+        return TrialResult(DIVERGED if status == DIVERGED else DISK, failure=str(run.get("error", "")))
+    if code != 0:
+        failure = run.get("error", "its config is refused" if code == 2 else f"exit code {code}")
+        return TrialResult(FAILED if code == 2 else RETRY, failure=str(failure))
+    result = _of_value(run, objective, count)
+    return result._replace(outcome=PRUNED, failure="") if status == PRUNED else result
+
+
+def _of_value(value: Any, objective: Sequence[str] | None, count: int) -> TrialResult:
+    if isinstance(value, Mapping):
+        usual = next((name for name in METRICS if _field(value, name) is not _MISSING), METRICS[0])
+        objective = objective or [usual]
+    if objective is None:
+        values = list(value) if isinstance(value, list | tuple) else [value]
+    else:
+        values = [_field(value, name) for name in objective]
+        missing = [name for name, number in zip(objective, values, strict=True) if number is _MISSING]
+        if missing:
+            return TrialResult(FAILED, failure=f"objective={', '.join(missing)}: the trial has returned no such field")
+    numbers = [math.nan if number is None else number for number in values]
+    if len(numbers) != count or not _is_numbers(numbers):
+        return TrialResult(FAILED, failure=f"the trial has returned {value!r}; it must return {count} numbers")
+    return TrialResult(COMPLETED if all(map(math.isfinite, numbers)) else DIVERGED, tuple(map(float, numbers)))
+
+
+def _is_numbers(value: Any) -> bool:
+    values = value if isinstance(value, list | tuple) else [value]
+    return bool(values) and all(isinstance(v, int | float) and not isinstance(v, bool) for v in values)
+
+
+_MISSING = object()
+
+
+def _field(value: Any, name: str) -> Any:
+    """The field with a dotted name; JSON has None for a number that is not finite."""
+    for part in name.split("."):
+        if not isinstance(value, Mapping) or part not in value:
+            return _MISSING
+        value = value[part]
+    return value
+
+
+# All trials of a sweep
+
+
+class FinishedTrials(NamedTuple):
+    """Trials in the order in which they ended; the names and directions of their values; and how they are numbered."""
+
+    trials: Sequence[FinishedTrial]
+    objectives: Sequence[str]
+    directions: Sequence[str]
+    lanes: Lanes = ONE_LANE
+
+    def completed(self) -> list[FinishedTrial]:
+        return [trial for trial in self.trials if trial.losses(self.directions) is not None]
+
+    def best(self) -> list[FinishedTrial]:
+        return best_trials(self.trials, self.directions, self.lanes)
+
+    def scored(self) -> list[ScoredTrial]:
+        """The trials as the searches take them: only a completed one has a loss."""
+        losses = [(trial.losses(self.directions) or (None,))[0] for trial in self.trials]
+        both = zip(self.trials, losses, strict=True)
+        return [ScoredTrial(trial.told, trial.number, trial.params, loss) for trial, loss in both]
+
+    def lineage(self, number: int) -> list[FinishedTrial]:
+        """The trials that lead to trial `number`, from the first round on; the last is that trial itself."""
+        trials = {trial.number: trial for trial in self.trials}
+        chain = [trials[number]]
+        while (parent := chain[-1].parent) is not None:
+            chain.append(trials[parent])
+        return chain[::-1]
+
+
+def best_trials(
+    trials: Iterable[FinishedTrial], directions: Sequence[str], lanes: Lanes = ONE_LANE
+) -> list[FinishedTrial]:
+    """The best completed trial, of equal ones the earliest; of several objectives the Pareto front, by number."""
+    ranked = sorted(
+        ((losses, trial.told, trial) for trial in trials if (losses := trial.losses(directions)) is not None),
+        key=lambda entry: entry[:2],
+    )
+    if lanes.by_round:
+        latest = max((trial.number // lanes.size for _, _, trial in ranked), default=0)
+        ranked = [entry for entry in ranked if entry[2].number // lanes.size == latest]
+    if len(directions) == 1:
+        return [trial for _, _, trial in ranked[:1]]
+    front: list[tuple[tuple[float, ...], FinishedTrial]] = []
+    for losses, _, trial in ranked:  # what beats a trial has a smaller key, and is on the front or beaten by it
+        if not any(other != losses and all(map(operator.le, other, losses)) for other, _ in front):
+            front.append((losses, trial))
+    return sorted((trial for _, trial in front), key=lambda trial: trial.number)
