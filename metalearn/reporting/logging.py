@@ -160,7 +160,7 @@ class _LogOutputs(RunLog):
         means[f"{self._window.unit}_per_second"] = self._window.meta_batch_size / means["step_seconds"]
         self._sums.clear()
         self._record(step, "train", means)
-        level = logging.DEBUG if self._progress.view is not None else logging.INFO
+        level = logging.DEBUG if self._progress.bars is not None else logging.INFO
         text = _as_text(means, self._window, self._progress.time_left())
         log.log(level, "step %d/%d  %s", step, self._window.steps, text)
 
@@ -259,7 +259,7 @@ class _BarLog(RunLog):
 def bar_log(window: Window) -> RunLog:
     """A log that is only seen, on a terminal or in a notebook; silent elsewhere."""
     progress = RunProgress(window)
-    return SILENT if progress.view is None else _BarLog(window, progress)
+    return SILENT if progress.bars is None else _BarLog(window, progress)
 
 
 class _ToTerminal(RichHandler):

@@ -6,6 +6,7 @@ import io
 import json
 import logging
 import os
+import re
 import sys
 from collections.abc import Iterator
 from typing import TextIO
@@ -82,7 +83,7 @@ def test_a_file_gets_lines_also_where_colours_are_wanted(
         for more in (3, 4, 1):
             done(more)
         shown.close()
-    assert stderr.getvalue() == "" and shown.view is None
+    assert stderr.getvalue() == "" and shown.bars is None
     assert [message.partition(" tasks")[0] for message in caplog.messages] == [
         "val: 0 of 8",
         "val: 3 of 8",
@@ -116,5 +117,6 @@ def test_a_notebook_keeps_one_output_without_control_characters() -> None:
     notebook = nbformat.v4.new_notebook(cells=cells)
     NotebookClient(notebook, timeout=300, resources={"metadata": {"path": str(ROOT)}}).execute()
     drawn, silent, typed = ([o for o in cell.outputs if o.output_type != "execute_result"] for cell in notebook.cells)
-    assert len(drawn) == 1 and drawn[0].data["text/plain"].splitlines()[-1].startswith("step 9/9  loss ")
+    noted, bar = drawn[0].data["text/plain"].splitlines()[-2:]
+    assert len(drawn) == 1 and noted.startswith("step 9/9  val: ") and re.match("step 9/9 .* loss ", bar)
     assert silent == [] and "\\u001b" not in json.dumps([drawn, typed])
