@@ -1,10 +1,7 @@
 """The log of a run: progress on the terminal, train.log, metrics.jsonl, and the loggers that the config chooses."""
 
-import hashlib
 import importlib.util
-import json
 import logging
-import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
@@ -17,13 +14,14 @@ from metalearn.checks import Invalid, one_of, true_or_false, whole_number
 from metalearn.config.values import Config
 from metalearn.reporting.loggers.protocol import Logger, OpenLogger, Picture, Sums, Values, Window
 from metalearn.reporting.loggers.to_csv import csv_logger
+from metalearn.reporting.loggers.to_jsonl import Lines
 from metalearn.reporting.loggers.to_mlflow import mlflow_logger
 from metalearn.reporting.loggers.to_tensorboard import tensorboard_logger
 from metalearn.reporting.loggers.to_wandb import MODES, wandb_logger
 from metalearn.reporting.progress import CONSOLE, Done, RunProgress, on_terminal, unnoticed
 from metalearn.reporting.to_stderr import PrintableFormatter, ToStderr
-from metalearn.runs.metrics import METRIC_NAMES, describe, jsonable
-from metalearn.storage.files import is_disk_fault, logged_lines, unwritten, write_atomically, writing
+from metalearn.runs.metrics import METRIC_NAMES, describe
+from metalearn.storage.files import is_disk_fault, unwritten, writing
 
 _PACKAGES = ("metalearn", "distributed")
 
@@ -122,7 +120,7 @@ def run_log(
     def open_log(folder: Path, window: Window) -> RunLog:
         wanted = [openers[name] for name in chosen if chosen[name]]
         with ExitStack() as opened:  # closes what is open already, if another cannot be opened
-            lines = _Lines(folder / "metrics.jsonl", window)
+            lines = Lines(folder, window)
             opened.callback(lines.close)
             loggers = []
             for open_logger in (*wanted, *others):
@@ -139,7 +137,7 @@ def run_log(
 class _LogOutputs(RunLog):
     """All outputs of a run's log: the terminal, metrics.jsonl, and the loggers."""
 
-    def __init__(self, window: Window, every: int, lines: "_Lines", loggers: Sequence[Logger]) -> None:
+    def __init__(self, window: Window, every: int, lines: Lines, loggers: Sequence[Logger]) -> None:
         self._window, self._every, self._lines, self._loggers = window, every, lines, loggers
         self._progress = RunProgress(window)
         self._sums: Sums = dict(window.pending)
@@ -190,45 +188,9 @@ class _LogOutputs(RunLog):
             logger.close()
 
     def _record(self, step: int, split: str, values: Values) -> None:
-        self._lines.write({"step": step, "split": split, **values})
+        self._lines.write(step, split, values)
         for logger in self._loggers:
             logger.scalars(step, split, values)
-
-
-class _Lines:
-    """metrics.jsonl. If a run continues, the lines of what it will do again are removed."""
-
-    def __init__(self, path: Path, window: Window) -> None:
-        self._path = path
-        kept = []
-        for line in logged_lines(path):
-            try:
-                row = json.loads(line)
-                if window.keeps(row["split"], row["step"]):
-                    kept.append(line.decode())
-            except (ValueError, KeyError, TypeError, RecursionError):
-                continue  # somebody else has written it
-        self._digest = hashlib.sha256("".join(kept).encode())
-        if window.digest not in (None, self.digest()):
-            log.warning("%s: its lines up to step %d are not those that this run has written", path, window.done)
-        write_atomically(path, "".join(kept))
-        with writing(path):
-            self._file = path.open("a", encoding="utf-8")
-
-    def write(self, values: dict[str, Any]) -> None:
-        line = json.dumps(jsonable(values)) + "\n"
-        with writing(self._path):
-            self._file.write(line)
-            self._file.flush()
-        self._digest.update(line.encode())
-
-    def digest(self) -> str:
-        """The SHA-256 of all lines so far."""
-        return self._digest.hexdigest()
-
-    def close(self) -> None:
-        with writing(self._path), self._file:
-            os.fsync(self._file.fileno())
 
 
 def _as_text(means: Values, window: Window, left: str) -> str:
