@@ -6,8 +6,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 
 from benchmarks.reproduce import LAST, PAGES, Result, ResultRow, ResultTable
 from metalearn.errors import ConfigError
-from metalearn.reporting import svg
-from metalearn.reporting.svg import Line
+from metalearn.reporting.charts import Line, chart, svg_file
 
 Results = Mapping[str, Sequence[Result]]
 """The results of every row by its name: one of each seed, or none."""
@@ -104,7 +103,7 @@ def curves_picture(curves: Curves) -> str:
         )
         for place, (name, curve) in enumerate(curves.items())
     ]
-    return svg.file(lines, x="inner step of the test", y="accuracy (%)", percent=True, whole=True)
+    return svg_file(chart("", lines, x="inner step of the test", y="accuracy (%)", percent=True, whole=True))
 
 
 def _curves(curves: Curves) -> Iterator[str]:

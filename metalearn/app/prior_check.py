@@ -13,9 +13,9 @@ from metalearn.config.build import build
 from metalearn.config.options import groups
 from metalearn.config.plain import Named, plain_config
 from metalearn.errors import ConfigError, DataError
-from metalearn.reporting.page import card, facts, grid, note, page, provenance, section, table, text
+from metalearn.reporting.charts import Chart, Line, chart
+from metalearn.reporting.page import page
 from metalearn.reporting.provenance import made_with
-from metalearn.reporting.svg import Line, chart
 from metalearn.tasks.priors.source import Prior, PriorTasks, Shape, is_constant
 from metalearn.training.chunks import digests
 from metalearn.types import Episode
@@ -218,48 +218,41 @@ def in_lines(name: str, found: PriorFigures) -> list[str]:
 
 def page_of(name: str, found: PriorFigures, command: str) -> str:
     """The figures as a page, with pictures of the first tasks."""
-    parts = [f"<h1>Prior {text(name)}</h1>", *(f"<p>{text(line)}</p>" for line in in_lines(name, found))]
-    if found.scores:
-        ordered = [
-            Line(learner, [(100 * (n + 0.5) / len(of), value) for n, value in enumerate(sorted(of))])
-            for learner in LEARNERS
-            if (of := found.scores[learner])
-        ]
-        guess = Line("chance", [(0, found.chance), (100, found.chance)], style="dashes")
-        summaries: dict[str, Callable[[Any], Any]] = {
-            "mean": np.mean, "worst": np.min, "median": np.median, "best": np.max
-        }  # fmt: skip
-        rows = [
-            [text(what), *(f"{of(found.scores[learner]):.3f}" for learner in LEARNERS)]
-            for what, of in summaries.items()
-        ]
-        parts.append(
-            section(
-                "What can be learned",
-                note("Of each task, learners of scikit-learn get the known rows and are asked for the others."),
-                chart([*ordered, guess], x="tasks, from the hardest, %", y=found.measure),
-                table([found.measure, *LEARNERS], rows),
-            )
-        )
-    cards = [card(f"task {number}", _sample(task)) for number, task in enumerate(found.shown)]
-    words = note("Of classes two features, of real numbers the target over the first feature.")
-    parts.append(section("The first tasks", words, grid(cards)))
-    return page(f"Prior {name}", [*parts, provenance(made_with(), [command])])
+    ordered = [
+        Line(learner, [(100 * (n + 0.5) / len(of), value) for n, value in enumerate(sorted(of))])
+        for learner, of in found.scores.items()
+    ]
+    guess = Line("chance", [(0, found.chance), (100, found.chance)], style="dashes")
+    summaries: dict[str, Callable[[Any], Any]] = {"mean": np.mean, "worst": np.min, "median": np.median, "best": np.max}
+    return page(
+        "prior.html",
+        title=f"Prior {name}",
+        lines=in_lines(name, found),
+        learned=chart("", [*ordered, guess], x="tasks, from the hardest, %", y=found.measure) if ordered else None,
+        heads=[found.measure, *found.scores],
+        summaries=[
+            [what, *(f"{summary(of):.3f}" for of in found.scores.values())] for what, summary in summaries.items()
+        ],
+        tasks=[_sample(f"task {number}", task) for number, task in enumerate(found.shown)],
+        made=made_with(),
+        commands=[command],
+    )
 
 
-def _sample(task: Episode) -> str:
+def _sample(title: str, task: Episode) -> tuple[dict[str, int], Chart]:
+    """The sizes of a task, and a chart of its rows."""
     (known, y), (asked, truth) = ((batch.x[0].double().numpy(), batch.y[0].double().numpy()) for batch in task)
-    words = facts({"known": len(known), "asked": len(asked), "features": known.shape[1]})
+    sizes = {"known": len(known), "asked": len(asked), "features": known.shape[1]}
     if y.ndim == 2:
         lines = [
             Line(name, sorted(zip(x[:, 0].tolist(), of[:, 0].tolist(), strict=True)), style="points")
             for name, x, of in (("known", known, y), ("asked", asked, truth))
         ]
-        return words + chart(lines, x="first feature", y="target")
+        return sizes, chart(title, lines, x="first feature", y="target")
     second = min(1, known.shape[1] - 1)
     x, labels = np.concatenate([known, asked]), np.concatenate([y, truth])
     lines = [
         Line(f"class {int(label)}", x[labels == label][:, [0, second]].tolist(), style="points")
         for label in np.unique(labels)
     ]
-    return words + chart(lines, x="first feature", y="second feature" if second else "first feature")
+    return sizes, chart(title, lines, x="first feature", y="second feature" if second else "first feature")

@@ -18,7 +18,7 @@ from metalearn.cli.arguments import whole
 from metalearn.cli.fit import ended, loaded, parser_of
 from metalearn.cli.predict import NONE
 from metalearn.errors import ConfigError, printable
-from metalearn.reporting.page import note, page, text
+from metalearn.reporting.page import page
 
 if TYPE_CHECKING:
     from metalearn.classifier.classifier import PictureClassifier
@@ -27,29 +27,6 @@ _HEADERS = {"X-Frame-Options": "DENY", "X-Content-Type-Options": "nosniff", "Cac
 
 _SHOWN = 5
 """The page shows so many classes of each picture."""
-
-_SCRIPT = """
-const drop = document.querySelector("#drop"), input = document.querySelector("#files");
-const cell = (row, words) => { row.insertCell().textContent = words; };
-async function ask(file) {
-  const row = document.querySelector("tbody").insertRow(0), image = new Image();
-  image.src = URL.createObjectURL(file); image.alt = file.name; image.width = 96;
-  row.insertCell().append(image);
-  cell(row, file.name);
-  const found = row.insertCell();
-  found.textContent = "…";
-  try {
-    const answer = await fetch("predict", { method: "POST", body: file, headers: { "X-Picture": "1" } });
-    const said = await answer.json();
-    found.textContent = said.error || `${said.label}\\n` +
-      said.probabilities.map(([name, value]) => `${name} ${(100 * value).toFixed(1)}%`).join("\\n");
-  } catch (error) { found.textContent = `no answer: ${error.message}`; }
-}
-const all = async files => { for (const file of files) await ask(file); };
-input.onchange = () => all(input.files);
-drop.ondragover = event => event.preventDefault();
-drop.ondrop = event => { event.preventDefault(); all(event.dataTransfer.files); };
-"""
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -137,12 +114,4 @@ def served(classifier: "PictureClassifier", name: str, port: int) -> ThreadingHT
 
 def demo_page(classifier: "PictureClassifier", name: str) -> str:
     """The page."""
-    classes = ", ".join(map(str, classifier.classes_[:50])) + (", …" if len(classifier.classes_) > 50 else "")
-    parts = [
-        f"<h1>{text(name)}</h1>", note(f"{len(classifier.classes_)} classes: {classes}"),
-        '<label id="drop" class="card drop">Drop pictures here, or choose them: '
-        '<input id="files" type="file" multiple accept="image/*"></label>',
-        '<table class="answers"><thead><tr><th>picture</th><th>file</th><th>answer</th></tr></thead>'
-        "<tbody></tbody></table>",
-    ]  # fmt: skip
-    return page(name, parts, script=_SCRIPT, connects=True)
+    return page("demo.html", title=name, classes=classifier.classes_)

@@ -1,6 +1,5 @@
 """Episodes of pictures as pictures."""
 
-import io
 from typing import NamedTuple
 
 import numpy as np
@@ -46,13 +45,6 @@ def picture_of(x: Tensor) -> Picture:
     image = Image.fromarray(values[:, :, 0] if values.shape[2] == 1 else values).convert("RGB")
     image.thumbnail((_LARGEST, _LARGEST))
     return np.asarray(image, np.uint8)
-
-
-def png_of(picture: Picture) -> bytes:
-    """A picture as PNG."""
-    buffer = io.BytesIO()
-    Image.fromarray(picture).save(buffer, "png")
-    return buffer.getvalue()
 
 
 def episode_picture(episode: Episode) -> Picture:

@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 
 from metalearn.config.foreign import read_config, typed_keys
 from metalearn.config.values import leaves
-from metalearn.reporting.figures import METRICS, rows_of
-from metalearn.reporting.page import note, page, text
+from metalearn.reporting.loggers.to_jsonl import METRICS, rows_of
+from metalearn.reporting.page import page
 from metalearn.reporting.report import REPORT
 from metalearn.runs.metrics import main_metric
 from metalearn.storage.files import read_object, write_atomically
@@ -21,35 +21,8 @@ _SIGNS = ("result.json", METRICS, ".hydra")
 _DEEPEST = 4
 _MOST_KEYS = 12
 _DAMAGED = "damaged: "
-_LONGEST = 120
-"""Characters of a value that are shown."""
 _OF_THE_RUN = ("run", "resume", "pause_after", "workers", "hydra", "logger", "launch", "checkpoint", "device")
 """Keys, and groups of them, that do not say what is learned."""
-
-# A table that a browser without JavaScript shows as it is.
-_SORT = """
-document.querySelectorAll("th").forEach((head, column) => {
-  const button = document.createElement("button");
-  button.append(...head.childNodes);
-  head.append(button);
-  button.onclick = () => {
-    const up = head.ariaSort !== "ascending", body = document.querySelector("tbody");
-    const value = row => {
-      const { sort } = row.cells[column].dataset;
-      return sort === "" || isNaN(sort) ? sort : +sort;
-    };
-    const rows = [...body.rows].sort((a, b) => {
-      const [x, y] = [value(a), value(b)];
-      if (x === "" || y === "") return (x === "") - (y === "");
-      return (x < y ? -1 : x > y ? 1 : 0) * (up ? 1 : -1);
-    });
-    body.append(...rows);
-    document.querySelectorAll("th").forEach(other => other.removeAttribute("aria-sort"));
-    head.ariaSort = up ? "ascending" : "descending";
-  };
-});
-"""
-
 
 Cell = tuple[object, object]
 """What is shown, and what sorts; None: that which is shown."""
@@ -77,9 +50,7 @@ def write_index(folder: Path) -> int:
     runs = [_found(folder, path) for path in _folders_of_runs(folder)]
     if not runs:
         raise FileNotFoundError(f"{folder}: there are no runs below it, {_DEEPEST} deep; type the folder of some")
-    name = folder.resolve().name
-    parts = [f"<h1>{text(name)}: {len(runs)} run{'s' * (len(runs) > 1)}</h1>", *_table(runs)]
-    write_atomically(folder / INDEX, page(name, parts, script=_SORT))
+    write_atomically(folder / INDEX, page("index.html", title=folder.resolve().name, **_table(runs)))
     return len(runs)
 
 
@@ -127,29 +98,29 @@ def _config(run_dir: Path) -> dict[str, Any]:
     return dict(leaves(read_config(path))) if path.exists() else {}
 
 
-def _table(runs: Sequence[FoundRun]) -> list[str]:
-    """The words above the table, and the table."""
+def _table(runs: Sequence[FoundRun]) -> dict[str, Any]:
+    """The table, and the words above it, as the template takes them."""
     typed = list(dict.fromkeys(key for run in runs for key in run.changed))
     values = {key: [run.changed.get(key, run.config.get(key, "")) for run in runs] for key in typed}
     whole = [place for place, run in enumerate(runs) if not run.status.startswith(_DAMAGED)]
-    alike = {key for key in typed if len({str(values[key][place]) for place in whole}) == 1}
+    alike = [key for key in typed if len({str(values[key][place]) for place in whole}) == 1]
     keys = [key for key in typed if key not in alike]
-    parts = [note("A click on the head of a column sorts by it. Behind ± stand 95% intervals.")]
-    if alike:
-        words = " ".join(f"{key}={values[key][whole[0]]}" for key in typed if key in alike)
-        parts.append(note(f"Typed for all of them: {words}"))
-    if len(keys) > _MOST_KEYS:
-        parts.append(note(f"{len(keys) - _MOST_KEYS} more keys differ: {', '.join(keys[_MOST_KEYS:])}"))
-        keys = keys[:_MOST_KEYS]
-    heads = ["run", "status", "test", "best validation", *keys, "steps", "seconds"]
-    head = "".join(f"<th>{text(name)}</th>" for name in heads)
-    body = ""
-    for place, run in enumerate(runs):
-        of_keys = [(values[key][place], None) for key in keys]
-        cells = [(run.status, None), *run.cells[:2], *of_keys, *run.cells[2:]]
-        body += f"<tr>{_linked(run)}{''.join(_cell(*cell) for cell in cells)}</tr>"
-    table = f'<table class="index"><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>'
-    return [*parts, f'<div class="scroll">{table}</div>']
+    shown = keys[:_MOST_KEYS]
+    return {
+        "alike": " ".join(f"{key}={values[key][whole[0]]}" for key in alike),
+        "more": keys[_MOST_KEYS:],
+        "heads": ["run", "status", "test", "best validation", *shown, "steps", "seconds"],
+        "runs": [
+            {
+                "name": run.path,
+                "report": "./" + urllib.parse.quote(os.fsencode(run.path / REPORT)) if run.has_report else None,
+                "cells": [
+                    (run.status, None), *run.cells[:2], *((values[key][place], None) for key in shown), *run.cells[2:]
+                ],
+            }
+            for place, run in enumerate(runs)
+        ],
+    }  # fmt: skip
 
 
 def _cells(result: Mapping[str, Any]) -> list[Cell]:
@@ -167,16 +138,3 @@ def _cells(result: Mapping[str, Any]) -> list[Cell]:
         cells.append(("", None) if value is None else (f"{value:{form}}{interval}{unit}", float(value)))
     numbers = [result.get(name) for name in ("steps", "seconds")]
     return [*cells, *(("", None) if number is None else (f"{number:,.0f}", number) for number in numbers)]
-
-
-def _cell(shown: object, sort: object = None) -> str:
-    words = str(shown)
-    words = words if len(words) <= _LONGEST else f"{words[:_LONGEST]}…"
-    numeric = ' class="n"' if sort is not None else ""
-    return f'<td{numeric} data-sort="{text(shown if sort is None else sort)}">{text(words)}</td>'
-
-
-def _linked(run: FoundRun) -> str:
-    name = text(run.path)
-    address = text("./" + urllib.parse.quote(os.fsencode(run.path / REPORT)))
-    return f'<td data-sort="{name}">' + (f'<a href="{address}">{name}</a>' if run.has_report else name) + "</td>"

@@ -253,8 +253,8 @@ def test_the_curves_are_means_of_the_seeds() -> None:
     drawn = ElementTree.fromstring(curves_picture(curves))
     names = [element.text for element in drawn.iter("{http://www.w3.org/2000/svg}text")]
     assert names[-1] == "steps" and "inner step of the test" in names
-    places = [float(dot.get("cy", "")) for dot in drawn.iter("{http://www.w3.org/2000/svg}circle")]
-    assert len(places) == 2 and places[0] > places[1]  # the last step, 20, is not shown
+    places = [float(dot.get("y", "")) for dot in drawn.iter("{http://www.w3.org/2000/svg}use")]
+    assert len(places) == 3 and places[0] > places[1]  # the third is of the legend; step 20 is not shown
 
 
 # The page

@@ -10,7 +10,7 @@ import pytest
 from metalearn.cli import checkout, compare
 from metalearn.cli.main import COMMANDS, main, sweeping
 from metalearn.reporting import plots
-from metalearn.reporting.figures import new_axes
+from metalearn.reporting.charts import new_figure
 from metalearn.reporting.plots import curve_of
 from tests.runs import ROOT, said_by
 
@@ -54,14 +54,15 @@ def test_a_folder_that_is_named_by_what_was_typed_is_no_name_and_folder(
     ("longest", "scale", "labels"), [(900, "linear", None), (20_000, "symlog", ["1,000", "10,000"])]
 )
 def test_short_and_long_runs_can_be_told_apart(longest: int, scale: str, labels: list[str] | None) -> None:
-    _, axes = new_axes(4, 4)
-    for end in (0, 100, longest):  # the first has been validated before any step only
-        axes.plot([0, end], [1.0, 0.5])
-    plots._spread_out(axes)
-    assert axes.get_xscale() == scale
-    if labels is not None:
-        axes.figure.canvas.draw()
-        assert [label.get_text() for label in axes.get_xticklabels()][-2:] == labels
+    with new_figure(4, 4) as figure:
+        axes = figure.subplots()
+        for end in (0, 100, longest):  # the first has been validated before any step only
+            axes.plot([0, end], [1.0, 0.5])
+        plots._spread_out(axes)
+        assert axes.get_xscale() == scale
+        if labels is not None:
+            figure.canvas.draw()
+            assert [label.get_text() for label in axes.get_xticklabels()][-2:] == labels
 
 
 @pytest.mark.parametrize("command", ["bench", "reproduce", "gpu-check"])

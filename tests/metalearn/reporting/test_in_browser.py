@@ -9,7 +9,6 @@ from metalearn.classifier.classifier import PictureClassifier
 from metalearn.cli import fit
 from metalearn.cli.demo import demo_page
 from metalearn.reporting.index import write_index
-from metalearn.reporting.page import page
 from tests import drawn_pictures
 from tests.browser import CHROMIUM, WIDTHS, check_fits, chromium
 from tests.runs import slow, train_in
@@ -69,8 +68,9 @@ def test_a_text_that_runs_into_the_next_cell_is_found(tmp_path: Path) -> None:
         check_fits(page, 800, dark=False, home=tmp_path)
 
 
-def test_a_browser_runs_the_script_of_a_page(tmp_path: Path) -> None:
-    shown = tmp_path / "page.html"
-    shown.write_text(page("p", ['<p id="x"></p>'], script='document.querySelector("#x").textContent = "run: é…";'))
-    found = chromium("--dump-dom", shown.as_uri(), dark=False, home=tmp_path / "browser")
-    assert '<p id="x">run: é…</p>' in found
+def test_a_browser_runs_the_script_of_a_page_and_no_other(pages: dict[str, Path], tmp_path: Path) -> None:
+    shown = chromium("--dump-dom", pages["index"].as_uri(), dark=False, home=tmp_path / "browser")
+    assert "<th><button>status</button></th>" in shown
+    hostile = tmp_path / "report.html"
+    hostile.write_text(pages["run"].read_text().replace("</main>", "<script>document.title = 'run'</script></main>"))
+    assert "<title>run</title>" not in chromium("--dump-dom", hostile.as_uri(), dark=False, home=tmp_path / "browser")
