@@ -240,20 +240,6 @@ def test_lines_that_are_not_those_of_the_run_are_reported(tmp_path: Path, messag
         assert (warning in messages.text) == warned, content
 
 
-def test_a_clock_that_goes_back_hides_no_steps(tmp_path: Path) -> None:
-    """Twice a run goes on after the clock was set back from the year 2096."""
-    open_log = run_log(every=1, tensorboard=True, plots=False)
-    for done, last in ((0, 5), (3, 8), (6, 10)):
-        log = open_log(tmp_path, Window(done, done, 10, 4))
-        logged(log, range(done + 1, last + 1))
-        log.close()
-        newest = max(tmp_path.glob("events.*"))
-        if last < 10:
-            newest.rename(tmp_path / f"events.out.tfevents.4000000000.{newest.name.split('.', 4)[4]}")
-    events = EventAccumulator(str(tmp_path)).Reload().Scalars("train/loss")
-    assert [event.step for event in events] == list(range(1, 11))
-
-
 # Going back under torchrun
 
 

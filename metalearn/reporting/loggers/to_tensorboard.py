@@ -1,9 +1,7 @@
 """TensorBoard's events of a run: curves, hyperparameters with the final figures, the config, a few episodes."""
 
 import contextlib
-import re
 import threading
-import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -35,7 +33,6 @@ class _Board:
         self._excepthook = threading.excepthook
         threading.excepthook = self._ended
         with writing(folder):
-            _date_back(folder, time.time())
             self._writer: Any = SummaryWriter(str(folder), purge_step=window.done + 1 if window.done else 0)
 
     def start(self, config: Config, pictures: Mapping[str, Picture]) -> None:
@@ -70,18 +67,3 @@ class _Board:
         """Prints the traceback of a thread, but for the writer's: the next call here raises its error."""
         if type(args.thread).__name__ != "_AsyncWriterThread":
             self._excepthook(args)
-
-
-_EVENTS = re.compile(r"(events\.out\.tfevents\.)([0-9]+)(\..*)")
-
-
-def _date_back(folder: Path, now: float) -> None:
-    """Renames events files from the future: the clock has been set back. TensorBoard reads files in the order of the
-    seconds in their names, and would read this run's later events, which purge what is done again, before those."""
-    found = [match for path in folder.glob("events.out.tfevents.*") if (match := _EVENTS.fullmatch(path.name))]
-    if all(int(match[2]) < int(now) for match in found):
-        return
-    latest = int(now)
-    for match in sorted(found, key=lambda match: match[0], reverse=True):
-        latest = min(int(match[2]), latest - 1)
-        (folder / match[0]).rename(folder / f"{match[1]}{latest:010d}{match[3]}")
