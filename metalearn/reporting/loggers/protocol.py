@@ -86,10 +86,8 @@ class Sent:
     def __init__(self, path: Path) -> None:
         self._path = path
         content = read_json(path)
-        known, steps = content.get("id"), content.get("steps")
-        self.id = known if isinstance(known, str) else None
-        rows = steps.items() if known and isinstance(steps, dict) else ()
-        self._steps = {name: step for name, step in rows if isinstance(step, int)}
+        self.id: str | None = content.get("id")
+        self._steps: dict[str, int] = content.get("steps", {})
 
     def keep(self, new_id: str) -> None:
         """Notes the run's name in the other program."""
@@ -108,9 +106,13 @@ class Sent:
         write_atomically(self._path, json.dumps({"id": self.id, "steps": self._steps}) + "\n")
 
 
-def opened(name: str, open_it: Callable[[], Logger]) -> Logger:
+def opened(name: str, open_it: Callable[[], Any]) -> Logger:
     """A logger that sends to another program. A failure after the start does not end the run: it is reported once, and
     the logger gets nothing more.
+
+    Args:
+        name: of its key in the group logger.
+        open_it: gives an object with the methods of `Logger`.
 
     Raises:
         RunError: it cannot be opened.
@@ -126,14 +128,13 @@ def opened(name: str, open_it: Callable[[], Logger]) -> Logger:
     def guarded(call: Callable[..., None]) -> Callable[..., None]:
         def run(*arguments: Any) -> None:
             nonlocal failed
-            if failed:
-                return
-            try:
-                call(*arguments)
-            except Exception as error:  # of the other program's code: any type
-                failed = True
-                log.warning("logger.%s: has failed and gets nothing more: %s", name, error)
-                log.debug("where logger.%s failed:", name, exc_info=True)  # for train.log
+            if not failed:
+                try:
+                    call(*arguments)
+                except Exception as error:  # of the other program's code: any type
+                    failed = True
+                    log.warning("logger.%s: has failed and gets nothing more: %s", name, error)
+                    log.debug("where logger.%s failed:", name, exc_info=True)  # for train.log
 
         return run
 

@@ -9,7 +9,6 @@ from typing import Any
 
 from metalearn.config.values import Config
 from metalearn.reporting.loggers.protocol import (
-    Logger,
     OpenLogger,
     Picture,
     Sent,
@@ -38,14 +37,8 @@ def mlflow_logger(experiment: str, uri: str | None) -> OpenLogger:
             folder. MLflow has given up its stores of plain files.
     """
 
-    def open_logger(folder: Path, window: Window) -> Logger:
-        def open_it() -> Logger:
-            run = _MlflowRun(folder, window, experiment, uri or os.environ.get("MLFLOW_TRACKING_URI"))
-            return Logger(run.start, run.scalars, run.result, run.close)
-
-        return opened("mlflow", open_it)
-
-    return open_logger
+    chosen = uri or os.environ.get("MLFLOW_TRACKING_URI")
+    return lambda folder, window: opened("mlflow", lambda: _MlflowRun(folder, window, experiment, chosen))
 
 
 class _MlflowRun:

@@ -8,12 +8,10 @@ from typing import Any
 
 from metalearn.config.values import Config
 from metalearn.reporting.loggers.protocol import (
-    Logger,
     OpenLogger,
     Picture,
     Sent,
     Values,
-    Window,
     flat,
     opened,
     run_name,
@@ -30,14 +28,8 @@ def wandb_logger(project: str, mode: str | None) -> OpenLogger:
         mode: one of `MODES`; None: what WANDB_MODE says, else `offline`.
     """
 
-    def open_logger(folder: Path, window: Window) -> Logger:
-        def open_it() -> Logger:
-            run = _WandbRun(folder, project, mode or os.environ.get("WANDB_MODE", "offline"))
-            return Logger(run.start, run.scalars, run.result, run.close)
-
-        return opened("wandb", open_it)
-
-    return open_logger
+    chosen = mode or os.environ.get("WANDB_MODE", "offline")
+    return lambda folder, window: opened("wandb", lambda: _WandbRun(folder, project, chosen))
 
 
 class _WandbRun:
@@ -47,7 +39,6 @@ class _WandbRun:
         import wandb  # takes a second
 
         self._wandb: Any = wandb
-        self._folder = folder
         self._sent = Sent(folder / "wandb.json")
         self._is_new = self._sent.id is None
         name = self._sent.id or uuid.uuid4().hex[:12]
