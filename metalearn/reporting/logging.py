@@ -21,7 +21,7 @@ from metalearn.reporting.loggers.to_wandb import MODES, wandb_logger
 from metalearn.reporting.progress import CONSOLE, Done, RunProgress, on_terminal, unnoticed
 from metalearn.reporting.to_stderr import PrintableFormatter, ToStderr
 from metalearn.runs.metrics import METRIC_NAMES, describe
-from metalearn.storage.files import is_disk_fault, unwritten, writing
+from metalearn.storage.files import unwritten, writing
 
 _PACKAGES = ("metalearn", "distributed")
 
@@ -159,7 +159,9 @@ class _LogOutputs(RunLog):
         self._sums.clear()
         self._record(step, "train", means)
         level = logging.DEBUG if self._progress.bars is not None else logging.INFO
-        text = _as_text(means, self._window, self._progress.time_left())
+        parts = [f"{name} {means[name]:.4f}" for name in ("loss", *METRIC_NAMES) if name in means]
+        speed = f"{means[f'{self._window.unit}_per_second']:.1f} {self._window.unit}/s"
+        text = "  ".join([*parts, speed, self._progress.time_left()])
         log.log(level, "step %d/%d  %s", step, self._window.steps, text)
 
     def pending(self) -> Sums:
@@ -191,11 +193,6 @@ class _LogOutputs(RunLog):
         self._lines.write(step, split, values)
         for logger in self._loggers:
             logger.scalars(step, split, values)
-
-
-def _as_text(means: Values, window: Window, left: str) -> str:
-    parts = [f"{name} {means[name]:.4f}" for name in ("loss", *METRIC_NAMES) if name in means]
-    return "  ".join([*parts, f"{window.meta_batch_size / means['step_seconds']:.1f} {window.unit}/s", left])
 
 
 class _BarLog(RunLog):
@@ -242,21 +239,16 @@ def log_to_terminal(level: int = logging.INFO) -> None:
 
 
 class _LogFile(logging.FileHandler):
-    """Reports once that the file cannot be written, where `logging` prints a traceback for each message. A fault of the
-    disk ends the run at its next step."""
+    """Keeps the fault of a disk that takes no more, which ends the run at its next step, where `logging` prints a
+    traceback for each message. What could not be written is tried again with the next message."""
 
     fault: OSError | None = None
 
     def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 (the name is logging's)
-        error = sys.exception()
-        if not isinstance(error, OSError):
+        if isinstance(error := sys.exception(), OSError):
+            self.fault = error
+        else:
             super().handleError(record)
-            return
-        if is_disk_fault(error):
-            self.fault = error  # what could not be written is tried again with the next message
-            return
-        detach(self)
-        log.warning("%s: cannot be written: %s; the next messages are not in it", self.baseFilename, error.strerror)
 
 
 def _check_log_files() -> None:
