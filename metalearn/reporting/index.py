@@ -22,22 +22,22 @@ _DEEPEST = 4
 _MOST_KEYS = 12
 _DAMAGED = "damaged: "
 _OF_THE_RUN = ("run", "resume", "pause_after", "workers", "hydra", "logger", "launch", "checkpoint", "device")
-"""Keys, and groups of them, that do not say what is learned."""
+"""Keys, and groups, that do not say what is learned."""
 
 Cell = tuple[object, object]
 """What is shown, and what sorts; None: that which is shown."""
 
 
 class FoundRun(NamedTuple):
-    """A run, by its path from the folder: its `status` in words, the keys that were typed, the values of all, the
-    `_cells` of its result, and whether it has a report."""
+    """A run, by its path from the folder: the address of its report, its `status` in words, the keys that were typed,
+    the values of all, and the `_cells` of its result."""
 
     path: Path
+    report: str | None
     status: str
-    changed: Mapping[str, str]
+    typed: Mapping[str, str]
     config: Mapping[str, Any]
     cells: Sequence[Cell]
-    has_report: bool
 
 
 def write_index(folder: Path) -> int:
@@ -70,38 +70,25 @@ def _folders_of_runs(folder: Path) -> list[Path]:
 
 def _found(folder: Path, path: Path) -> FoundRun:
     run_dir = folder / path
-    has_report = (run_dir / REPORT).is_file()
+    report = "./" + urllib.parse.quote(os.fsencode(path / REPORT)) if (run_dir / REPORT).is_file() else None
+    saved, ended = run_dir / ".hydra/config.yaml", run_dir / "result.json"
     try:
-        changed, config = _changed(run_dir), _config(run_dir)
-        if (run_dir / "result.json").exists():
-            result = read_object(run_dir / "result.json")
-            return FoundRun(path, str(result["status"]), changed, config, _cells(result), has_report)
-        last = None
-        if (run_dir / METRICS).exists():
+        typed = {key: value for key, value in typed_keys(run_dir).items() if key.split(".")[0] not in _OF_THE_RUN}
+        config = dict(leaves(read_config(saved))) if saved.exists() else {}
+        result = read_object(ended) if ended.exists() else {"status": "no result, and no step logged"}
+        if not ended.exists() and (run_dir / METRICS).exists():
             for row in rows_of(run_dir):
-                last = row
-        status = f"no result yet, step {last['step']}" if last else "no result, and no step logged"
-        return FoundRun(path, status, changed, config, _cells({}), has_report)
-    except Exception as error:  # whatever a foreign folder holds: it is one row, and the others are shown
+                result["status"] = f"no result yet, step {row['step']}"
+        return FoundRun(path, report, str(result["status"]), typed, config, _cells(result))
+    except Exception as error:  # whatever is damaged in a folder: it is one row, and the others are shown
         reason = next(iter(str(error).splitlines()), "") or type(error).__name__
-        return FoundRun(path, _DAMAGED + reason.removeprefix(f"{run_dir}/"), {}, {}, _cells({}), has_report)
-
-
-def _changed(run_dir: Path) -> dict[str, str]:
-    """What was typed of what is learned."""
-    typed = typed_keys(run_dir).items()
-    return {key: value for key, value in typed if not any(f"{key}.".startswith(f"{name}.") for name in _OF_THE_RUN)}
-
-
-def _config(run_dir: Path) -> dict[str, Any]:
-    path = run_dir / ".hydra/config.yaml"
-    return dict(leaves(read_config(path))) if path.exists() else {}
+        return FoundRun(path, report, _DAMAGED + reason.removeprefix(f"{run_dir}/"), {}, {}, _cells({}))
 
 
 def _table(runs: Sequence[FoundRun]) -> dict[str, Any]:
     """The table, and the words above it, as the template takes them."""
-    typed = list(dict.fromkeys(key for run in runs for key in run.changed))
-    values = {key: [run.changed.get(key, run.config.get(key, "")) for run in runs] for key in typed}
+    typed = list(dict.fromkeys(key for run in runs for key in run.typed))
+    values = {key: [run.typed.get(key, run.config.get(key, "")) for run in runs] for key in typed}
     whole = [place for place, run in enumerate(runs) if not run.status.startswith(_DAMAGED)]
     alike = [key for key in typed if len({str(values[key][place]) for place in whole}) == 1]
     keys = [key for key in typed if key not in alike]
@@ -113,7 +100,7 @@ def _table(runs: Sequence[FoundRun]) -> dict[str, Any]:
         "runs": [
             {
                 "name": run.path,
-                "report": "./" + urllib.parse.quote(os.fsencode(run.path / REPORT)) if run.has_report else None,
+                "report": run.report,
                 "cells": [
                     (run.status, None), *run.cells[:2], *((values[key][place], None) for key in shown), *run.cells[2:]
                 ],
@@ -124,11 +111,7 @@ def _table(runs: Sequence[FoundRun]) -> dict[str, Any]:
 
 
 def _cells(result: Mapping[str, Any]) -> list[Cell]:
-    """Of test, validation, steps and seconds what is shown, and what sorts.
-
-    Raises:
-        Exception: of any type, for a result that this program has not written.
-    """
+    """Of test, validation, steps and seconds what is shown, and what sorts."""
     cells: list[Cell] = []
     for figures in (result.get("test") or {}, result.get("val") or {}):
         metric = main_metric(figures)
