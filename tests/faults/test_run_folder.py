@@ -187,6 +187,19 @@ def test_a_config_that_a_power_loss_has_cut_does_not_stop_the_start(tmp_path: Pa
         assert folder.inspect(tmp_path, config, {}, lambda saved: None).snapshot is None, content
 
 
+def test_a_run_without_a_checkpoint_goes_on_with_its_own_config_alone(tmp_path: Path) -> None:
+    (tmp_path / ".hydra").mkdir()
+    (tmp_path / "train.log").touch()
+    (tmp_path / ".hydra/config.yaml").write_text("trainer: {steps: 5}\nmodel: {name: resnet18, weights: null}\n")
+    model = {"name": "resnet18", "weights": None}
+    now = {"resume": "auto", "trainer": {"steps": 5}, "model": model}
+    assert folder.inspect(tmp_path, OmegaConf.create(now), {}, lambda saved: None).snapshot is None
+    for name, value in (("weights", "file"), ("frozen", False)):
+        other = now | {"model": model | {name: value}}
+        with pytest.raises(ValueError, match=rf"model\.{name}"):
+            folder.inspect(tmp_path, OmegaConf.create(other), {}, lambda saved: None)
+
+
 # The log of a run that goes on
 
 

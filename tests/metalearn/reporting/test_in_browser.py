@@ -51,21 +51,22 @@ def test_no_page_is_wider_than_the_screen(name: str, dark: bool, pages: dict[str
         check_fits(pages[name], width, dark=dark, home=tmp_path, picture=picture or None)
 
 
-def test_a_page_that_is_too_wide_is_found(tmp_path: Path) -> None:
-    page = tmp_path / "wide.html"
-    page.write_text('<!DOCTYPE html><meta name="color-scheme" content="light dark"><p style="width: 400px">wide')
-    check_fits(page, 800, dark=False, home=tmp_path)
-    with pytest.raises(AssertionError, match="at 360 px is 4"):
-        check_fits(page, 360, dark=False, home=tmp_path)
-
-
-def test_a_text_that_runs_into_the_next_cell_is_found(tmp_path: Path) -> None:
-    page = tmp_path / "cells.html"
-    style = "td { max-width: 60px; white-space: nowrap }"
-    cells = "<table><tr><td>much longer than that<td>the next one</table>"
-    page.write_text(f'<!DOCTYPE html><meta name="color-scheme" content="light dark"><style>{style}</style>{cells}')
-    with pytest.raises(AssertionError, match="2 cells of tables run into their neighbours"):
-        check_fits(page, 800, dark=False, home=tmp_path)
+@pytest.mark.parametrize(
+    ("body", "width", "message"),
+    [
+        ('<p style="width: 400px">wide', 360, "at 360 px is 4"),
+        (
+            '<table><tr><td style="max-width: 60px; white-space: nowrap">much longer<td>next',
+            800,
+            "1 cells of tables run",
+        ),
+    ],
+)
+def test_a_page_that_does_not_fit_is_found(body: str, width: int, message: str, tmp_path: Path) -> None:
+    page = tmp_path / "page.html"
+    page.write_text(f'<!DOCTYPE html><meta name="color-scheme" content="light dark">{body}')
+    with pytest.raises(AssertionError, match=message):
+        check_fits(page, width, dark=False, home=tmp_path)
 
 
 def test_a_browser_runs_the_script_of_a_page_and_no_other(pages: dict[str, Path], tmp_path: Path) -> None:

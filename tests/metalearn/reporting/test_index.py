@@ -50,10 +50,7 @@ def test_runs_are_rows_with_what_was_typed_and_what_came_out(tmp_path: Path) -> 
     assert all((tmp_path / str(link)).is_file() for link in links)
 
 
-@pytest.mark.parametrize("result", [
-    "", "[]", '{"status": [', "[" * 100, {"status": "completed", "test": 3}, {}, {"status": 1, "val": {"mse": []}},
-    {"status": HOSTILE, "test": {"accuracy": "x", "ci95": {}}},
-])  # fmt: skip
+@pytest.mark.parametrize("result", ["", {}, {"status": HOSTILE, "test": {"accuracy": "x"}}])
 def test_a_damaged_run_is_one_row_that_says_so(result: object, tmp_path: Path) -> None:
     put(tmp_path / "good", "seed=1", result={"status": "completed"} | RESULT)
     put(tmp_path / HOSTILE, f"seed={HOSTILE}", result=result)

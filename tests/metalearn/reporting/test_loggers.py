@@ -13,7 +13,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from omegaconf import OmegaConf
 from rich.logging import RichHandler
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
@@ -22,7 +21,6 @@ from metalearn.app.process import log_sweep
 from metalearn.errors import RunError
 from metalearn.reporting.loggers.protocol import Logger, Window, opened
 from metalearn.reporting.logging import RunLog, log_to_terminal, run_log
-from metalearn.runs import folder
 from tests.runs import ROOT
 
 CONFIG = {"seed": 0, "model": {"widths": [4, 8]}, "run": "a"}
@@ -214,16 +212,3 @@ def test_wandb_gets_every_point_once_and_stays_offline(tmp_path: Path, monkeypat
     assert [row["_step"] for row in rows if "train/loss" in row] == list(range(1, 11))
     assert [row["_step"] for row in rows if "val/accuracy" in row] == [4, 8]
     assert [row["_step"] for row in rows if any(name.startswith("episodes/train") for name in row)] == [0]
-
-
-def test_a_run_without_a_checkpoint_goes_on_with_its_own_config_alone(tmp_path: Path) -> None:
-    (tmp_path / ".hydra").mkdir()
-    (tmp_path / "train.log").touch()
-    (tmp_path / ".hydra/config.yaml").write_text("trainer: {steps: 5}\nmodel: {name: resnet18, weights: null}\n")
-    model = {"name": "resnet18", "weights": None}
-    now = {"resume": "auto", "trainer": {"steps": 5}, "model": model}
-    assert folder.inspect(tmp_path, OmegaConf.create(now), {}, lambda saved: None).snapshot is None
-    for name, value, change in (("weights", "file", "None → file"), ("frozen", False, "absent → False")):
-        other = now | {"model": model | {name: value}}
-        with pytest.raises(ValueError, match=rf"model\.{name}: {change}"):
-            folder.inspect(tmp_path, OmegaConf.create(other), {}, lambda saved: None)
