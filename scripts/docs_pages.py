@@ -21,13 +21,13 @@ from mkdocs.exceptions import PluginError
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 from mkdocs.utils import get_relative_url
-from omegaconf import OmegaConf
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from metalearn.__main__ import COMMANDS, main  # noqa: E402 (the path comes first, here and below)
 from metalearn.config import help as config_help  # noqa: E402
+from metalearn.config.options import shipped  # noqa: E402
 
 ALGORITHMS = "reference/algorithms"
 
@@ -200,7 +200,7 @@ def _tree(path: Path) -> ast.Module:
 
 def algorithms() -> list[str]:
     """The options of the group `algorithm`."""
-    return sorted(path.stem for path in (ROOT / "conf/algorithm").glob("*.yaml"))
+    return list(shipped("algorithm"))
 
 
 def algorithms_page() -> str:
@@ -223,7 +223,7 @@ def algorithms_page() -> str:
 
 def algorithm_page(name: str) -> str:
     """One algorithm: the docstring of its module, its keys and its experiments."""
-    factory: str = _yaml(f"algorithm/{name}")["_target_"]
+    factory: str = shipped("algorithm")[name]._target_
     module = factory.rpartition(".")[0]
     title, _, about = (ast.get_docstring(_tree(_source(module))) or "").partition("\n")
     lines = [f"# {name}", "", f"{title}", about, "", "## Keys", "", f"`metalearn train algorithm={name} …`", ""]
@@ -237,25 +237,18 @@ def algorithm_page(name: str) -> str:
 
 def experiments(algorithm: str) -> list[str]:
     """The experiments that choose an algorithm."""
-    names = sorted(path.stem for path in (ROOT / "conf/experiment").glob("*.yaml"))
-    return [name for name in names if _chosen(name) == algorithm]
+    return [name for name in shipped("experiment") if _chosen(name) == algorithm]
 
 
 def _chosen(experiment: str) -> str | None:
     """The algorithm of an experiment, which may begin from another experiment."""
     found = None
-    for entry in _yaml(f"experiment/{experiment}").get("defaults", []):
+    for entry in shipped("experiment")[experiment].get("defaults", []):
         if isinstance(entry, str) and entry != "_self_":
             found = _chosen(entry)
         elif "override /algorithm" in entry:
             found = entry["override /algorithm"]
     return found
-
-
-@functools.cache
-def _yaml(name: str) -> dict[str, Any]:
-    content: dict[str, Any] = OmegaConf.to_container(OmegaConf.load(ROOT / f"conf/{name}.yaml"))  # type: ignore[assignment]
-    return content
 
 
 def _summary(group: str, option: str) -> str:

@@ -2,7 +2,6 @@
 
 import importlib
 import inspect
-import re
 import sys
 import types
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -10,14 +9,12 @@ from functools import cache
 from typing import Any, get_args, get_origin, get_type_hints
 
 from hydra.utils import get_object
-from omegaconf import DictConfig, ListConfig, OmegaConf
+from omegaconf import DictConfig, OmegaConf
 
 from metalearn.checks import Invalid
 from metalearn.config.compose import composed_by_hydra
-from metalearn.config.options import CONF, groups
+from metalearn.config.options import common, groups, shipped
 from metalearn.errors import ConfigError, NotAdmittedError, nearest
-
-_TARGET = re.compile(r"^_target_: *(\S+)", re.MULTILINE)
 
 _NOT_CHOSEN = {"inner": "metalearn.algorithms.common.inner.sgd"}
 """Parts that some objects have no use for, and the `_target_` of each part's default."""
@@ -67,16 +64,8 @@ def build(config: DictConfig, group: str, **parts: Any) -> Any:
 def factories(group: str) -> tuple[str, ...]:
     """The factories of a group: those that the yaml files of its options name, and the one that config.yaml names. No
     other function is ever called."""
-    options = sorted((CONF / group).glob("*.yaml"))
-    named = [target for file in options for target in _TARGET.findall(file.read_text(encoding="utf-8"))]
-    common = OmegaConf.select(_common(), f"{group}._target_")
-    return tuple(dict.fromkeys([*named, *([] if common is None else [str(common)])]))
-
-
-@cache
-def _common() -> DictConfig | ListConfig:
-    """What all runs have in common: config.yaml."""
-    return OmegaConf.load(CONF / "config.yaml")
+    named = [keys.get("_target_") for keys in (common().get(group) or {}, *shipped(group).values())]
+    return tuple(dict.fromkeys(str(target) for target in named if target is not None))
 
 
 def import_plugins(packages: Sequence[str]) -> None:

@@ -22,7 +22,8 @@ from omegaconf.errors import InterpolationKeyError, InterpolationResolutionError
 
 from metalearn.config.links import check_links
 from metalearn.config.names import AUTO, DEFAULT, RESOLVERS, UNNAMED, experiment_of, run_name
-from metalearn.config.options import CONF, SEVERAL, choice_hint, groups, own_folders, yaml_of
+from metalearn.config.options import CONF, SEVERAL, choice_hint, common, groups, keys_in, own_folders
+from metalearn.config.source import SOURCE
 from metalearn.config.values import Config, as_typed, is_below, keys_of, leaves, quoted, to_container
 from metalearn.errors import ConfigError, nearest
 
@@ -79,7 +80,7 @@ class Composed(NamedTuple):
 
 def composed_by_hydra(overrides: Sequence[str], **options: bool) -> DictConfig:
     """Hydra's composition for these overrides, from all folders that are searched. Nothing is checked."""
-    places = [f"hydra.searchpath=[{quoted(f'file://{folder}')}]" for folder in own_folders()]
+    places = [f"hydra.searchpath=[{SOURCE},{quoted(f'file://{folder}')}]" for folder in own_folders()]
     with initialize_config_dir(str(CONF), version_base="1.3"):
         return compose("config", overrides=[*overrides, *places], **options)
 
@@ -374,35 +375,31 @@ def _known_keys(whole: DictConfig, values: Sequence[Override]) -> set[str]:
     """
     chosen = tuple(whole.hydra.runtime.choices.items())
     # Our own files stay the same while a process runs. A user's files may change, as in a notebook.
-    known = {*(_keys_of_ours(CONF, chosen) if not own_folders() else keys_of(_without_experiment(dict(chosen))))}
+    known = {*(_keys_of_ours(chosen) if not own_folders() else keys_of(_without_experiment(dict(chosen))))}
     for override in values:
         check_key(override.key_or_group, known)
     return known
 
 
-def _keys_of_ours(conf: Path, chosen: tuple[tuple[str, str | None], ...]) -> set[str]:
+def _keys_of_ours(chosen: tuple[tuple[str, str | None], ...]) -> set[str]:
     """The keys that exist with these options in `conf`, as `_without_experiment` has them, from the files alone: to
     compose again would take half the time of a composition."""
     known, options = groups(), dict(chosen)
-    keys = {*_keys_in(conf / "config.yaml", "")}
+    keys = keys_of(common())
     for group in known.keys() - {"experiment", "sweep"}:
         names = known[group] if group not in options else [options[group]]
         for name in names:
             if name is not None:
-                keys |= {group} | _keys_in(conf / group / f"{name}.yaml", f"{group}.")
+                keys |= {group} | _keys_in(group, name)
     return keys
 
 
 @functools.cache
-def _keys_in(path: Path, prefix: str) -> frozenset[str]:
-    """The keys of a yaml, and of those that its own defaults name beside it."""
-    config = OmegaConf.load(path)
-    assert isinstance(config, DictConfig)
-    config.pop("hydra", None)
-    others = config.pop("defaults", []) if prefix else []
-    config.pop("defaults", None)
-    beside = [path.with_name(f"{name}.yaml") for name in others if name != "_self_"]
-    return frozenset(keys_of(config, prefix)).union(*(_keys_in(other, prefix) for other in beside))
+def _keys_in(group: str, option: str) -> frozenset[str]:
+    """The keys of an option, and of those that its own defaults name beside it."""
+    config = keys_in(group, option)
+    others = [name for name in config.pop("defaults", []) if name != "_self_"]
+    return frozenset(keys_of(config, f"{group}.")).union(*(_keys_in(group, name) for name in others))
 
 
 def _without_experiment(chosen: Mapping[str, str | None]) -> DictConfig:
@@ -414,7 +411,7 @@ def _without_experiment(chosen: Mapping[str, str | None]) -> DictConfig:
     OmegaConf.set_struct(config, False)
     for group in known.keys() - chosen.keys():
         for option in known[group]:
-            config.merge_with({group: OmegaConf.load(yaml_of(group, option))})
+            config.merge_with({group: keys_in(group, option)})
     return config
 
 

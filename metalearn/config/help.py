@@ -1,10 +1,9 @@
 """The text of `metalearn train --help`, and the site's page of the config, from the comments of the yaml files."""
 
 from collections.abc import Collection, Iterator
-from pathlib import Path
 from typing import NamedTuple
 
-from metalearn.config.options import CONF, choice_hint, groups, yaml_of
+from metalearn.config.options import CONF, choice_hint, groups, text_of
 from metalearn.errors import ConfigError, nearest
 
 
@@ -32,7 +31,7 @@ def help_text() -> str:
     ]
     for group, options in groups().items():
         lines += [f"  {group}"]
-        lines += [f"    {option:22} {_summary(yaml_of(group, option))}" for option in options]
+        lines += [f"    {option:22} {_summary(text_of(group, option))}" for option in options]
     for owner, keys in _owners():
         lines += [f"Keys of {owner}:", *map(_line, keys)]
     lines += ["", "Hydra's own flags (--multirun, --cfg job, …): python train.py --hydra-help"]
@@ -58,7 +57,7 @@ def topic_text(topic: str, others: Collection[str] = ()) -> str:
     if not options:
         return "\n".join(dict.fromkeys(_line(key) for key in keys))
     shown = [option] if option else options
-    lines = [f"{group}={name:22} {_summary(yaml_of(group, name))}" for name in shown]
+    lines = [f"{group}={name:22} {_summary(text_of(group, name))}" for name in shown]
     for owner, own in owners:
         if owner in {f"{group}={name}" for name in shown}:
             lines += ["", f"Keys of {owner}:", *map(_line, own)]
@@ -78,7 +77,7 @@ def config_page() -> str:
     ]
     for group, options in groups().items():
         lines += ["", f"### `{group}`", "", "| option | what |", "| --- | --- |"]
-        lines += [f"| `{option}` | {_cell(_summary(yaml_of(group, option)))} |" for option in options]
+        lines += [f"| `{option}` | {_cell(_summary(text_of(group, option)))} |" for option in options]
     lines += ["", "## Keys"]
     for owner, keys in _owners():
         name = owner if owner == PROGRAM else f"`{owner}`"
@@ -92,10 +91,10 @@ PROGRAM = "the program"
 
 def _owners() -> Iterator[tuple[str, list[Key]]]:
     """The program's own keys, then those of every option that has keys."""
-    yield PROGRAM, _keys(CONF / "config.yaml", "")
+    yield PROGRAM, _keys((CONF / "config.yaml").read_text(encoding="utf-8"), "")
     for group, options in groups().items():
         for option in options if group != "experiment" else ():
-            keys = _keys(yaml_of(group, option), f"{group}.")
+            keys = _keys(text_of(group, option), f"{group}.")
             if keys:
                 yield f"{group}={option}", keys
 
@@ -109,22 +108,22 @@ def _cell(text: str) -> str:
     return text.replace("|", "\\|")
 
 
-def _summary(path: Path) -> str:
-    """The first comment of a yaml file that is not a directive to Hydra."""
-    comments = (line[1:].strip() for line in path.read_text(encoding="utf-8").splitlines() if line.startswith("#"))
+def _summary(text: str) -> str:
+    """The first comment of a yaml that is not a directive to Hydra."""
+    comments = (line[1:].strip() for line in text.splitlines() if line.startswith("#"))
     return next((comment for comment in comments if not comment.startswith("@package")), "")
 
 
-def _keys(path: Path, prefix: str) -> list[Key]:
-    """The lines of a yaml file that have a comment behind them."""
+def _keys(text: str, prefix: str) -> list[Key]:
+    """The lines of a yaml that have a comment behind them."""
     keys = []
     section = ""
-    for line in path.read_text(encoding="utf-8").splitlines():
+    for line in text.splitlines():
         setting, _, meaning = line.partition("  # ")
         key, _, value = setting.partition(":")
         if line and not line.startswith((" ", "#")):
             section = "" if meaning else f"{key}."
-        if meaning:
+        if meaning and key.strip():
             name = f"{prefix}{section}{key.strip()}" if line.startswith(" ") else f"{prefix}{key}"
             keys.append(Key(name, value.strip(), meaning))
     return keys

@@ -7,7 +7,7 @@ from typing import NamedTuple
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from metalearn.config.options import groups, yaml_of
+from metalearn.config.options import groups, keys_in
 from metalearn.config.values import keys_of, leaves, to_container
 from metalearn.errors import ConfigError, nearest
 
@@ -57,10 +57,8 @@ def _links_of(config: DictConfig) -> list[KeyLink]:
 
 
 def _links_in(group: str, option: str) -> list[KeyLink]:
-    """The links in an option's own file."""
-    config = OmegaConf.load(yaml_of(group, option))
-    assert isinstance(config, DictConfig)
-    return _links_of(config)
+    """The links in an option's own yaml."""
+    return _links_of(keys_in(group, option))
 
 
 def _exists(config: DictConfig, key: str) -> bool:

@@ -1,7 +1,17 @@
-"""The yamls: where they lie, the config groups, and the options that each group has."""
+"""The yamls: where they lie, the config groups, and the options that each group has.
+
+A group is a folder with a yaml for each option, `conf/model/conv4.yaml`; or, where options are short, a table of them:
+`conf/loss.yaml`, or several tables, `conf/experiment.omniglot.yaml`. In a table, below an option's name stands what a
+yaml of its own would hold.
+"""
 
 import difflib
+import re
+import textwrap
+from functools import cache
 from pathlib import Path
+
+from omegaconf import DictConfig, OmegaConf
 
 from metalearn.errors import ConfigError
 
@@ -55,9 +65,51 @@ def own_folders() -> list[Path]:
 
 def groups() -> dict[str, list[str]]:
     """Every config group with its options."""
-    names = sorted(folder.name for folder in CONF.iterdir() if folder.is_dir() and folder.name not in NO_GROUPS)
-    places = (CONF, *_own)
-    return {name: sorted(file.stem for place in places for file in (place / name).glob("*.yaml")) for name in names}
+    folders = {folder.name for folder in CONF.iterdir() if folder.is_dir()} - {*NO_GROUPS}
+    names = sorted(folders | tables(CONF).keys())
+    files = {name: [file.stem for place in (CONF, *_own) for file in (place / name).glob("*.yaml")] for name in names}
+    return {name: sorted([*tables(CONF).get(name, ()), *files[name]]) for name in names}
+
+
+@cache
+def tables(conf: Path) -> dict[str, dict[str, str]]:
+    """The options in the tables of a folder: for each group, the yaml of each option by its name."""
+    yamls: dict[str, dict[str, str]] = {}
+    for file in sorted(conf.glob("*.yaml")):
+        group = file.name.partition(".")[0]
+        head, *parts = re.split(r"^(\w+):\n", file.read_text(encoding="utf-8"), flags=re.MULTILINE)
+        directives = "".join(line for line in head.splitlines(keepends=True) if line.startswith("# @"))
+        for name, body in zip(parts[::2], parts[1::2], strict=True) if group != "config" else ():
+            yamls.setdefault(group, {})[name] = directives + textwrap.dedent(body)
+    return yamls
+
+
+@cache
+def shipped(group: str) -> dict[str, DictConfig]:
+    """What the yamls of a group's options hold, but for those of the user's own folder."""
+    names = [*tables(CONF).get(group, ()), *(file.stem for file in (CONF / group).glob("*.yaml"))]
+    return {name: keys_in(group, name) for name in sorted(names)}
+
+
+def text_of(group: str, option: str) -> str:
+    """The yaml of an option."""
+    table = tables(CONF).get(group, {})
+    if option in table:
+        return table[option]
+    file = next(file for place in (CONF, *_own) if (file := place / group / f"{option}.yaml").exists())
+    return file.read_text(encoding="utf-8")
+
+
+@cache
+def common() -> DictConfig:
+    """What all runs have in common: config.yaml, but for Hydra's part and the defaults. A copy is the caller's work."""
+    config = OmegaConf.load(CONF / "config.yaml")
+    return OmegaConf.masked_copy(config, [str(key) for key in config if key not in ("hydra", "defaults")])
+
+
+def keys_in(group: str, option: str) -> DictConfig:
+    """What the yaml of an option holds."""
+    return OmegaConf.create(text_of(group, option))
 
 
 def choice_hint(word: str) -> str:
@@ -69,8 +121,3 @@ def choice_hint(word: str) -> str:
     by_option = {option: choice for choice, option in choices.items()}
     close = difflib.get_close_matches(word.lower(), by_option, n=1, cutoff=0.75)
     return f"; did you mean {by_option[close[0]]}?" if close else ""
-
-
-def yaml_of(group: str, option: str) -> Path:
-    """The file of an option."""
-    return next(file for place in (CONF, *_own) if (file := place / group / f"{option}.yaml").exists())

@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 
 from omegaconf import DictConfig, OmegaConf
 
-from metalearn.config.options import CONF, groups, yaml_of
+from metalearn.config.options import CONF, groups, keys_in
 from metalearn.errors import ConfigError, nearest
 
 _NO_PARTS = ("experiment", "sweep")
@@ -56,8 +56,7 @@ def _option(group: str, part: Named) -> DictConfig:
     if part.name not in options:
         hint = nearest(str(part.name), options)
         raise ConfigError(f"{group}={part.name}: there is no such choice{hint}; allowed: {', '.join(options)}")
-    config = OmegaConf.load(yaml_of(group, part.name))
-    return OmegaConf.merge(config, _without_arrays(part.settings))  # type: ignore[return-value]
+    return OmegaConf.merge(keys_in(group, part.name), _without_arrays(part.settings))  # type: ignore[return-value]
 
 
 def _without_arrays(value: Any) -> Any:

@@ -12,13 +12,13 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-import yaml  # type: ignore[import-untyped]
 from safetensors.torch import load_file, save_file
 
 from metalearn.config.compose import PACKAGE
 from metalearn.config.foreign import check_saved
-from metalearn.config.options import CONF
+from metalearn.config.options import shipped
 from metalearn.config.saved import DATA, DESCRIPTION, FORMERLY, OWN
+from metalearn.config.values import to_container
 from metalearn.errors import ConfigError, nearest
 from metalearn.runs.checkpoint import Snapshot, read_named
 from metalearn.runs.seen import KEY
@@ -221,10 +221,7 @@ def option_of(group: str, target: str) -> str | None:
 @cache
 def _options(group: str) -> dict[str, dict[str, Any]]:
     """The content of a group's yamls by their names. Yamls of the user's own folder are left out."""
-    return {
-        file.stem: yaml.safe_load(file.read_text(encoding="utf-8")) or {}
-        for file in sorted((CONF / group).glob("*.yaml"))
-    }
+    return {option: to_container(keys, resolve=False) for option, keys in shipped(group).items()}
 
 
 def _is_path(value: object) -> bool:

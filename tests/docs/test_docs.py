@@ -11,6 +11,7 @@ import pytest
 import yaml
 
 from metalearn.__main__ import COMMANDS
+from metalearn.config.options import groups
 from scripts import docs_pages
 from tests.runs import ROOT
 
@@ -92,11 +93,9 @@ def test_every_link_between_files_leads_somewhere(document: Path) -> None:
 @every_document
 def test_every_chosen_config_is_there(document: Path) -> None:
     text = document.read_text()
-    own = {ROOT / "conf" / name for name in re.findall(r"^`my_conf/([\w/]+\.yaml)`:$", text, re.MULTILINE)}
-    own |= {ROOT / "conf/algorithm/my_algorithm.yaml"}
-    chosen = [ROOT / f"conf/{group}/{name}.yaml" for group, names in CHOICE.findall(text) for name in names.split(",")]
-    missing = [path for path in chosen if not path.is_file() and path not in own]
-    assert not missing, f"{document.name} chooses configs that do not exist: {', '.join(map(str, missing))}"
+    theirs = {*re.findall(r"^`my_conf/(\w+)/(\w+)\.yaml`:$", text, re.MULTILINE), ("algorithm", "my_algorithm")}
+    chosen = {(group, name) for group, names in CHOICE.findall(text) for name in names.split(",")} - theirs
+    assert not {(group, name) for group, name in chosen if name not in groups()[group]}
 
 
 @functools.cache

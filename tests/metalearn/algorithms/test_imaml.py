@@ -5,20 +5,19 @@ from functools import partial
 
 import pytest
 import torch
-from omegaconf import OmegaConf
 from torch import Generator
 
 from metalearn.algorithms.common.functional import conjugate_gradient
 from metalearn.algorithms.imaml import imaml
 from metalearn.algorithms.maml import maml
 from metalearn.algorithms.scratch import scratch
+from metalearn.config.options import shipped
 from metalearn.models.conv4 import conv4
 from metalearn.models.mlp import mlp
 from metalearn.tasks.common.episodes import EpisodeSpec, Seeds
 from metalearn.tasks.glyphs import glyphs
 from metalearn.types import Batch, Episode, Params
 from tests.metalearn.learners import FLOAT64, STEPS, close, linear_model, network, random, start_of, tasks
-from tests.runs import ROOT
 
 
 def test_conjugate_gradient_solves_and_gives_its_residual() -> None:
@@ -148,7 +147,7 @@ def test_the_spring_after_the_steps_pulls_back_once() -> None:
 
 def test_imaml_as_its_experiment_has_it_solves_its_linear_system() -> None:
     """Conv4 with ReLU, whose Hessian is not positive, in float32 on drawn characters: five steps are enough."""
-    chosen = OmegaConf.load(ROOT / "conf/experiment/imaml_omniglot.yaml").algorithm
+    chosen = shipped("experiment")["imaml_omniglot"].algorithm
     model = conv4(ways=5, channels=1, image_size=28, filters=16)
     learner = imaml(model=model, **chosen)
     source = glyphs(episode=EpisodeSpec(5, 1, 1), image_size=28, channels=1, rotations=True, seeds=Seeds(0, 1))

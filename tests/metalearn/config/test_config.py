@@ -187,7 +187,7 @@ WRONG_VALUES = [
     ("algorithm=protonet model=mlp dataset=sinusoid", "targets are real numbers; type algorithm=maml"),
     ("experiment=finetune_omniglot strategy=split workers=2", "algorithm=supervised and model=conv4"),
     ("algorithm=finetune dataset=glyph_pretraining model.ways=400 algorithm.ways=4", "type model.ways=5"),
-    ("algorithm=finetune dataset=sinusoid model=mlp", "type dataset=omniglot, for example"),
+    ("algorithm=finetune dataset=sinusoid model=mlp", "type another algorithm, such as algorithm=anil"),
     (
         "algorithm=finetune dataset.train_ways=7",
         "have no training tasks; type dataset.train_ways=null",
@@ -375,7 +375,9 @@ def test_an_experiment_with_an_unknown_key_is_refused(tmp_path: Path, monkeypatc
     import shutil
 
     shutil.copytree(options.CONF, tmp_path / "conf")
-    (tmp_path / "conf/experiment/mine.yaml").write_text("# @package _global_\nalgorithm:\n  inner_lrr: 0.1\n")
+    (tmp_path / "conf/experiment.mine.yaml").write_text(
+        "# @package _global_\n\nmine:\n  algorithm:\n    inner_lrr: 0.1\n"
+    )
     for module in (configs, options):
         monkeypatch.setattr(module, "CONF", tmp_path / "conf")
     with pytest.raises(ConfigError, match=r"algorithm\.inner_lrr.*algorithm\.inner_lr"):
@@ -509,5 +511,5 @@ def test_the_keys_of_our_options_are_those_that_a_composition_has() -> None:
     chosen = dict(configs.compose_config([]).whole.hydra.runtime.choices)
     for group, option in (("launch", "slurm"), ("algorithm", "cavia"), ("strategy", "split"), ("dataset", "omniglot")):
         other = chosen | {group: option}
-        found = configs._keys_of_ours(configs.CONF, tuple(other.items()))
+        found = configs._keys_of_ours(tuple(other.items()))
         assert found == keys_of(configs._without_experiment(other))
