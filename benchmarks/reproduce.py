@@ -37,7 +37,7 @@ import yaml  # type: ignore[import-untyped]
 from benchmarks.environment import machine_name
 from metalearn.checks import real_number
 from metalearn.cli.arguments import command_name, whole
-from metalearn.config.foreign import read_config
+from metalearn.config.saved import read_config
 from metalearn.errors import ConfigError
 from metalearn.reporting.plots import curve_of
 from metalearn.reporting.provenance import commit

@@ -19,8 +19,7 @@ from metalearn.api.load import found, load_as
 from metalearn.api.own import carried_weights
 from metalearn.api.pictures import described
 from metalearn.checks import one_of
-from metalearn.config.foreign import check_saved
-from metalearn.config.saved import FORMERLY, check_groups, run_folder_of
+from metalearn.config.saved import FORMERLY, check_groups, check_saved, run_folder_of
 from metalearn.errors import ConfigError
 from metalearn.reporting.provenance import made_with, own_version
 from metalearn.runs.metrics import METRIC_NAMES

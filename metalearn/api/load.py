@@ -23,8 +23,7 @@ from metalearn.app.parts import chosen_loss
 from metalearn.checks import one_of, true_or_false
 from metalearn.config.build import build, import_plugins
 from metalearn.config.check import PRECISIONS
-from metalearn.config.foreign import check_saved
-from metalearn.config.saved import DESCRIPTION, MANIFEST, NETWORK, OWN, changed_config
+from metalearn.config.saved import DESCRIPTION, MANIFEST, NETWORK, OWN, changed_config, check_saved
 from metalearn.config.values import quoted
 from metalearn.errors import ConfigError, NotAdmittedError
 from metalearn.nn.inputs import shape_of

@@ -26,8 +26,7 @@ from metalearn.app.parts import (
 from metalearn.app.process import set_up_torch
 from metalearn.app.run import DATA
 from metalearn.app.unseen import UNKNOWN, check_unseen, warn_of_seen_drawers
-from metalearn.config.foreign import check_saved
-from metalearn.config.saved import changed_config
+from metalearn.config.saved import changed_config, check_saved
 from metalearn.config.values import differences, quoted, to_container
 from metalearn.errors import ConfigError, DataError, MixedWorkersError, RunError, printable
 from metalearn.reporting.loggers.protocol import Window

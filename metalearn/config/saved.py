@@ -1,13 +1,15 @@
-"""The config of a checkpoint, changed for an evaluation."""
+"""Saved configs: those of run folders, and that of a checkpoint, changed for an evaluation."""
 
+import json
 import os
 from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from hydra.core.override_parser.types import Override
+import yaml  # type: ignore[import-untyped]
 from hydra.errors import HydraException
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from metalearn.config.compose import (
@@ -19,8 +21,7 @@ from metalearn.config.compose import (
     sorted_out,
     with_sets,
 )
-from metalearn.config.foreign import check_saved
-from metalearn.config.values import keys_of, leaves
+from metalearn.config.values import Config, keys_of, leaves, to_container
 from metalearn.errors import ConfigError
 from metalearn.storage.files import is_folder
 
@@ -37,10 +38,10 @@ OF_TRAINING = ("optimizer", "reducer", "logger", "checkpoint", "run", "experimen
 """Groups and keys without effect on an evaluation. They get their defaults."""
 
 LINKS = {
-    "dataset.seed": "${seed}",
-    "dataset.eval_seed": "${trainer.eval_seed}",
-    "algorithm.ways": "${dataset.ways}",
-    "algorithm.meta_batch": "${trainer.meta_batch_size}",
+    "dataset.seed": "seed",
+    "dataset.eval_seed": "trainer.eval_seed",
+    "algorithm.ways": "dataset.ways",
+    "algorithm.meta_batch": "trainer.meta_batch_size",
 }
 """Keys that follow other keys. A checkpoint has their values as numbers, which do not follow."""
 
@@ -69,11 +70,58 @@ DATA = "data"
 """dataset.root where `METALEARN_DATA` is not set, as in `conf/dataset/`."""
 
 
+def read_config(path: Path) -> Config:
+    """The config in the yaml of a run folder, where Hydra has written it as it was composed: with `${…}`, which are
+    resolved here. Those of the environment stay as they are, since it may be another one now.
+
+    Raises:
+        OSError: there is no such file, or it may not be read.
+        ValueError: it holds no config.
+    """
+    config = _loaded(path)
+    if not isinstance(config, DictConfig):
+        raise ValueError(f"{path}: holds no config")
+    for key, value in leaves(to_container(config, resolve=False)):
+        if "${" in str(value) and "${oc.env:" not in str(value):
+            with suppress(OmegaConfBaseException, ConfigError):
+                OmegaConf.update(config, key, OmegaConf.select(config, key))
+    return to_container(config, resolve=False)
+
+
+def typed_keys(run_dir: Path) -> dict[str, str]:
+    """The keys and groups that were typed for a run, with their values, as its .hydra folder has them; none without it.
+
+    Raises:
+        OSError, ValueError: as `read_config`.
+    """
+    path = run_dir / ".hydra" / "overrides.yaml"
+    words = _loaded(path) if path.exists() else ListConfig([])
+    pairs = (str(word).lstrip("+~").partition("=") for word in OmegaConf.to_container(words))
+    return {key: value for key, _, value in pairs}
+
+
+def _loaded(path: Path) -> DictConfig | ListConfig:
+    try:
+        return OmegaConf.load(path)
+    except yaml.YAMLError as error:
+        raise ValueError(f"{path}: holds no YAML ({str(error).splitlines()[0]})") from error
+
+
+def check_saved(saved: object) -> dict[str, Any]:
+    """The config of a checkpoint, whose values are plain: a published one names no resolver, which would run here.
+
+    Raises:
+        ConfigError: it is something else.
+    """
+    if not isinstance(saved, dict) or "${" in json.dumps(saved, default=str):
+        raise ConfigError("the checkpoint's meta.json holds no config of plain values; take another checkpoint")
+    return saved
+
+
 def changed_config(
     saved: object, overrides: Sequence[str], aliases: Mapping[str, str], own: Collection[str] = ()
 ) -> DictConfig:
-    """The config of a checkpoint of any origin, changed by overrides. Its values are never resolved, and foreign code
-    runs only if an override names it.
+    """The config of a checkpoint of any origin, changed by overrides. Foreign code runs only if an override names it.
 
     Args:
         saved: the config in its meta.json.
@@ -89,27 +137,39 @@ def changed_config(
     check_groups(plain, [name for name in ("algorithm", "model", "dataset") if name not in own])
     all_overrides = parsed(with_sets(overrides))
     for override in all_overrides:
-        _check_part(override)
+        if override.key_or_group.partition(".")[0].partition("/")[0] in OF_TRAINING:
+            raise ConfigError(f"{override.input_line}: has no effect on an evaluation; leave it out")
+        if override.is_sweep_override() or override.is_delete():
+            raise ConfigError(f"{override.input_line}: must be one value; type {override.key_or_group}=VALUE")
     choices, values = sorted_out(all_overrides)
     for choice in choices:
         check_choice(choice)
     chosen = {choice.key_or_group: str(choice.value()) for choice in choices}
     named = {aliases.get(override.key_or_group, override.key_or_group): override.value() for override in values}
     try:
-        fresh = composed_by_hydra(["~experiment", *(f"{group}={option}" for group, option in chosen.items())])
-        config = _with_saved(fresh, plain, {*OF_THE_MACHINE, *TRUST, *OF_TRAINING, *chosen})
+        config = composed_by_hydra(["~experiment", *(f"{group}={option}" for group, option in chosen.items())])
+        OmegaConf.set_struct(config, False)  # a network's arguments have any names
+        for name in config.keys() & plain.keys() - {*OF_THE_MACHINE, *TRUST, *OF_TRAINING, *chosen}:
+            config[name] = plain[name]
         config.workers = None
         known, saved_values = keys_of(config), dict(leaves(plain))
-        for key, link in LINKS.items():
-            if key in known and (key.partition(".")[0] in chosen or _follows(saved_values, key, link)):
-                OmegaConf.update(config, key, link)
+        for key, followed in LINKS.items():
+            if key not in known:
+                continue
+            both = {key, followed} <= saved_values.keys()
+            if key.partition(".")[0] in chosen or not both or saved_values[key] == saved_values[followed]:
+                OmegaConf.update(config, key, f"${{{followed}}}")
         _find_data(config)
         for key, value in named.items():
             check_key(key, known)
             OmegaConf.update(config, key, value)
         check_plugins(config, named)
-        if "model" not in chosen:
-            _refuse_unnamed_network(config.model, named)
+        target = OmegaConf.select(config, f"{NETWORK}._target_")
+        if target is not None and "model" not in chosen and not {NETWORK, f"{NETWORK}._target_"} & named.keys():
+            raise ConfigError(
+                f"{NETWORK}._target_={target}: only the checkpoint names this network, and its code would run here; "
+                f"if you trust it, type {NETWORK}._target_={target}"
+            )
         OmegaConf.resolve(config)
     except (HydraException, OmegaConfBaseException) as error:
         raise ConfigError(f"{str(error).splitlines()[0]}: the overrides do not fit the checkpoint's config") from error
@@ -129,46 +189,6 @@ def check_groups(saved: Mapping[str, Any], names: Sequence[str]) -> None:
             raise ConfigError(
                 f"{name}: the checkpoint's config does not say which {name} the run had; take another checkpoint"
             )
-
-
-def _with_saved(fresh: DictConfig, saved: Mapping[str, Any], own: Collection[str]) -> DictConfig:
-    """The config `fresh` with the values of a checkpoint, except for the groups and keys in `own`.
-
-    Raises:
-        ConfigError: a group of the checkpoint is no group.
-    """
-    config = fresh.copy()
-    OmegaConf.set_struct(config, False)  # a network's arguments have any names
-    for name in (str(name) for name in fresh if str(name) in saved and str(name) not in own):
-        if isinstance(fresh[name], DictConfig) and not isinstance(saved[name], Mapping):
-            raise ConfigError(f"{name}: is no group of keys in the checkpoint's config; take another checkpoint")
-        config[name] = saved[name]
-    return config
-
-
-def _follows(values: Mapping[str, Any], key: str, link: str) -> bool:
-    """Whether a saved key has the value of the key that it follows, as far as both are there."""
-    followed = link.removeprefix("${").removesuffix("}")
-    return not {key, followed} <= values.keys() or values[key] == values[followed]
-
-
-def _refuse_unnamed_network(model: DictConfig, named: Collection[str]) -> None:
-    """Raises ConfigError for a network that only the checkpoint names: its code would run."""
-    network = model.get("network")
-    target = network.get("_target_") if isinstance(network, DictConfig) else None
-    if target is not None and not {NETWORK, f"{NETWORK}._target_"} & set(named):
-        raise ConfigError(
-            f"{NETWORK}._target_={target}: only the checkpoint names this network, and its code would run here; if you "
-            f"trust it, type {NETWORK}._target_={target}"
-        )
-
-
-def _check_part(override: Override) -> None:
-    name = override.key_or_group.partition(".")[0].partition("/")[0]
-    if name in OF_TRAINING:
-        raise ConfigError(f"{override.input_line}: has no effect on an evaluation; leave it out")
-    if override.is_sweep_override() or override.is_delete():
-        raise ConfigError(f"{override.input_line}: must be one value; type {override.key_or_group}=VALUE")
 
 
 def _find_data(config: DictConfig) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from metalearn.config.foreign import read_config, typed_keys
+from metalearn.config.saved import read_config, typed_keys
 from metalearn.config.values import leaves
 from metalearn.reporting.loggers.to_jsonl import METRICS, rows_of
 from metalearn.reporting.page import page

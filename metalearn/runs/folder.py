@@ -14,9 +14,8 @@ from typing import Any, NamedTuple, TextIO
 from omegaconf import DictConfig
 
 from metalearn.config.check import restarted
-from metalearn.config.foreign import read_config
 from metalearn.config.names import FREE_KEYS
-from metalearn.config.saved import FORMER_KEYS, FORMERLY
+from metalearn.config.saved import FORMER_KEYS, FORMERLY, read_config
 from metalearn.config.values import Config, differences, is_below, leaves, to_container
 from metalearn.errors import ConfigError, RunError
 from metalearn.runs.checkpoint import (

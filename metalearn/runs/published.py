@@ -15,9 +15,8 @@ from typing import Any
 from safetensors.torch import load_file, save_file
 
 from metalearn.config.compose import PACKAGE
-from metalearn.config.foreign import check_saved
 from metalearn.config.options import shipped
-from metalearn.config.saved import DATA, DESCRIPTION, FORMERLY, OWN
+from metalearn.config.saved import DATA, DESCRIPTION, FORMERLY, OWN, check_saved
 from metalearn.config.values import to_container
 from metalearn.errors import ConfigError, nearest
 from metalearn.runs.checkpoint import Snapshot, read_named

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from metalearn.config.foreign import typed_keys
+from metalearn.config.saved import typed_keys
 from metalearn.config.values import Config
 from metalearn.reporting.loggers.protocol import Logger, Picture, Values, Window, as_yaml, flat
 from metalearn.storage.files import writing
