@@ -22,7 +22,7 @@ from omegaconf.errors import InterpolationKeyError, InterpolationResolutionError
 
 from metalearn.config.links import check_links
 from metalearn.config.names import AUTO, DEFAULT, RESOLVERS, UNNAMED, experiment_of, run_name
-from metalearn.config.options import CONF, SEVERAL, choice_hint, common, groups, keys_in, own_folders
+from metalearn.config.options import CONF, SEVERAL, choice_hint, common, groups, own_folders, text_of
 from metalearn.config.source import SOURCE
 from metalearn.config.values import Config, as_typed, is_below, keys_of, leaves, quoted, to_container
 from metalearn.errors import ConfigError, nearest
@@ -368,51 +368,36 @@ def check_plugins(config: DictConfig, typed: Collection[str]) -> None:
 
 
 def _known_keys(whole: DictConfig, values: Sequence[Override]) -> set[str]:
-    """The keys that exist with the options that `whole` has chosen.
+    """The keys that exist with the options that `whole` has chosen, but for those that an experiment adds. A group
+    with several options at once has the keys of all its options, since Hydra does not list the chosen ones.
+
+    They come from the yamls: to compose again without the experiment would take half the time of a composition.
 
     Raises:
         ConfigError: an override of another key.
     """
-    chosen = tuple(whole.hydra.runtime.choices.items())
-    # Our own files stay the same while a process runs. A user's files may change, as in a notebook.
-    known = {*(_keys_of_ours(chosen) if not own_folders() else keys_of(_without_experiment(dict(chosen))))}
+    chosen = whole.hydra.runtime.choices
+    known = keys_of(common())
+    for group, options in groups().items():
+        if group not in ("experiment", "sweep"):
+            for option in options if group not in chosen else [chosen[group]]:
+                known |= {group} | _keys_in(group, option) if option is not None else set()
     for override in values:
         check_key(override.key_or_group, known)
     return known
 
 
-def _keys_of_ours(chosen: tuple[tuple[str, str | None], ...]) -> set[str]:
-    """The keys that exist with these options in `conf`, as `_without_experiment` has them, from the files alone: to
-    compose again would take half the time of a composition."""
-    known, options = groups(), dict(chosen)
-    keys = keys_of(common())
-    for group in known.keys() - {"experiment", "sweep"}:
-        names = known[group] if group not in options else [options[group]]
-        for name in names:
-            if name is not None:
-                keys |= {group} | _keys_in(group, name)
-    return keys
+def _keys_in(group: str, option: str) -> frozenset[str]:
+    """The keys of an option, and of those that its own defaults name beside it."""
+    keys, others = _keys_of_text(text_of(group, option), f"{group}.")
+    return keys.union(*(_keys_in(group, name) for name in others))
 
 
 @functools.cache
-def _keys_in(group: str, option: str) -> frozenset[str]:
-    """The keys of an option, and of those that its own defaults name beside it."""
-    config = keys_in(group, option)
-    others = [name for name in config.pop("defaults", []) if name != "_self_"]
-    return frozenset(keys_of(config, f"{group}.")).union(*(_keys_in(group, name) for name in others))
-
-
-def _without_experiment(chosen: Mapping[str, str | None]) -> DictConfig:
-    """The chosen options from their own files, without the experiment: the keys that exist. A group with several
-    options at once has the keys of all its options, since Hydra does not list the chosen ones."""
-    known = groups()
-    plain = [f"{group}={option}" for group, option in chosen.items() if group in known and option is not None]
-    config = composed_by_hydra([*(p for p in plain if not p.startswith("experiment=")), "~experiment"])
-    OmegaConf.set_struct(config, False)
-    for group in known.keys() - chosen.keys():
-        for option in known[group]:
-            config.merge_with({group: keys_in(group, option)})
-    return config
+def _keys_of_text(text: str, prefix: str) -> tuple[frozenset[str], tuple[str, ...]]:
+    config = OmegaConf.create(text)
+    others = [name for name in config.pop("defaults", []) if isinstance(name, str) and name != "_self_"]
+    return frozenset(keys_of(config, prefix)), tuple(others)
 
 
 def resolved(config: DictConfig) -> DictConfig:
