@@ -30,38 +30,35 @@ def check_top_level(config: DictConfig) -> None:
     for key in OmegaConf.missing_keys(config):
         if "." not in key or key.startswith("launch."):
             raise ConfigError(f"{key}=???: needs a value; type {key}=VALUE")
+    launch = config.launch
     try:
         whole_number("seed", config.seed, at_least=0)
         whole_number("threads", config.threads, at_least=1, at_most=MOST_THREADS)
-        whole_number("launch.nnodes", config.launch.nnodes, at_least=1)
-        whole_number("launch.workers_per_host", config.launch.workers_per_host, at_least=1)
-        whole_number("launch.node_rank", config.launch.node_rank, at_least=0)
-        whole_number("launch.master_port", config.launch.master_port, at_least=0, at_most=65535)
-        whole_number("launch.max_restarts", config.launch.max_restarts, at_least=0)
-        true_or_false("launch.mixed", config.launch.mixed)
+        for key, least, most in (
+            ("nnodes", 1, 2**31), ("workers_per_host", 1, 2**31), ("node_rank", 0, 2**31), ("master_port", 0, 65535),
+            ("max_restarts", 0, 2**31),
+        ):  # fmt: skip
+            whole_number(f"launch.{key}", launch[key], at_least=least, at_most=most)
+        for key in ("pause_after", "workers"):
+            if config[key] is not None:
+                whole_number(key, config[key], at_least=1)
+        true_or_false("launch.mixed", launch.mixed)
         true_or_false("init_strict", config.init_strict)
         one_of("seen_classes", config.seen_classes, ("refuse", "report"))
         one_of("device", config.device, DEVICES)
         one_of("precision", config.precision, PRECISIONS)
-        if config.pause_after is not None:
-            whole_number("pause_after", config.pause_after, at_least=1)
-        if config.workers is not None:
-            whole_number("workers", config.workers, at_least=1)
+        if not isinstance(launch.isolate, bool):
+            one_of("launch.isolate", launch.isolate, ("auto", "true", "false"))
+        if launch.ray is not None:
+            _check_ray(launch)
     except ValueError as error:
         raise ConfigError(str(error)) from error
-    if config.launch.isolate != "auto" and not isinstance(config.launch.isolate, bool):
-        raise ConfigError(
-            f"launch.isolate={config.launch.isolate}: must be auto, true or false; type launch.isolate=auto"
-        )
-    if not isinstance(config.launch.model, str | None):
-        raise ConfigError(f"launch.model={config.launch.model}: must be a folder; type launch.model=best, for example")
-    _check_ray(config.launch)
-    for key in ("data", "outputs"):
-        folder = config.launch[key]
-        if not isinstance(folder, str) or not folder:
+    for key in ("data", "outputs", "model"):
+        folder = launch[key]
+        if (not isinstance(folder, str) or not folder) and (key, folder) != ("model", None):
             raise ConfigError(
-                f"launch.{key}={folder!r}: must be a folder (is a variable of the shell not set?); type "
-                f"launch.{key}={key}"
+                f"launch.{key}={folder!r}: must be a folder (is a variable of the shell not set?); type launch.{key}="
+                f"{'best' if key == 'model' else key}"
             )
     run = str(config.run)
     if config.run is None or not run or run in (".", "..") or "/" in run:
@@ -69,16 +66,11 @@ def check_top_level(config: DictConfig) -> None:
     if config.resume not in ("auto", "never"):
         check_checkpoint("resume", config.resume, published=False)
     _check_changes(config)
-    _check_meta_batch(config)
-
-
-def _check_meta_batch(config: DictConfig) -> None:
-    """Refuses a Reptile that counts other tasks in a meta-step than the trainer gives it."""
     reptile = OmegaConf.select(config, "algorithm._target_") == "metalearn.algorithms.reptile.reptile"
-    counted, given = (OmegaConf.select(config, key) for key in ("algorithm.meta_batch", "trainer.meta_batch_size"))
-    if reptile and counted != given:
+    counted, tasks = (OmegaConf.select(config, key) for key in ("algorithm.meta_batch", "trainer.meta_batch_size"))
+    if reptile and counted != tasks:
         raise ConfigError(
-            f"algorithm.meta_batch={counted}: must be trainer.meta_batch_size={given}, the tasks of a meta-step; leave "
+            f"algorithm.meta_batch={counted}: must be trainer.meta_batch_size={tasks}, the tasks of a meta-step; leave "
             "it out, and it follows that"
         )
 
@@ -86,19 +78,14 @@ def _check_meta_batch(config: DictConfig) -> None:
 def _check_ray(launch: DictConfig) -> None:
     """Checks the keys of launch=ray, and that the package is there."""
     ray = launch.ray
-    if ray is None:
-        return
     if not isinstance(ray, DictConfig):
         raise ConfigError(f"launch.ray={ray}: is a group of keys; type launch=ray")
-    try:
-        real_number("launch.ray.cpus", ray.cpus, above=0)
-        real_number("launch.ray.wait", ray.wait, above=0)
-        if ray.gpus != "auto":
-            real_number("launch.ray.gpus", ray.gpus, at_least=0)
-        true_or_false("launch.ray.spread", ray.spread)
-        true_or_false("launch.ray.grows", ray.grows)
-    except ValueError as error:
-        raise ConfigError(str(error)) from error
+    real_number("launch.ray.cpus", ray.cpus, above=0)
+    real_number("launch.ray.wait", ray.wait, above=0)
+    if ray.gpus != "auto":
+        real_number("launch.ray.gpus", ray.gpus, at_least=0)
+    true_or_false("launch.ray.spread", ray.spread)
+    true_or_false("launch.ray.grows", ray.grows)
     if ray.address not in (None, "auto") and not re.fullmatch(r"[\w.-]+:\d{1,5}", str(ray.address)):
         raise ConfigError(
             f"launch.ray.address={ray.address}: must be HOST:PORT, auto, or null for a cluster of this host alone; "
@@ -132,13 +119,16 @@ def _check_changes(config: DictConfig) -> None:
         )
 
 
-RANK_VARIABLES = {
-    "RANK": 2**20, "WORLD_SIZE": 2**20, "LOCAL_RANK": 2**20, "LOCAL_WORLD_SIZE": 2**20, "MASTER_PORT": 2**16 - 1,
-}  # fmt: skip
-"""Environment variables that torchrun sets for a rank, and the largest value of each."""
+RANK_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_PORT", "MASTER_ADDR")
+"""Environment variables that torchrun sets for a rank."""
 
+_TOGETHER = (
+    ("RANK", "WORLD_SIZE"),
+    ("WORLD_SIZE", "RANK"),
+    ("MASTER_ADDR", "MASTER_PORT"),
+    ("MASTER_PORT", "MASTER_ADDR"),
+)
 _BELOW = (("RANK", "WORLD_SIZE"), ("LOCAL_RANK", "LOCAL_WORLD_SIZE"))
-_TOGETHER = (("RANK", "WORLD_SIZE"), ("MASTER_ADDR", "MASTER_PORT"))
 
 
 def check_rank_variables() -> None:
@@ -147,18 +137,16 @@ def check_rank_variables() -> None:
     Raises:
         ConfigError: one has a wrong value, or lacks another one.
     """
-    given = {name: os.environ[name] for name in (*RANK_VARIABLES, "MASTER_ADDR") if name in os.environ}
-    for name, most in RANK_VARIABLES.items():
-        value = given.get(name, "0")
-        if not (value.isascii() and value.isdecimal() and len(value) <= len(str(most)) and int(value) <= most):
-            _refuse_variable(name, f"must be a whole number from 0 to {most}")
-    for pair in _TOGETHER:
-        for name, other in (pair, pair[::-1]):
-            if name in given and other not in given:
-                _refuse_variable(name, f"{other} is not set")
+    found = {name: os.environ[name] for name in RANK_VARIABLES if name in os.environ}
+    for name, value in found.items():
+        if name != "MASTER_ADDR" and not (value.isascii() and value.isdecimal() and int(value) < 2**20):
+            _refuse_variable(name, "must be a whole number from 0")
+    for name, other in (*_TOGETHER, *(pair[::-1] for pair in _TOGETHER)):
+        if name in found and other not in found:
+            _refuse_variable(name, f"{other} is not set")
     for name, bound in _BELOW:
-        if name in given and bound in given and int(given[name]) >= int(given[bound]):
-            _refuse_variable(name, f"must be below {bound}={given[bound]}")
+        if {name, bound} <= found.keys() and int(found[name]) >= int(found[bound]):
+            _refuse_variable(name, f"must be below {bound}={found[bound]}")
 
 
 def _refuse_variable(name: str, reason: str) -> NoReturn:
@@ -262,10 +250,10 @@ def world_size(config: DictConfig, command: str) -> int:
 def _is_loopback(address: str) -> bool:
     """Whether this is an address of the host itself, whichever that is."""
     try:
-        found = ipaddress.ip_address(address)
+        parsed = ipaddress.ip_address(address)
     except ValueError:
         return address == "localhost"
-    return found.is_loopback or found.is_unspecified
+    return parsed.is_loopback or parsed.is_unspecified
 
 
 def on_several_hosts(config: DictConfig) -> bool:
