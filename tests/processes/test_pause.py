@@ -199,21 +199,6 @@ def test_the_report_names_the_commands_that_make_the_run(tmp_path: Path) -> None
     assert result_of(again)["test"] == result_of(folder)["test"]
 
 
-@slow
-def test_the_validation_of_a_pause_is_no_candidate_for_the_best(tmp_path: Path) -> None:
-    """A rate so high that the network gets worse: the validation of the pause is better than all that follow."""
-    worse = ("optimizer.lr=0.3", "trainer.val_every=30")
-    run(tmp_path / "whole", *worse)
-    for step in (5, 17):
-        run(tmp_path / "parts", *worse, f"pause_after={step}")
-        assert (tmp_path / "parts/checkpoints/best").resolve().name == f"step_{step:06d}"  # for those who use it now
-    run(tmp_path / "parts", *worse)
-    losses = {row["step"]: row["loss"] for row in metrics(tmp_path / "parts") if row["split"] == "val"}
-    assert sorted(losses) == [5, 17, 30, 60, 80] and min(losses, key=losses.__getitem__) in (5, 17)
-    for field in ("val", "test"):
-        assert result_of(tmp_path / "parts")[field] == result_of(tmp_path / "whole")[field]
-
-
 def test_a_carried_state_has_the_same_bits_after_a_pause_and_on_any_number_of_workers(tmp_path: Path) -> None:
     """Reptile's Adam, which goes on from step to step: one worker at once; two workers by remote calls, then two by
     all-reduce."""

@@ -62,19 +62,6 @@ def test_a_run_whose_test_is_not_finite_has_diverged(start: Start, tmp_path: Pat
     assert result["val"]["step"] == 0 and result["seconds"] > 0
 
 
-def test_two_ranks_that_are_started_by_hand_train_together(start: Start, tmp_path: Path) -> None:
-    """As mpirun or a loop of a shell starts them: without LOCAL_WORLD_SIZE."""
-    own = ("experiment=maml_sinusoid", "trainer.steps=2", "trainer.val_tasks=2", "trainer.test_tasks=2", "run=hand")
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        world = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(probe.getsockname()[1])}
-    ranks = [start(*own, "logger=[]", "logger.plots=false", "logger.report=false", RANK=str(rank), **world)
-             for rank in (1, 0)]  # fmt: skip
-    outcomes = [rank.wait() for rank in ranks]
-    assert [outcome.code for outcome in outcomes] == [0, 0], outcomes
-    result = json.loads((tmp_path / "outputs/maml_sinusoid/hand/result.json").read_text())
-    assert (result["status"], result["workers"]) == ("completed", 2)
-
-
 @slow
 def test_a_locale_that_is_not_utf_8_changes_nothing(start: Start, tmp_path: Path) -> None:
     plain = {"LC_ALL": "C", "PYTHONCOERCECLOCALE": "0", "PYTHONUTF8": "0"}
@@ -260,11 +247,6 @@ def test_what_a_run_folder_refuses(overrides: list[str], named: list[str], finis
     assert contents(finished) == before
 
 
-def test_a_class_that_is_not_found_is_named_once(start: Start) -> None:
-    outcome = start("model=module", "model.network._target_=nowhere.Net").wait()
-    assert outcome.code == 2 and outcome.text.count("No module named") == 1, outcome.text
-
-
 @slow
 def test_raising_steps_continues_and_a_damaged_checkpoint_is_skipped(finished: Path, start: Start) -> None:
     (finished / "checkpoints/best").unlink()
@@ -365,14 +347,6 @@ def test_a_failed_run_is_started_again_and_goes_on(reference: Path, start: Start
     output = good(program.wait())
     assert "worker0 was killed by SIGKILL" in output and "restart 1 of 1" in output
     assert params_of(tmp_path / OUTPUTS / "seed0") == params_of(reference)
-
-
-def test_missing_data_is_reported_before_anything_is_made(start: Start, tmp_path: Path) -> None:
-    (tmp_path / "empty").mkdir()
-    shared = ["experiment=maml_omniglot", f"dataset.root={tmp_path / 'empty'}", "dataset.download=false", "workers=2"]
-    outcome = start(*shared, METALEARN_CACHE=str(tmp_path / "cache")).wait()
-    assert outcome.code == 2 and "METALEARN_DATA=/path/to/data" in outcome.text, outcome.text
-    assert not (tmp_path / "outputs").exists()
 
 
 def test_a_folder_in_use_is_refused(start: Start, tmp_path: Path) -> None:
