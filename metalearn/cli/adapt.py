@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING
 from metalearn.app.outcome import BAD_CONFIG, FAILED, OK, exit_code_of_process, report_error
 from metalearn.app.process import set_up_process
 from metalearn.checks import whole_number
-from metalearn.cli.arguments import command_name, names, whole
+from metalearn.cli.arguments import command_parser, names, whole
 from metalearn.cli.export import FORMATS
 from metalearn.config.check import MOST_THREADS
 from metalearn.errors import ConfigError, printable
@@ -37,9 +37,7 @@ if TYPE_CHECKING:
 
 def main(arguments: Sequence[str]) -> int:
     """Returns the exit code."""
-    parser = argparse.ArgumentParser(
-        command_name("adapt"), description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = command_parser("adapt", __doc__)
     parser.add_argument(
         "--model",
         required=True,

@@ -2,15 +2,20 @@
 
 import argparse
 import shlex
-import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 
+def command_parser(command: str, about: str | None) -> argparse.ArgumentParser:
+    """The parser of a command; its help shows `about` as it is written."""
+    return argparse.ArgumentParser(
+        command_name(command), description=about, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+
+
 def command_name(command: str) -> str:
-    """What users have typed to start a command: its script in a checkout, or `metalearn COMMAND`."""
-    started = Path(sys.argv[0]).name
-    return started if started == f"{command.replace('-', '_')}.py" else f"metalearn {command}"
+    """What messages call a command."""
+    return f"metalearn {command}"
 
 
 def typed(command: str, arguments: Sequence[str]) -> str:

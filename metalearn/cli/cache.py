@@ -21,7 +21,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from metalearn.cli.arguments import command_name
+from metalearn.cli.arguments import command_parser
 from metalearn.errors import printable
 from metalearn.storage import cache
 
@@ -45,9 +45,7 @@ class CacheEntry(NamedTuple):
 
 def main(arguments: Sequence[str]) -> int:
     """Returns the exit code."""
-    parser = argparse.ArgumentParser(
-        command_name("cache"), description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = command_parser("cache", __doc__)
     parser.add_argument("--clean", action="store_true", help="choose files to remove; --yes removes them")
     parser.add_argument("--older-than", type=amount, metavar="DAYS", help="those that were not used for so long")
     parser.add_argument("--larger-than", type=amount, metavar="GB", help="those that are larger")

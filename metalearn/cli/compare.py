@@ -7,12 +7,11 @@ NAME=FOLDER gives a run a name in the plot; without NAME, or if the whole is a f
 still be running. Exit codes: 0 drawn; 2 a folder holds no validated run, or the runs cannot be compared.
 """
 
-import argparse
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from metalearn.cli.arguments import command_name
+from metalearn.cli.arguments import command_parser
 from metalearn.errors import printable
 from metalearn.reporting.plots import Curve, comparison, curve_of
 from metalearn.storage.files import creating, is_folder
@@ -22,9 +21,7 @@ OK, BAD_USAGE = 0, 2
 
 def main(arguments: Sequence[str]) -> int:
     """Returns the exit code."""
-    parser = argparse.ArgumentParser(
-        command_name("compare"), description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = command_parser("compare", __doc__)
     parser.add_argument("runs", nargs="+", metavar="RUN", help="a run folder, or NAME=FOLDER")
     parser.add_argument("--output", type=Path, default=Path("compare.png"), help="the plot (default: compare.png)")
     options = parser.parse_args(arguments)

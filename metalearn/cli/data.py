@@ -23,7 +23,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from metalearn.app.outcome import OK, exit_code_of_process
-from metalearn.cli.arguments import command_name, whole
+from metalearn.cli.arguments import command_parser, whole
 
 DRAWN = ("emoji", "kanji", "scripts")
 PHOTOGRAPHS = ("mini_imagenet", "tiered_imagenet", "cifar_fs", "fc100", "cub")
@@ -31,9 +31,7 @@ PHOTOGRAPHS = ("mini_imagenet", "tiered_imagenet", "cifar_fs", "fc100", "cub")
 
 def main(arguments: Sequence[str]) -> int:
     """Returns the exit code."""
-    parser = argparse.ArgumentParser(
-        command_name("data"), description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = command_parser("data", __doc__)
     parser.add_argument("name", choices=[*DRAWN, *PHOTOGRAPHS], help="the data set")
     parser.add_argument("--out", type=Path, metavar="FOLDER", help="where it is made (default: METALEARN_DATA/NAME)")
     parser.add_argument("--classes", type=whole(1), metavar="N", help="drawn sets: of each split; default: all")

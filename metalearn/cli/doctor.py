@@ -7,7 +7,6 @@
 Exit code 0 if all is well, 1 if anything is wrong.
 """
 
-import argparse
 import json
 import os
 import sys
@@ -18,7 +17,7 @@ from metalearn.app.job import Program, installed
 from metalearn.app.outcome import BAD_CONFIG, report_error
 from metalearn.app.process import end_with_starter
 from metalearn.app.streams import print_all
-from metalearn.cli.arguments import command_name, real, whole
+from metalearn.cli.arguments import command_parser, real, whole
 from metalearn.config.check import check_rank_variables
 from metalearn.errors import ConfigError, printable
 
@@ -28,9 +27,7 @@ if TYPE_CHECKING:
 
 def main(arguments: Sequence[str], program: Program | None = None) -> int:
     """Runs the command line of `program`, by default that of the installed package; returns the exit code."""
-    parser = argparse.ArgumentParser(
-        command_name("doctor"), description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = command_parser("doctor", __doc__)
     parser.add_argument("--workers", type=whole(1), default=1, help="ranks to start on this host")
     parser.add_argument("--timeout", type=real, default=30.0, help="seconds that one operation may take")
     parser.add_argument("--json", action="store_true", help="print the report as JSON")

@@ -6,12 +6,11 @@ and runs may be under way.
   metalearn index outputs
 """
 
-import argparse
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from metalearn.cli.arguments import command_name
+from metalearn.cli.arguments import command_parser
 from metalearn.errors import RunError, printable
 from metalearn.reporting.index import INDEX, write_index
 
@@ -20,9 +19,7 @@ OK, FAILED, BAD_USAGE = 0, 1, 2
 
 def main(arguments: Sequence[str]) -> int:
     """Returns the exit code."""
-    parser = argparse.ArgumentParser(
-        command_name("index"), description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = command_parser("index", __doc__)
     parser.add_argument("folder", type=Path, metavar="FOLDER", help="the folder that holds the folders of runs")
     folder: Path = parser.parse_args(arguments).folder
     try:

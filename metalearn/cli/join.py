@@ -10,7 +10,6 @@ the run folder, and reach the address that the run was started with (launch.inte
 would be of another version, or compute otherwise, and are refused.
 """
 
-import argparse
 import os
 import shlex
 import signal
@@ -24,7 +23,7 @@ from typing import TYPE_CHECKING
 from metalearn.app import world_file
 from metalearn.app.job import Program, installed
 from metalearn.app.outcome import BAD_CONFIG
-from metalearn.cli.arguments import command_name, whole
+from metalearn.cli.arguments import command_parser, whole
 from metalearn.errors import RunError, printable
 
 if TYPE_CHECKING:
@@ -33,9 +32,7 @@ if TYPE_CHECKING:
 
 def main(arguments: Sequence[str], train: Program | None = None) -> int:
     """Runs the command line; returns the exit code. The workers run `train`, by default the installed program."""
-    parser = argparse.ArgumentParser(
-        command_name("join"), description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = command_parser("join", __doc__)
     parser.add_argument("folder", type=Path, help="the folder of the run")
     parser.add_argument("--workers", type=whole(1), default=1, help="how many to add")
     options = parser.parse_args(arguments)

@@ -6,7 +6,6 @@ SIGTERM to a worker's process does the same. worker0 leads the run and cannot le
 codes: 0 it leaves; 1 rank zero does not answer; 2 there is no such worker, or no run under way.
 """
 
-import argparse
 import os
 import sys
 from collections.abc import Sequence
@@ -14,15 +13,13 @@ from pathlib import Path
 
 from metalearn.app import world_file
 from metalearn.app.outcome import BAD_CONFIG
-from metalearn.cli.arguments import command_name
+from metalearn.cli.arguments import command_parser
 from metalearn.errors import RunError, printable
 
 
 def main(arguments: Sequence[str]) -> int:
     """Runs the command line; returns the exit code."""
-    parser = argparse.ArgumentParser(
-        command_name("leave"), description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = command_parser("leave", __doc__)
     parser.add_argument("folder", type=Path, help="the folder of the run")
     parser.add_argument("worker", help="the worker's name, such as worker2")
     options = parser.parse_args(arguments)

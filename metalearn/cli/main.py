@@ -4,8 +4,9 @@ import importlib
 import os
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 
-from metalearn.cli import checkout, run
+from metalearn.cli import run
 from metalearn.errors import ConfigError, nearest, printable
 
 COMMANDS = {
@@ -35,6 +36,15 @@ COMMANDS = {
 }
 """The sub-commands. Each but `sweep` is the `main(argv)` of its module, in metalearn/cli or in a checkout."""
 
+IN_CHECKOUT = {
+    "bench": "benchmarks.bench",
+    "gpu-check": "benchmarks.gpu_check.check",
+    "reproduce": "benchmarks.reproduce",
+}
+"""Commands that need a checkout of the repository, since what they measure or compare with is not in the wheel."""
+
+ROOT = Path(__file__).resolve().parents[2]
+
 _BAD_USAGE = 2
 
 
@@ -59,9 +69,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         return explain(arguments)
     if command == "sweep":
         command, arguments = "train", sweeping(arguments)
-    if command in checkout.MODULES:
-        return checkout.main_of(command)(arguments)
-    code: int = importlib.import_module(f"metalearn.cli.{command}").main(arguments)
+    module = IN_CHECKOUT.get(command, f"metalearn.cli.{command}")
+    if command in IN_CHECKOUT:
+        if not ROOT.joinpath(*module.split(".")).with_suffix(".py").is_file():
+            need = "needs a checkout of the repository, with its folders benchmarks and conf"
+            return _refuse(f"metalearn {command}: {need}; clone it, and type pip install -e . there")
+        if str(ROOT) not in sys.path:
+            sys.path.insert(0, str(ROOT))
+    code: int = importlib.import_module(module).main(arguments)
     return code
 
 

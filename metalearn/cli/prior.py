@@ -16,7 +16,7 @@ from pathlib import Path
 from metalearn.app.outcome import OK, exit_code_of_process
 from metalearn.app.process import set_up_process
 from metalearn.app.streams import print_all
-from metalearn.cli.arguments import command_name, names, typed, whole
+from metalearn.cli.arguments import command_parser, names, typed, whole
 from metalearn.config.compose import parsed
 from metalearn.errors import ConfigError, printable
 from metalearn.storage.files import creating
@@ -24,9 +24,7 @@ from metalearn.storage.files import creating
 
 def main(arguments: Sequence[str]) -> int:
     """Returns the exit code."""
-    parser = argparse.ArgumentParser(
-        command_name("prior"), description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = command_parser("prior", __doc__)
     parser.add_argument("action", choices=["check"])
     parser.add_argument("name", metavar="NAME", help="gp, sine, table, or a module of yours, whose code runs here")
     parser.add_argument("settings", nargs="*", metavar="dataset.KEY=VALUE", help="settings of the prior")

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 from metalearn.app.outcome import OK, exit_code_of_process
 from metalearn.app.process import set_up_process
-from metalearn.cli.arguments import command_name, whole
+from metalearn.cli.arguments import command_parser, whole
 from metalearn.config.build import build
 from metalearn.config.compose import compose_config
 from metalearn.errors import ConfigError
@@ -33,9 +33,7 @@ CLASSES = 64
 
 def main(arguments: Sequence[str]) -> int:
     """Returns the exit code."""
-    parser = argparse.ArgumentParser(
-        command_name("shard"), description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = command_parser("shard", __doc__)
     parser.add_argument("keys", nargs="+", metavar="KEY=VALUE", help="dataset=NAME, and keys of the dataset")
     parser.add_argument("--out", required=True, type=Path, metavar="FOLDER", help="the output folder; new, or empty")
     parser.add_argument(

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from metalearn.cli import checkout, compare
-from metalearn.cli.main import COMMANDS, main, sweeping
+from metalearn.cli import compare
+from metalearn.cli import main as command_line
+from metalearn.cli.main import COMMANDS, IN_CHECKOUT, main, sweeping
 from metalearn.reporting import plots
 from metalearn.reporting.charts import new_figure
 from metalearn.reporting.plots import curve_of
@@ -69,8 +70,8 @@ def test_short_and_long_runs_can_be_told_apart(longest: int, scale: str, labels:
 def test_what_the_wheel_lacks_needs_a_checkout(
     command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(checkout, "ROOT", tmp_path)
-    assert checkout.main_of(command)([]) == 2
+    monkeypatch.setattr(command_line, "ROOT", tmp_path)
+    assert main([command]) == 2
     said = capsys.readouterr().err
     assert said.startswith(f"error: metalearn {command}: needs a checkout of the repository") and said.count("\n") == 1
 
@@ -91,7 +92,7 @@ def test_the_help_lists_every_command(capsys: pytest.CaptureFixture[str]) -> Non
 
 def test_every_command_but_help_and_sweep_is_a_file_or_in_a_checkout() -> None:
     files = {path.stem.replace("_", "-") for path in (ROOT / "metalearn/cli").glob("*.py")}
-    assert {*COMMANDS} - {"help", "sweep", *checkout.MODULES} == files - {"--init--", "main", "arguments", "checkout"}
+    assert {*COMMANDS} - {"help", "sweep", *IN_CHECKOUT} == files - {"--init--", "main", "arguments"}
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""What a run has learned leaves its run folder: scripts/export.py and scripts/adapt.py, and hostile model folders."""
+"""What a run has learned leaves its run folder: export and adapt, and hostile model folders."""
 
 import csv
 import hashlib
@@ -528,7 +528,7 @@ def test_the_programs_take_a_real_run_all_the_way(folders: Path, tmp_path: Path)
 
     short = ("trainer.steps=4", "trainer.val_every=4", "trainer.val_tasks=4", "trainer.test_tasks=20")
     support, query = folders / "support", folders / "query"
-    adapting = (ROOT / "scripts/adapt.py", "--model", "model", "--support", support, "--query", query, "--out", "out")
+    adapting = ("-m", "metalearn", "adapt", "--model", "model", "--support", support, "--query", query, "--out", "out")
     for command in (
         (ROOT / "train.py", *TINY, *short, "hydra.run.dir=run"),
         (ROOT / "scripts/export.py", "run", "--out", "model"),
