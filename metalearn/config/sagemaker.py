@@ -5,7 +5,6 @@ SageMaker's containers set these variables: ENVIRONMENT_VARIABLES.md of https://
 
 import json
 import os
-from collections.abc import Callable, Mapping
 
 from metalearn.errors import ConfigError
 
@@ -22,60 +21,31 @@ def value(name: str) -> str | int | None:
     Raises:
         ConfigError: a variable is missing, or has a value that SageMaker does not give it.
     """
-    return _VALUES[name]()
-
-
-def _variable(name: str) -> str:
+    if name == "data":
+        channels = {key: folder for key, folder in os.environ.items() if key.startswith(CHANNELS)}
+        only = next(iter(channels.values())) if len(channels) == 1 else None
+        return only or channels.get(f"{CHANNELS}TRAINING", ALL_CHANNELS)
     try:
-        return os.environ[name]
+        text, host, gpus = os.environ["SM_HOSTS"], os.environ["SM_CURRENT_HOST"], os.environ.get("SM_NUM_GPUS", "0")
     except KeyError as error:
         raise ConfigError(
-            f"launch=sagemaker: the environment variable {name} is not set; SageMaker sets it in its training jobs. "
-            "Anywhere else, type launch=default"
+            f"launch=sagemaker: the environment variable {error.args[0]} is not set; SageMaker sets it in its training "
+            "jobs. Anywhere else, type launch=default"
         ) from error
-
-
-def _hosts() -> list[str]:
-    text = _variable("SM_HOSTS")
     try:
         hosts = json.loads(text)
-    except ValueError:
-        hosts = None
-    if not isinstance(hosts, list) or not hosts or not all(isinstance(host, str) and host for host in hosts):
-        raise ConfigError(f'SM_HOSTS={text}: must be a list of names in JSON, such as ["algo-1", "algo-2"]')
-    return hosts
-
-
-def _node_rank() -> int:
-    hosts, own = _hosts(), _variable("SM_CURRENT_HOST")
-    if own not in hosts:
-        raise ConfigError(f"SM_CURRENT_HOST={own}: is not in SM_HOSTS={os.environ['SM_HOSTS']}")
-    return hosts.index(own)
-
-
-def _workers_per_host() -> int:
-    text = os.environ.get("SM_NUM_GPUS", "0")
-    if not text.isdecimal():
-        raise ConfigError(f"SM_NUM_GPUS={text}: must be a number of GPUs, such as 8")
-    return max(int(text), 1)
-
-
-def _interface() -> str | None:
-    return _variable("SM_NETWORK_INTERFACE_NAME") if len(_hosts()) > 1 else None
-
-
-def _data() -> str:
-    channels = {name: folder for name, folder in os.environ.items() if name.startswith(CHANNELS)}
-    if len(channels) == 1:
-        return next(iter(channels.values()))
-    return channels.get(f"{CHANNELS}TRAINING", ALL_CHANNELS)
-
-
-_VALUES: Mapping[str, Callable[[], str | int | None]] = {
-    "nnodes": lambda: len(_hosts()),
-    "workers_per_host": _workers_per_host,
-    "node_rank": _node_rank,
-    "master_addr": lambda: _hosts()[0] if len(_hosts()) > 1 else "127.0.0.1",
-    "interface": _interface,
-    "data": _data,
-}
+        rank = list(hosts).index(host)
+    except (TypeError, ValueError) as error:
+        raise ConfigError(
+            f"SM_HOSTS={text}: must be a list of names in JSON with SM_CURRENT_HOST={host} in it"
+        ) from error
+    if not gpus.isdecimal():
+        raise ConfigError(f"SM_NUM_GPUS={gpus}: must be a number of GPUs, such as 8")
+    values: dict[str, str | int | None] = {
+        "nnodes": len(hosts),
+        "workers_per_host": max(int(gpus), 1),
+        "node_rank": rank,
+        "master_addr": hosts[0] if len(hosts) > 1 else "127.0.0.1",
+        "interface": os.environ.get("SM_NETWORK_INTERFACE_NAME") if len(hosts) > 1 else None,
+    }
+    return values[name]

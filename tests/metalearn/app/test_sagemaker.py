@@ -71,10 +71,10 @@ def test_one_host_is_as_without_sagemaker(monkeypatch: pytest.MonkeyPatch) -> No
 @pytest.mark.parametrize(
     ("variables", "message"),
     [
-        ({"SM_HOSTS": "algo-1,algo-2"}, r"^SM_HOSTS=algo-1,algo-2: must be a list of names in JSON"),
-        ({"SM_HOSTS": "[]"}, r"^SM_HOSTS=\[\]: must be a list of names"),
-        ({"SM_CURRENT_HOST": "algo-3"}, r"^SM_CURRENT_HOST=algo-3: is not in SM_HOSTS="),
-        ({"SM_NUM_GPUS": "many"}, r"^SM_NUM_GPUS=many: must be a number of GPUs"),
+        ({"SM_HOSTS": "algo-1,algo-2"}, "^SM_HOSTS=algo-1,algo-2: "),
+        ({"SM_HOSTS": "[]"}, r"^SM_HOSTS=\[\]: "),
+        ({"SM_CURRENT_HOST": "algo-3"}, "SM_CURRENT_HOST=algo-3"),
+        ({"SM_NUM_GPUS": "many"}, "^SM_NUM_GPUS=many: "),
     ],
 )
 def test_a_wrong_variable_is_named(variables: dict[str, str], message: str, monkeypatch: pytest.MonkeyPatch) -> None:
