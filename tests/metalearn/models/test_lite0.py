@@ -6,7 +6,7 @@ import torch
 
 from metalearn.checks import Invalid
 from metalearn.classifier.backbones import backbone_of
-from metalearn.models.common import lite0 as packages
+from metalearn.models import lite0 as packages
 from metalearn.models.lite0 import lite0
 
 
@@ -32,12 +32,9 @@ def test_grey_pictures_are_repeated_and_enlarged() -> None:
     assert torch.equal(grey, colours) and grey.shape == (1, 3, 1280)
 
 
-def test_missing_packages_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(packages, "PACKAGES", ("no_such_package", "nor_this"))
-    with pytest.raises(Invalid, match="no_such_package and nor_this are not installed; type pip install"):
-        lite0(ways=5, channels=3, image_size=224)
-
-
-def test_a_size_below_that_of_its_maps_is_refused() -> None:
-    with pytest.raises(Invalid, match="input_size"):
+def test_missing_packages_and_small_sizes_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(Invalid, match="input_size=16"):
         lite0(ways=5, channels=3, image_size=224, input_size=16)
+    monkeypatch.setattr(packages, "PACKAGES", ("no_such_package", "nor_this"))
+    with pytest.raises(Invalid, match="no_such_package and nor_this are not installed"):
+        lite0(ways=5, channels=3, image_size=224)
