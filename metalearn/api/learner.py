@@ -24,7 +24,7 @@ from metalearn.config.build import build
 from metalearn.config.plain import Named, as_named, plain_config
 from metalearn.config.values import to_container
 from metalearn.errors import ConfigError
-from metalearn.models.common.noted import noted_inputs
+from metalearn.models.module import noted_inputs
 from metalearn.nn.inputs import Inputs, filled, inputs_of, packed
 from metalearn.nn.inputs import described as words_for
 from metalearn.nn.precision import computing_with

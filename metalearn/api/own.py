@@ -13,8 +13,8 @@ from metalearn.config.plain import Named
 from metalearn.config.saved import OWN
 from metalearn.errors import ConfigError
 from metalearn.models.common.adapter import model_of
-from metalearn.models.common.noted import from_note, read_shape, to_note
 from metalearn.models.common.weights import LICENCE, NAMED, header_of, meant_as, read_state
+from metalearn.models.module import from_note, to_note
 from metalearn.nn.inputs import Inputs, of_reals
 from metalearn.nn.inputs import shape_of as inputs_shape
 from metalearn.runs.published import weights_file
@@ -57,9 +57,9 @@ def inputs_in(note: Mapping[str, Any]) -> Inputs:
     """The inputs in the note of a source or network.
 
     Raises:
-        ValueError: they are none, or too large.
+        ValueError: they are none.
     """
-    return from_note(note["inputs"]) if "inputs" in note else of_reals(read_shape(note["shape"]))
+    return from_note(note["inputs"] if "inputs" in note else [["", note["shape"], "real"]])
 
 
 def note_of_tasks(source: TaskSource, loss: Loss | None) -> dict[str, Any]:

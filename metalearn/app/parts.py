@@ -27,7 +27,7 @@ from metalearn.config.check import computes_elsewhere
 from metalearn.config.saved import check_checkpoint
 from metalearn.config.values import Config, differences, to_container
 from metalearn.errors import ConfigError, MixedWorkersError
-from metalearn.models.common.noted import to_note
+from metalearn.models.module import to_note
 from metalearn.nn.precision import type_of
 from metalearn.reporting.logging import OpenLog
 from metalearn.runs.checkpoint import Checkpointer, has_checkpoints, start_params

@@ -1,16 +1,15 @@
 """Any network written as an `nn.Module`, by the name of its class."""
 
 import inspect
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, get_args
 
 from hydra.utils import get_object
 from torch import nn
 
 from metalearn.checks import Invalid, true_or_false, whole_number
 from metalearn.models.common.adapter import model_of
-from metalearn.models.common.noted import from_note
-from metalearn.nn.inputs import of_reals
+from metalearn.nn.inputs import Inputs, Kind, Part, of_reals
 from metalearn.types import Model
 
 
@@ -86,3 +85,41 @@ def module(
 
 def _invalid(target: str, allowed: str, advice: str = "") -> Invalid:
     return Invalid("network._target_", target, allowed, advice, quoted=False)
+
+
+# How a config notes what a network takes for a sample
+
+
+def to_note(inputs: Inputs) -> list[Any]:
+    """As lists of names, shapes and kinds."""
+    return [[part.name, list(part.shape), part.kind] for part in inputs]
+
+
+def from_note(note: Any) -> Inputs:
+    """The inverse of `to_note`; also of a note that was typed.
+
+    Raises:
+        ValueError: it is something else.
+    """
+    try:
+        inputs = tuple(Part(name, tuple(shape), kind) for name, shape, kind in note)
+    except (TypeError, ValueError):
+        inputs = ()
+    names = {part.name for part in inputs}
+    sizes = [size for part in inputs for size in part.shape]
+    right = all(isinstance(part.name, str) and part.kind in get_args(Kind) for part in inputs)
+    if not (right and names) or len(names) < len(inputs) or not all(type(size) is int and size >= 1 for size in sizes):
+        example = "type KEY=[[ids,[16],whole],[mask,[16],bool]], for example"
+        kinds = ", ".join(get_args(Kind))
+        raise Invalid("inputs", note, f"must be lists of another name each, a shape, and one of {kinds}", example)
+    return inputs
+
+
+def noted_inputs(config: Mapping[str, Any]) -> Inputs | None:
+    """The inputs that a config notes of its network or its tasks; None if they are one tensor of real numbers.
+
+    Raises:
+        ValueError: as `from_note`.
+    """
+    notes = [config[group].get("inputs") for group in ("model", "dataset")]
+    return next((from_note(note) for note in notes if note is not None and not isinstance(note, str)), None)

@@ -13,7 +13,7 @@ import metalearn
 from metalearn.api.learner import Learner
 from metalearn.errors import ConfigError, DataError
 from metalearn.models.common.adapter import model_of
-from metalearn.models.common.noted import from_note, to_note
+from metalearn.models.module import from_note, to_note
 from metalearn.nn.inputs import Part, inputs_of, of_reals, packed, shape_of
 from metalearn.types import Episode
 from tests.own_functions import FORMS, LENGTH, WORDS, Reads, Texts
@@ -147,9 +147,9 @@ def test_inputs_that_cannot_be_sent_are_refused(x: Any, message: str) -> None:
 
 
 @pytest.mark.parametrize("note", ["x", [], [["ids", [4]]], [["ids", [4], "eval"]], [["a", [0], "real"]],
-                                  [["a", [2**25], "real"]], [["a", [1], "real"], ["a", [1], "real"]], 3])  # fmt: skip
-def test_a_forged_note_of_inputs_is_refused(note: Any) -> None:
-    with pytest.raises(ValueError, match=r"inputs=|shape="):
+                                  [["a", [1], "real"], ["a", [1], "real"]], 3])  # fmt: skip
+def test_a_wrong_note_of_inputs_is_refused(note: Any) -> None:
+    with pytest.raises(ValueError, match="inputs="):
         from_note(note)
 
 
