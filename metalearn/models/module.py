@@ -121,5 +121,5 @@ def noted_inputs(config: Mapping[str, Any]) -> Inputs | None:
     Raises:
         ValueError: as `from_note`.
     """
-    notes = [config[group].get("inputs") for group in ("model", "dataset")]
-    return next((from_note(note) for note in notes if note is not None and not isinstance(note, str)), None)
+    notes = [config[group].get("inputs") for group in ("model", "dataset")]  # of other models, a number or a word
+    return next((from_note(note) for note in notes if isinstance(note, Sequence) and not isinstance(note, str)), None)

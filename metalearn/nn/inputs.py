@@ -158,14 +158,14 @@ class Opened(nn.Module):
             outputs = super().forward(named.get("", named))
         else:
             outputs = super().forward(tuple(named.values()))
-        return _joined(outputs, len(x)) if self.opened_joins else outputs
+        return joined(outputs, len(x)) if self.opened_joins else outputs
 
 
 def _typed(value: Tensor, kind: Kind) -> Tensor:
     return value if kind == "real" else value != 0 if kind == "bool" else value.long()
 
 
-def _joined(outputs: Any, samples: int) -> Any:
+def joined(outputs: Any, samples: int) -> Any:
     """Outputs as [n, d], those of several tensors one after the other. Others stay as they are."""
     values = outputs.values() if isinstance(outputs, Mapping) else outputs
     several = list(values) if isinstance(outputs, Mapping | tuple | list) else [outputs]

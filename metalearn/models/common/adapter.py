@@ -2,14 +2,12 @@
 
 import copy
 import math
-import random
 import threading
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import partial
 from typing import Any, NamedTuple, cast
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Generator, Tensor, nn
@@ -20,17 +18,7 @@ from metalearn.checks import first_line
 from metalearn.errors import ConfigError, DataError
 from metalearn.models.common.stages import one_after_the_other
 from metalearn.nn.conv import conv2d
-from metalearn.nn.inputs import (
-    Inputs,
-    Opened,
-    as_reals,
-    described,
-    filled,
-    of_reals,
-    opened,
-    said_of,
-    shape_of,
-)
+from metalearn.nn.inputs import Inputs, Opened, as_reals, described, filled, joined, of_reals, opened, said_of, shape_of
 from metalearn.nn.norm import batch_norm
 from metalearn.nn.surroundings import constant, surroundings
 from metalearn.nn.twice import second_order_attention
@@ -78,37 +66,30 @@ def model_of(
         ValueError: the network cannot take such inputs, its outputs are not [n, ways], it has nothing to learn, one of
             its layers remembers batches, or equal inputs and seeds give other outputs the second time.
     """
-    (network, compiled) = _eager(_drawn(make, seed=0))
-    network = network.float()
-    constant = _by_running_statistics(network) if running_statistics else []
-    cautions = _unused_statistics(network, name)
+    network, compiled = _fresh(make, seed=0)
+    notes, cautions = _make_pure(network.float(), name, transductive, running_statistics)
     if compiled:
         cautions.append(f"{name}: is computed without torch.compile, whose functions have no second derivative")
-    notes = _make_pure(network, name, transductive)
-    if constant:
-        notes.append(f"{name}: normalises by the running statistics that it came with: {_few(constant)}")
-    inputs, said = _opened(network, name, inputs)
     _check_buffers(network, make, name)
-    trial = _tried(network, name, inputs, advice)
-    shape = shape_of(inputs)
-    images = filled(inputs, torch.rand(2, *shape, generator=Generator()))
-    outputs = _check_pure(network, name, images)
-    trains = dropout and _differs_in_training(network, name, images, outputs)
-    notes += said
+    with torch.random.fork_rng(devices=[]):  # one stretch of random numbers, so that a second pass draws others
+        network, inputs, trial = _tried(network, name, inputs, advice)
+        unused = _unused(network, name, trial.outputs)
+        trains = _differs_in_training(network, name, trial, dropout)
+    notes += trial.notes
     if trains:
         notes.append(f"{name}: dropout, or what else its training mode changes, is on in training and off in tests")
-    if trial.unused:
-        cautions.append(f"{name}: no output depends on {_few(trial.unused)}; only weight decay changes that")
+    if unused:
+        cautions.append(f"{name}: no output depends on {_few(unused)}; only weight decay changes that")
     shared = _names(network)
     fixed = {path for path, parameter in network.named_parameters() if not parameter.requires_grad}
     if fixed:
         notes.append(f"{name}: {len(fixed)} of its {len(set(shared.values()))} parameters are fixed, and do not learn")
-    head = _find_head(network, trial.last, shared, fixed, images)
+    head = _find_head(network, trial, shared, fixed)
     norms = {path: layer for path, layer in network.named_modules() if isinstance(layer, _BatchNorm)}
     forward = _forward(network, inputs, shared, fixed, head, list(norms.values()), trains)
 
     def drawn(generator: Generator, *, learn: bool) -> Params:
-        made = _fresh(make, int(torch.randint(2**63 - 1, (), generator=generator)))
+        made, _ = _fresh(make, int(torch.randint(2**63 - 1, (), generator=generator)))
         return {path: value.detach() for path, value in made.named_parameters() if value.requires_grad == learn}
 
     def whole(forward: Callable[[Params, Tensor, int], Tensor]) -> Apply:
@@ -134,38 +115,8 @@ def floats_of(network: nn.Module, *, name: str, shape: tuple[int, ...], advice: 
     Raises:
         ValueError: as `model_of`.
     """
-    return _tried(network.eval(), name, of_reals(shape), advice).floats
-
-
-def _opened(network: nn.Module, name: str, inputs: Inputs) -> tuple[Inputs, list[str]]:
-    """Lets the network take and give one tensor, if it does not anyway. Gives what it takes, and lines on it."""
-    forms = dict.fromkeys((inputs, as_reals(inputs)))
-    found = {form: outputs for form in forms if (outputs := _outputs_of(network, form)) is not None}
-    form = next(iter(found), inputs)
-    outputs, lines = found.get(form), list[str]()
-    if form != inputs:
-        lines.append(f"{name}: takes no whole numbers, so its inputs {described(inputs)} become real ones")
-    joins = outputs is not None and not (isinstance(outputs, Tensor) and outputs.dim() in (0, 2))
-    if joins or form != of_reals(shape_of(form)):
-        opened(network, form)
-    if joins and isinstance(_outputs_of(network, form), Tensor):
-        lines.append(f"{name}: gives {_kind(outputs)}, which becomes [n, d]")
-    return form, lines
-
-
-def _outputs_of(network: nn.Module, inputs: Inputs) -> Any:
-    """What the network gives for three samples; None if it fails. Real numbers are tried without computing, if it can
-    be."""
-    for device in ("meta", "cpu") if inputs == of_reals(shape_of(inputs)) else ("cpu",):
-        there = copy.deepcopy(network).to("meta") if device == "meta" else copy.copy(network)
-        joins = isinstance(network, Opened)
-        try:
-            with torch.no_grad(), torch.random.fork_rng(devices=[]):
-                x = filled(inputs, torch.zeros(3, *shape_of(inputs), device=device))
-                return there(x) if joins else opened(there, inputs, joins=False)(x)
-        except _FAILURES:
-            continue
-    return None
+    with torch.no_grad():
+        return _tried(network.eval(), name, of_reals(shape), advice)[2].floats
 
 
 class _Conv(nn.Conv2d):
@@ -173,8 +124,6 @@ class _Conv(nn.Conv2d):
 
     def forward(self, x: Tensor) -> Tensor:
         stride, padding = self.stride[0], cast(tuple[int, int], self.padding)[0]
-        if x.is_meta:
-            return F.conv2d(x, self.weight, self.bias, stride, padding)
         y = conv2d(x.permute(0, 2, 3, 1).unsqueeze(0), self.weight.unsqueeze(0), stride=stride, padding=padding)[0]
         return (y if self.bias is None else y + self.bias).permute(0, 3, 1, 2)
 
@@ -186,8 +135,6 @@ class _BatchNorm(nn.BatchNorm2d):
     samples: int
 
     def forward(self, x: Tensor) -> Tensor:
-        if x.is_meta:
-            return F.batch_norm(x, None, None, self.weight, self.bias, training=True)
         images, known = x.permute(0, 2, 3, 1).unsqueeze(0), self.known or None
         if known is not None and len(x) != self.samples:
             raise ConfigError(
@@ -232,18 +179,6 @@ class _RunningNorm(nn.modules.batchnorm._BatchNorm):
         return F.batch_norm(
             x, self.running_mean, self.running_var, self.weight, self.bias, training=False, eps=self.eps
         )
-
-
-def _by_running_statistics(network: nn.Module) -> list[str]:
-    """Gives batch norms with running statistics the class of those that use them; their paths."""
-    norms = [
-        (path, layer)
-        for path, layer in network.named_modules()
-        if isinstance(layer, nn.modules.batchnorm._BatchNorm) and layer.running_mean is not None
-    ]
-    for _, layer in norms:
-        layer.__class__ = _RunningNorm
-    return [path for path, _ in norms]
 
 
 def _forward(
@@ -324,15 +259,13 @@ def _seeding(device: torch.device) -> Iterator[Callable[[int], None]]:
                 generator.set_state(state)
 
 
-def _fresh(make: Make, seed: int) -> nn.Module:
-    """The network with weights drawn from `seed`."""
-    return _eager(_drawn(make, seed))[0]
-
-
-def _eager(network: nn.Module) -> tuple[nn.Module, bool]:
-    """The network without torch.compile, and whether it or a part of it was compiled."""
+def _fresh(make: Make, seed: int) -> tuple[nn.Module, bool]:
+    """The network with weights drawn from `seed`, without torch.compile, and whether a part of it was compiled."""
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(seed)
+        made = make()
     compiled = False
-    whole = nn.ModuleList([network])  # so that the network itself is a child, too
+    whole = nn.ModuleList([made])  # so that the network itself is a child, too
     for parent in list(whole.modules()):
         for name, child in parent.named_children():
             if type(child).__name__ == "OptimizedModule":  # its class is in a module that takes a second to import
@@ -343,13 +276,6 @@ def _eager(network: nn.Module) -> tuple[nn.Module, bool]:
     return whole[0], compiled
 
 
-def _drawn(make: Make, seed: int) -> nn.Module:
-    """What `make` gives with weights drawn from `seed`. The state of torch's global random numbers is restored."""
-    with torch.random.fork_rng(devices=[]):
-        torch.default_generator.manual_seed(seed)
-        return make()
-
-
 def _names(network: nn.Module) -> dict[str, str]:
     """For every path to a parameter, the first path to the same parameter."""
     first = {id(parameter): path for path, parameter in network.named_parameters()}
@@ -357,10 +283,11 @@ def _names(network: nn.Module) -> dict[str, str]:
 
 
 def _find_head(
-    network: nn.Module, path: str | None, shared: Mapping[str, str], fixed: Collection[str], images: Tensor
-) -> _Head | None:
-    """The head, if the layer at `path` is one. It is not if the network uses it twice, changes its outputs in place,
-    uses its weights elsewhere, or does not learn them."""
+    network: nn.Module, trial: "_Trial", shared: Mapping[str, str], fixed: Collection[str]
+) -> _Head | None:  # fmt: skip
+    """The head, if the layer that gives the outputs is one. It is not if the network uses it twice, changes its outputs
+    in place, uses its weights elsewhere, or does not learn them."""
+    path = trial.last
     layer = None if path is None else network.get_submodule(path)
     if layer is None or not _is(layer, nn.Linear):
         return None
@@ -369,7 +296,7 @@ def _find_head(
         return None
     linear: Any = layer
     linear.__class__, linear.passes = _HeadLayer, False
-    if not _separable(network, linear, images):
+    if not _separable(network, linear, trial):
         linear.__class__ = nn.Linear
         return None
 
@@ -380,75 +307,79 @@ def _find_head(
     return _Head(linear, Stage("head", names, apply))
 
 
-def _separable(network: nn.Module, head: _HeadLayer, images: Tensor) -> bool:
+def _separable(network: nn.Module, head: _HeadLayer, trial: "_Trial") -> bool:
     """Whether the head's outputs are the network's, and nothing else depends on the head's weights."""
     weights = [parameter.detach().clone() for parameter in head.parameters()]
     with torch.no_grad():
-        outputs = network(images)
         head.passes = True
         try:
             for parameter in head.parameters():
                 parameter.fill_(math.nan)
-            features = network(images)
+            features = network(trial.images)
         finally:
             head.passes = False
             for parameter, weight in zip(head.parameters(), weights, strict=True):
                 parameter.copy_(weight)
-        return features.dim() == 2 and torch.allclose(head(features), outputs, rtol=1e-4, atol=1e-5)
+        return features.dim() == 2 and torch.allclose(head(features), trial.outputs, rtol=1e-4, atol=1e-5)
 
 
-def _make_pure(network: nn.Module, name: str, transductive: bool) -> list[str]:
+def _make_pure(
+    network: nn.Module, name: str, transductive: bool, running_statistics: bool
+) -> tuple[list[str], list[str]]:
     """Changes layers in place, so that none is random, overwrites its input, remembers batches or has one derivative
-    only. Gives convolutions and batch norms the class of our layers, if these can compute them. Returns a line for
-    `Model.note` that names the other convolutions, if there are any."""
+    only. Gives convolutions and batch norms the class of our layers, if these can compute them.
+
+    Returns:
+        Lines for `Model.note`, and for `Model.cautions`.
+
+    Raises:
+        ValueError: a norm mixes batches, or samples that must not see each other.
+    """
     network.eval()
-    by_torch, convolutions = [], 0
+    convolutions, by_torch, constants, unused = 0, list[str](), list[str](), list[str]()
     for path, layer in network.named_modules():
         if hasattr(layer, "inplace"):
             layer.inplace = False
         if _is(layer, nn.Hardsigmoid):
             layer.__class__ = _HardSigmoid
-        if _is(layer, nn.BatchNorm2d):
-            layer.__class__, layer.known, layer.samples = _BatchNorm, 0, 0
-            layer.running_mean = layer.running_var = layer.num_batches_tracked = None
-        elif isinstance(layer, nn.modules.batchnorm._NormBase) and not isinstance(layer, _RunningNorm):
-            _check_norm(path, layer, name, transductive)
-        if isinstance(layer, nn.Conv2d):
+        elif isinstance(layer, nn.Conv2d):
             convolutions += 1
             if _ours(layer):
                 layer.__class__ = _Conv
             else:
                 by_torch.append(path)
-    if not by_torch:
-        return []
-    return [
+        elif isinstance(layer, nn.modules.batchnorm._NormBase):
+            norm: Any = layer
+            of_batches = isinstance(layer, nn.modules.batchnorm._BatchNorm)
+            if running_statistics and of_batches and norm.running_mean is not None:
+                norm.__class__ = _RunningNorm
+                constants.append(path)
+            elif _is(norm, nn.BatchNorm2d):
+                if norm.running_mean is not None and (norm.running_mean.any() or (norm.running_var != 1).any()):
+                    unused.append(path)
+                norm.__class__, norm.known, norm.samples = _BatchNorm, 0, 0
+                norm.running_mean = norm.running_var = norm.num_batches_tracked = None
+            elif norm.track_running_stats:
+                raise ValueError(
+                    f"{name}: its layer {path} ({type(layer).__name__}) remembers batches, which a pure function "
+                    "cannot; give it track_running_stats=False, or take nn.BatchNorm2d or nn.GroupNorm"
+                )
+            elif of_batches and not transductive:
+                raise ValueError(
+                    f"{name}: its layer {path} ({type(layer).__name__}) normalises queries by each other; type "
+                    "transductive=true, or take nn.BatchNorm2d or nn.GroupNorm"
+                )
+    notes = {
         f"{name}: {len(by_torch)} of {convolutions} convolutions are computed by torch, whose second derivative is "
-        f"slow, for their groups, dilation, padding or class: {_few(by_torch)}"
-    ]
+        f"slow, for their groups, dilation, padding or class: {_few(by_torch)}": by_torch,
+        f"{name}: normalises by the running statistics that it came with: {_few(constants)}": constants,
+    }
+    caution = f"{name}: batch norm normalises by its batch or support set, not by its running statistics"
+    return [line for line, paths in notes.items() if paths], [f"{caution}: {_few(unused)}"] if unused else []
 
 
 def _few(names: Sequence[str]) -> str:
     return f"{', '.join(names[:3])}{', …' if len(names) > 3 else ''}"
-
-
-def _unused_statistics(network: nn.Module, name: str) -> list[str]:
-    """A line on running statistics that come with the network and are not used, if there are any."""
-    fresh = {"running_mean": 0.0, "running_var": 1.0}
-    learned = [
-        path
-        for path, layer in network.named_modules()
-        if _is(layer, nn.BatchNorm2d)
-        and any(
-            bool((getattr(layer, kind) != value).any())
-            for kind, value in fresh.items()
-            if layer.running_mean is not None
-        )
-    ]
-    if not learned:
-        return []
-    return [
-        f"{name}: batch norm normalises by its batch or support set, not by its running statistics: {_few(learned)}"
-    ]
 
 
 def _is(layer: Any, kind: type[nn.Module]) -> bool:
@@ -469,24 +400,11 @@ def _ours(layer: nn.Conv2d) -> bool:
     )
 
 
-def _check_norm(path: str, layer: Any, name: str, transductive: bool) -> None:
-    """Raises ValueError for a norm, not ours, that mixes batches, or mixes samples that must not see each other."""
-    what = f"{name}: its layer {path} ({type(layer).__name__})"
-    if layer.track_running_stats:
-        raise ValueError(
-            f"{what} remembers batches, which a pure function cannot; give it track_running_stats=False, or take "
-            "nn.BatchNorm2d or nn.GroupNorm"
-        )
-    if isinstance(layer, nn.modules.batchnorm._BatchNorm) and not transductive:
-        raise ValueError(
-            f"{what} normalises queries by each other; type transductive=true, or take nn.BatchNorm2d or nn.GroupNorm"
-        )
-
-
 def _check_buffers(network: nn.Module, make: Make, name: str) -> None:
-    """Raises ValueError for a buffer that is not the same for every seed. Only parameters are kept in a checkpoint."""
+    """Raises ValueError for a buffer that is not the same for every seed: its weights are drawn anew, and it is not.
+    So it is with that of spectral norm, which belongs to the weights."""
     kept = dict(network.named_buffers())
-    others = dict(_fresh(make, seed=1).named_buffers()) if kept else {}
+    others = dict(_fresh(make, seed=1)[0].named_buffers()) if kept else {}
     for path, buffer in kept.items():
         if not torch.equal(buffer, others[path].to(buffer.dtype)):
             raise ValueError(
@@ -495,149 +413,133 @@ def _check_buffers(network: nn.Module, make: Make, name: str) -> None:
             )
 
 
-def _check_pure(network: nn.Module, name: str, images: Tensor) -> Tensor:
-    """The outputs for the images.
+# The trial
+
+
+class _Trial(NamedTuple):
+    """What one pass of two random samples has shown: these `images`, the `outputs` [2, d], the number of floats that
+    one input leaves in the layers, the path of the layer that gives the outputs, and lines for `Model.note`."""
+
+    images: Tensor
+    outputs: Tensor
+    floats: int
+    last: str | None
+    notes: list[str]
+
+
+def _tried(network: nn.Module, name: str, inputs: Inputs, advice: str) -> tuple[nn.Module, Inputs, _Trial]:
+    """Tries the network; if it fails, with real numbers in place of whole ones. Gives a network that takes and gives
+    one tensor, and what it takes.
 
     Raises:
-        ValueError: they are others the second time.
+        ValueError: the network cannot take such inputs, or does not give [n, ways].
     """
-    with torch.no_grad(), torch.random.fork_rng(devices=[]):
-        once: Tensor = network(images)
-        again = network(images)
-    if not _alike(once, again):
-        raise ValueError(
-            f"{name}: gives other outputs for the same images the second time, in eval mode, and must be a pure "
-            "function; write nn.Dropout, or F.dropout(x, p, self.training), and change no buffer in forward"
-        )
-    return once
+    shape, failures, notes = shape_of(inputs), list[Exception](), list[str]()
+    seen = list[tuple[str, Any]]()  # the outputs of layers, in the order of their calls
+    for form in dict.fromkeys((inputs, as_reals(inputs))):
+        there: Any = network if form == of_reals(shape) else opened(copy.copy(network), form, joins=False)
+        images = filled(form, torch.rand(2, *shape, generator=Generator()))
+        seen.clear()
+        leaves = [(path, layer) for path, layer in there.named_modules() if not list(layer.children())]
+        hooks = [layer.register_forward_hook(partial(_note, seen, path)) for path, layer in leaves]
+        try:
+            given = there(images)
+            break
+        except Exception as error:  # a network of anybody's raises what it likes
+            failures.append(error)
+        finally:
+            for hook in hooks:
+                hook.remove()
+    else:
+        what = f"image_size={shape[1]}: {name} cannot take images" if len(shape) == 3 else f"{name} cannot take inputs"
+        reason = f"{described(inputs)} ({first_line(failures[0])})"
+        raise ValueError(f"{what} {reason}; {advice}") from failures[0]
+    outputs = joined(given, len(images))
+    if not isinstance(outputs, Tensor) or outputs.dim() != 2 or len(outputs) != len(images):
+        raise ValueError(f"{name}: gives {_kind(outputs)} for {len(images)} images, and must give a tensor [n, ways]")
+    if form != inputs:
+        notes.append(f"{name}: takes no whole numbers, so its inputs {described(inputs)} become real ones")
+    if outputs is not given:
+        notes.append(f"{name}: gives {_kind(given)}, which becomes [n, d]")
+        there = there if isinstance(there, Opened) else opened(there, form)
+        there.opened_joins = True
+    last = next((path for path, value in seen if value is outputs), None)
+    tensors = [leaf for _, value in seen for leaf in pytree.tree_leaves(value) if isinstance(leaf, Tensor)]
+    floats = sum(leaf.numel() // len(images) for leaf in tensors)
+    return there, form, _Trial(images, outputs, max(floats, outputs.shape[1]), last, notes)
 
 
-def _alike(once: Tensor, again: Tensor) -> bool:
-    return torch.allclose(once, again, rtol=1e-3, atol=1e-6, equal_nan=True)
-
-
-def _differs_in_training(network: nn.Module, name: str, images: Tensor, in_tests: Tensor) -> bool:
-    """Whether the network draws random numbers in training mode, or computes something else than in eval mode.
-
-    Raises:
-        ValueError: it cannot be computed in training mode as a function of its weights, inputs and torch's seed.
-    """
-    what, otherwise = f"{name}: in training mode, it", "; or type dropout=false, and training is in eval mode"
-    buffers = {path: buffer.clone() for path, buffer in network.named_buffers()}
-    others, outputs = _other_random_numbers(network), []
-    try:
-        with torch.no_grad(), _seeding(torch.device("cpu")) as seed:
-            network.train()
-            for _ in range(2):
-                seed(0)
-                before = torch.default_generator.get_state()
-                outputs.append(network(images))
-            draws = not torch.equal(before, torch.default_generator.get_state())
-    except _FAILURES as error:
-        raise ValueError(f"{what} fails ({first_line(error)}){otherwise}") from error
-    finally:
-        network.eval()
-    if not all(isinstance(output, Tensor) and output.shape == in_tests.shape for output in outputs):
-        given, wanted = _kind(outputs[0]), _kind(in_tests)
-        raise ValueError(f"{what} gives {given}, and in eval mode {wanted}{otherwise}")
-    changed = [path for path, buffer in network.named_buffers() if not torch.equal(buffer, buffers[path])]
-    if changed:
-        raise ValueError(f"{what} changes its buffer {changed[0]}, which no worker passes on to the others{otherwise}")
-    if _other_random_numbers(network) != others or not _alike(*outputs):
-        raise ValueError(
-            f"{what} draws random numbers that torch.manual_seed does not seed, so each worker would draw others; draw "
-            f"them by torch, without a torch.Generator of its own{otherwise}"
-        )
-    return draws or not _alike(outputs[0], in_tests)
-
-
-def _other_random_numbers(network: nn.Module) -> list[object]:
-    """The states of Python's and numpy's global random numbers, and of generators in the network's attributes."""
-    states: list[object] = [random.getstate(), repr(np.random.get_state())]
-    for value in (value for layer in network.modules() for value in vars(layer).values()):
-        if isinstance(value, Generator):
-            states.append(value.get_state().tolist())
-        elif isinstance(value, np.random.Generator):
-            states.append(repr(value.bit_generator.state))
-        elif isinstance(value, random.Random):
-            states.append(value.getstate())
-    return states
-
-
-_FAILURES = (RuntimeError, ValueError, AssertionError, TypeError, NotImplementedError, AttributeError)
-"""What networks raise for inputs that they cannot take."""
+def _note(seen: list[tuple[str, Any]], path: str, layer: nn.Module, inputs: tuple[Tensor, ...], output: Any) -> None:
+    seen.append((path, output))
 
 
 def _kind(output: object) -> str:
     return f"a tensor {list(output.shape)}" if isinstance(output, Tensor) else f"a {type(output).__name__}"
 
 
-class _Trial(NamedTuple):
-    """The number of floats that one input leaves in the layers of a network, the path of the layer that gives the
-    outputs, and the parameters on which these do not depend."""
-
-    floats: int
-    last: str | None
-    unused: list[str]
-
-
-def _tried(network: nn.Module, name: str, inputs: Inputs, advice: str) -> _Trial:
-    """The trial runs on the meta device, which computes nothing. If that fails, it runs on the CPU.
+def _unused(network: nn.Module, name: str, outputs: Tensor) -> list[str]:
+    """The parameters on which the outputs do not depend.
 
     Raises:
-        ValueError: the network cannot take such inputs, does not give [n, ways], or has nothing to learn.
+        ValueError: the network has nothing to learn, or a name that is not free.
     """
-    shape = shape_of(inputs)
-    try:
-        there = copy.deepcopy(network).to("meta")
-        return _counted(there, name, filled(inputs, torch.zeros(2, *shape, device="meta")))
-    except _FAILURES:
-        try:
-            return _counted(network, name, filled(inputs, torch.zeros(2, *shape)))
-        except _FAILURES as error:
-            if str(error).startswith(f"{name}: "):
-                raise
-            what = (
-                f"image_size={shape[1]}: {name} cannot take images" if len(shape) == 3 else f"{name} cannot take inputs"
-            )
-            raise ValueError(f"{what} {described(inputs)} ({first_line(error)}); {advice}") from error
-
-
-def _counted(network: nn.Module, name: str, images: Tensor) -> _Trial:
-    floats = 0
-    outputs: dict[str, Any] = {}
-
-    def count(path: str, layer: nn.Module, inputs: tuple[Tensor, ...], output: Any) -> None:
-        nonlocal floats
-        outputs[path] = output
-        floats += sum(leaf.numel() for leaf in pytree.tree_leaves(output) if isinstance(leaf, Tensor)) // len(images)
-
-    leaves = [(path, layer) for path, layer in network.named_modules() if not list(layer.children())]
-    hooks = [layer.register_forward_hook(partial(count, path)) for path, layer in leaves]
-    try:
-        output = network(images)
-    finally:
-        for hook in hooks:
-            hook.remove()
-    if not isinstance(output, Tensor) or output.dim() != 2 or len(output) != len(images):
-        raise ValueError(f"{name}: gives {_kind(output)} for {len(images)} images, and must give a tensor [n, ways]")
     parameters = dict(network.named_parameters())
-    state = [path for path in parameters if path.startswith(STATE)]
-    if state:
-        raise ValueError(
-            f"{name}: its parameter {state[0]} has a name that is kept for the state of learners, {STATE}…; give that "
-            "layer another name"
-        )
-    whole = [path for path, parameter in parameters.items() if not parameter.is_floating_point()]
-    if whole:
-        raise ValueError(f"{name}: its parameter {whole[0]} has whole numbers; make it a buffer (register_buffer)")
+    for path in parameters:
+        if path.startswith(STATE):
+            raise ValueError(
+                f"{name}: its parameter {path} has a name that is kept for the state of learners, {STATE}…; give that "
+                "layer another name"
+            )
     learned = {path: parameter for path, parameter in parameters.items() if parameter.requires_grad}
     if not learned:
         what = "all its parameters are fixed (requires_grad=False)" if parameters else "has no parameters"
         raise ValueError(f"{name}: {what}, so there is nothing to learn")
-    if not output.requires_grad:
+    if not outputs.requires_grad:
         raise ValueError(f"{name}: no output depends on a parameter that learns, so there is nothing to learn")
-    grads = torch.autograd.grad(output.sum(), list(learned.values()), allow_unused=True)
-    unused = [path for path, grad in zip(learned, grads, strict=True) if grad is None]
-    last = next((path for path, value in outputs.items() if value is output), None)
-    return _Trial(max(floats, output.shape[1]), last, unused)
+    grads = torch.autograd.grad(outputs.sum(), list(learned.values()), allow_unused=True)
+    return [path for path, grad in zip(learned, grads, strict=True) if grad is None]
+
+
+@torch.no_grad()
+def _differs_in_training(network: nn.Module, name: str, trial: _Trial, dropout: bool) -> bool:
+    """Whether the network computes something else in training mode, if `dropout` allows that.
+
+    Raises:
+        ValueError: it is no pure function of its weights, its inputs and, in training mode, torch's seed.
+    """
+    buffers = {path: buffer.clone() for path, buffer in network.named_buffers()}
+    if not _alike(network(trial.images), trial.outputs):
+        raise ValueError(
+            f"{name}: gives other outputs for the same images the second time, in eval mode, and must be a pure "
+            "function; write nn.Dropout, or F.dropout(x, p, self.training), and change no buffer in forward"
+        )
+    if not dropout:
+        return False
+    what, otherwise = f"{name}: in training mode, it", "; or type dropout=false, and training is in eval mode"
+    try:
+        with _seeding(torch.device("cpu")) as seed:
+            network.train()
+            seed(0)
+            before, outputs = torch.default_generator.get_state(), network(trial.images)
+            draws = not torch.equal(before, torch.default_generator.get_state())
+            seed(0)
+            again = network(trial.images)
+    except Exception as error:  # as in the trial
+        raise ValueError(f"{what} fails ({first_line(error)}){otherwise}") from error
+    finally:
+        network.eval()
+    changed = [path for path, buffer in network.named_buffers() if not torch.equal(buffer, buffers[path])]
+    if changed:
+        raise ValueError(f"{what} changes its buffer {changed[0]}, which no worker passes on to the others{otherwise}")
+    if not isinstance(outputs, Tensor) or outputs.shape != trial.outputs.shape:
+        raise ValueError(f"{what} gives {_kind(outputs)}, and in eval mode {_kind(trial.outputs)}{otherwise}")
+    if not _alike(outputs, again):
+        raise ValueError(
+            f"{what} draws random numbers that torch.manual_seed does not seed, so each worker would draw others; draw "
+            f"them by torch, without a torch.Generator of its own{otherwise}"
+        )
+    return draws or not _alike(outputs, trial.outputs)
+
+
+def _alike(once: Tensor, again: Tensor) -> bool:
+    return torch.allclose(once, again, rtol=1e-3, atol=1e-6, equal_nan=True)

@@ -145,7 +145,10 @@ def _load(
     network: nn.Module, state: Mapping[str, Tensor], weights: str, name: str, advice: str, head: str | None = None
 ) -> None:
     """Loads all weights, or all but those of the `head`; a network on the meta device takes over the tensors."""
-    of_head = lambda key: head is not None and key.startswith(head)  # noqa: E731
+
+    def of_head(key: str) -> bool:
+        return head is not None and key.startswith(head)
+
     body = {_FORMER.sub(r"\1\2.", key): value for key, value in state.items() if not of_head(key)}
     try:
         assign = next(network.parameters()).is_meta
