@@ -1,14 +1,13 @@
 """Checkpoints: folders that are written whole or not at all, and verified when they are read.
 
-`checkpoints/step_000200/` holds `params.safetensors` (the meta-parameters), `state.pt` (optimiser and
-counters), `meta.json` (step, config, versions, metrics) and `manifest.json` (SHA-256 of the others).
+`checkpoints/step_000200/` is a saved form (`metalearn.saved.form`): `params.safetensors` has the meta-parameters and
+`meta.json` step, config, versions and metrics. `state.pt` beside them has the optimiser's state and the counters.
 `best` and `last` are relative links. They follow the checkpoints: a run that goes on sets them by its own progress.
 `best_2`, `best_3` … are those to the next best, if the run keeps them.
 """
 
 import errno
 import io
-import json
 import logging
 import os
 import platform
@@ -22,17 +21,16 @@ from typing import Any, NamedTuple
 import numpy
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
 
-from metalearn.checks import whole_number
+from metalearn.checks import first_line, whole_number
 from metalearn.config.check import job_id, restarted
 from metalearn.errors import ConfigError, DiskError, RunError
 from metalearn.runs.metrics import better, deciding
-from metalearn.runs.state import is_validation, load_state
-from metalearn.saved.form import digest_of, sync
+from metalearn.saved.form import CARD, MANIFEST, META, TENSORS, Kind, NotSavedError, fill, load, sync
 from metalearn.storage import locks
 from metalearn.storage.files import (
     STANDS,
+    read_json,
     read_object,
     room_at,
     unwritten,
@@ -43,7 +41,12 @@ from metalearn.types import FIXED, Params
 
 log = logging.getLogger(__name__)
 
-FILES = ("params.safetensors", "state.pt", "meta.json", "manifest.json")
+CHECKPOINT = Kind("checkpoint", 1, {"step": int, "config": dict, "versions": dict})
+
+STATE = "state.pt"
+
+FILES = (TENSORS, STATE, META, MANIFEST, CARD)
+"""What the folder of a checkpoint may hold."""
 
 ORIGIN = "origin"
 """The key of the checkpoint of another run, by `origin_of`, from which `resume` has begun a run, in its checkpoints."""
@@ -164,7 +167,10 @@ def write(folder: Path, snapshot: Snapshot) -> Path:
         folder.mkdir(exist_ok=True)
         _remove(temporary)
         temporary.mkdir()
-        _fill(temporary, snapshot)
+        with (temporary / STATE).open("wb") as file:  # by Python's file, whose error says what is wrong with the disk
+            torch.save(snapshot.state, file)
+        versions = {"torch": torch.__version__, "numpy": numpy.__version__, "python": platform.python_version()}
+        fill(temporary, CHECKPOINT, snapshot.params, snapshot.meta | {"versions": versions})
         # The old checkpoint goes last: after a kill at any line, one of the two is there and whole.
         if final.exists() or final.is_symlink():
             _remove(replaced)
@@ -198,21 +204,6 @@ def _behind(error: Exception) -> OSError | None:
     return None if number is None else OSError(int(number[1]), os.strerror(int(number[1])))
 
 
-def _fill(temporary: Path, snapshot: Snapshot) -> None:
-    """Writes the four files of a checkpoint into an empty folder, and syncs them to disk."""
-    plain = {name: value.detach().cpu().contiguous() for name, value in snapshot.params.items()}
-    save_file(plain, temporary / "params.safetensors")
-    with (temporary / "state.pt").open("wb") as file:  # by Python's file, whose error says what is wrong with the disk
-        torch.save(snapshot.state, file)
-    versions = {"torch": torch.__version__, "numpy": numpy.__version__, "python": platform.python_version()}
-    meta = json.dumps(snapshot.meta | {"versions": versions}, indent=2)
-    (temporary / "meta.json").write_text(meta, encoding="utf-8")
-    manifest = {name: digest_of(temporary / name) for name in FILES[:-1]}
-    (temporary / "manifest.json").write_text(json.dumps(manifest, indent=2), encoding="utf-8")
-    for path in (*temporary.iterdir(), temporary):
-        sync(path)
-
-
 def read(path: Path) -> Snapshot:
     """The checkpoint in the folder `path`, verified against its manifest.
 
@@ -220,30 +211,16 @@ def read(path: Path) -> Snapshot:
         RunError: it is not complete, a file has changed since it was written, or the files do not fit together.
     """
     try:
-        manifest = read_object(path / "manifest.json")
-        for name in FILES[:-1]:
-            if manifest.get(name) != digest_of(path / name):
-                raise RunError(f"{path / name}: differs from what was saved (SHA-256 in manifest.json)")
-        # Copies: the loaded tensors are views of one mapped file with any alignment; kernels may round by alignment.
-        params = {name: value.clone() for name, value in load_file(path / "params.safetensors").items()}
-        snapshot = Snapshot(params, load_state(path / "state.pt"), _meta(path / "meta.json"))
-        step, saved = snapshot.meta["step"], snapshot.state["progress"].get("step")
-        if saved != step:
-            raise ValueError(f"meta.json has step={step}, state.pt step={saved!r}")
-    except RunError:
-        raise
-    except Exception as error:  # a manifest may fit content of any kind
-        reason = f"{type(error).__name__}: {error}".splitlines()[0]
-        raise RunError(f"{path}: is not a complete checkpoint ({reason})") from error
-    return snapshot
-
-
-def _meta(path: Path) -> dict[str, Any]:
-    meta = read_object(path)
-    whole_number(f"{path}: step", meta.get("step"), at_least=0)
-    if not isinstance(meta.get("config"), dict):
-        raise ValueError(f"{path}: holds no config")
-    return meta
+        saved = load(path, CHECKPOINT)
+        state = torch.load(path / STATE, map_location="cpu", weights_only=True)
+        step, counted = saved.meta["step"], state["progress"]["step"]
+    except NotSavedError as error:
+        raise RunError(str(error)) from error
+    except Exception as error:  # torch raises many types for what it cannot read
+        raise RunError(f"{path / STATE}: holds no state of a run ({first_line(error)})") from error
+    if counted != step:
+        raise RunError(f"{path}: {META} has step={step}, and {STATE} step={counted!r}")
+    return Snapshot(saved.tensors, state, saved.meta)
 
 
 def to_bytes(snapshot: Snapshot) -> bytes:
@@ -300,8 +277,7 @@ def origin_of(path: Path) -> str | None:
     """What names the checkpoint in the folder `path`, wherever it lies: its step and the digest of its parameters; None
     if they cannot be read."""
     try:
-        digest = read_object(path / "manifest.json")["params.safetensors"]
-        return f"step {read_object(path / 'meta.json')['step']} of {digest}"
+        return f"step {read_object(path / META)['step']} of {read_object(path / MANIFEST)[TENSORS]}"
     except (OSError, ValueError, KeyError):
         return None
 
@@ -462,21 +438,12 @@ def _ranked(paths: list[Path]) -> list[Path]:
     """The checkpoints with a validation, the best first; of equal ones, the earlier step first. `paths` are by step."""
     ranked: list[tuple[dict[str, Any], Path]] = []
     for path in paths:
-        value = _validation(path)
+        value = read_json(path / META).get("validation")  # none in a damaged one
         if value is not None:
             metric = deciding(value)
             behind = (n for n, (other, _) in enumerate(ranked) if better(metric, value[metric], other.get(metric)))
             ranked.insert(next(behind, len(ranked)), (value, path))
     return [path for _, path in ranked]
-
-
-def _validation(path: Path) -> dict[str, Any] | None:
-    """A checkpoint's own validation; None if it has none, or its file is damaged."""
-    try:
-        value = read_object(path / "meta.json").get("validation")
-    except (OSError, ValueError):
-        return None
-    return value if is_validation(value) else None
 
 
 def _point(link: Path, target: str) -> None:
