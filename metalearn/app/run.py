@@ -6,7 +6,7 @@ import shlex
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple, TypeGuard
+from typing import Any, NamedTuple
 
 import torch
 from omegaconf import DictConfig, OmegaConf
@@ -16,8 +16,6 @@ from metalearn.app.job import Job
 from metalearn.app.parts import Parts, evaluation_chunk, first_tasks, idle_workers, training_chunk
 from metalearn.app.unseen import (
     UNKNOWN,
-    check_reported,
-    check_same_classes,
     check_unseen,
     seen_in,
     warn_of_seen_drawers,
@@ -116,9 +114,7 @@ def look_into_folder(job: Job, parts: Parts) -> FoundInFolder:
     state = inspect(job.run_dir, job.config, parts.start, lambda saved: restored(saved, parts))
     done = report_if_done(job.run_dir, job.config, state)
     if done is not None and state.snapshot is not None:
-        check_reported(state.snapshot, job.config, parts.source, parts.settings.steps)
-        warn_of_other_data(job, parts, state.snapshot)
-        warn_of_patience(job, state)
+        compare_with_saved(job, parts, state.snapshot, goes_on=False)
     if state.result is not None:
         hand_out(job)
     return FoundInFolder(state, done)
@@ -135,54 +131,47 @@ def check_run(job: Job, parts: Parts, begun: Snapshot | None) -> None:
     """
     check_compatible(parts.algorithm, parts.model, parts.start, parts.source, first_tasks(parts))
     if begun is not None and begun.meta["step"]:
-        if job.config.resume == "auto":
-            check_same_classes(from_meta(begun.meta), parts.source, parts.settings.steps)
-        check_same_data(job, parts, begun)
+        compare_with_saved(job, parts, begun, goes_on=True)
     seen = seen_by(parts, begun)
     for split in ("test", "val"):
         warn_of_seen_drawers(check_unseen(seen, parts.source, split, job.config.seen_classes))
 
 
-def check_same_data(job: Job, parts: Parts, begun: Snapshot) -> None:
-    """Raises ConfigError if a run would go on with other data than it was trained on; where `resume` names a
-    checkpoint, a line says so instead."""
-    if not parts.content().is_known_otherwise(begun.meta.get(DATA)):
-        return
-    what = f"the data of dataset={job.config.dataset._target_} are not those that the checkpoint was trained on"
-    if job.config.resume != "auto":
-        log.warning("resume=%s: %s", job.config.resume, what)
-        return
-    raise ConfigError(
-        f"dataset: {what}: their content has changed; bring the data back, or type run=NAME for another run, or "
-        f"run=NAME resume={job.run_dir}/checkpoints/last to go on with these"
-    )
+def compare_with_saved(job: Job, parts: Parts, saved: Snapshot, *, goes_on: bool) -> None:
+    """Compares what a checkpoint was trained with and what is asked for, where the keys alone do not tell: the content
+    of the data, the rates of a schedule that falls towards another last step, and a patience that comes too late. One
+    line names what differs.
 
+    Args:
+        goes_on: the run goes on from the checkpoint; else only its result is reported.
 
-def warn_of_other_data(job: Job, parts: Parts, saved: Snapshot) -> None:
-    """Logs a line where a run, of which only the result is reported, was trained on other data than those now."""
+    Raises:
+        ConfigError: the data are others, and no `resume` names the checkpoint.
+    """
+    changes = []
     try:
-        changed = parts.content().is_known_otherwise(saved.meta.get(DATA))
+        other_data = parts.content().is_known_otherwise(saved.meta.get(DATA))
     except (ConfigError, DataError):
-        return  # they are not here any more, which makes the result no other
-    if changed:
-        log.warning(
-            "dataset: the data of dataset=%s have changed since this run: what follows is its result with those of "
-            "then; type run=NAME for a run with these", job.config.dataset._target_,
-        )  # fmt: skip
-
-
-def warn_of_patience(job: Job, state: FolderState) -> None:
-    """Logs a line where `trainer.patience` would have ended a run that is complete, and may have ended it earlier."""
-    patience = job.config.trainer.get(PATIENCE)
-    if patience is None or state.result is None or state.snapshot is None or state.result.get(PATIENCE) == patience:
+        if goes_on:
+            raise
+        other_data = False  # they are not here any more, which makes the result no other
+    if other_data:
+        changes.append(f"dataset={job.config.dataset._target_} has another content now")
+    done, trainer, steps = saved.meta["step"], saved.meta["config"]["trainer"], parts.settings.steps
+    if goes_on and parts.outer.rate(done, trainer["steps"]) != parts.outer.rate(done, steps):
+        changes.append(f"trainer.steps={steps}: the rates so far were those of a run of {trainer['steps']}")
+    before, patience = (found.get(PATIENCE) for found in (trainer, job.config.trainer))
+    if not goes_on and patience is not None and before != patience:
+        changes.append(f"trainer.patience={patience} ends no run that is complete, and it was {before}")
+    if not changes:
         return
-    before = trainer_of(state.snapshot).get(PATIENCE)
-    if before != patience:
-        log.warning(
-            "trainer.patience=%s: ends no run that is complete, and this one has done its %d steps with "
-            "trainer.patience=%s; type run=NAME for a run with this patience",
-            patience, state.result["steps"], "null" if before is None else before,
-        )  # fmt: skip
+    what = f"{job.run_dir}: step {done} was not trained with what is asked for now: {'; '.join(changes)}. "
+    if other_data and job.config.resume == "auto":
+        raise ConfigError(
+            f"{what}Bring the data back, or type run=NAME for a run with these, or run=NAME "
+            f"resume={job.run_dir}/checkpoints/last to go on with these"
+        )
+    log.warning("%sType run=NAME for a run with these", what)
 
 
 # The run
@@ -362,27 +351,7 @@ def resume_or_begin(job: Job, parts: Parts, state: FolderState) -> tuple[TrainSt
     if job.config.resume not in ("auto", "never") and not from_meta(state.snapshot.meta).complete:
         log.warning("resume=%s: %s", job.config.resume, UNKNOWN)
     log.info("going on after step %d", progress.step)
-    warn_of_other_rates(parts, state.snapshot, progress.step)
     return learner, progress
-
-
-def warn_of_other_rates(parts: Parts, saved: Snapshot, done: int) -> None:
-    """Logs a line if a run of so many steps has other rates in the steps that are done: with a schedule that falls
-    towards the last step."""
-    steps, before = parts.settings.steps, trainer_of(saved).get("steps")
-    if not done or not isinstance(before, int) or before == steps:
-        return
-    if parts.outer.rate(done, before) != parts.outer.rate(done, steps):
-        log.warning(
-            "trainer.steps=%d: the rates of steps 1 to %d were those of a run of %d steps, so the result is not that "
-            "of %d steps at once; type run=NAME for that", steps, done, before, steps,
-        )  # fmt: skip
-
-
-def trainer_of(saved: Snapshot) -> Mapping[str, Any]:
-    """The keys below `trainer` that a checkpoint, which may be of any origin, was trained with."""
-    trainer = saved.meta["config"].get("trainer")
-    return trainer if isinstance(trainer, Mapping) else {}
 
 
 def seen_by(parts: Parts, begun: Snapshot | None) -> Seen:
@@ -395,8 +364,7 @@ def seen_by(parts: Parts, begun: Snapshot | None) -> Seen:
 def commands_of(job: Job, begun: Snapshot | None) -> Commands:
     """The commands that have made the run so far, in order. One that changes no number of the run replaces the last."""
     own = [*job.program.name.split(), *(word for word in job.arguments if not _is_free(word, job))]
-    saved = begun.meta.get(COMMANDS) if begun else None
-    earlier = [(step, words) for step, words in saved] if _are_commands(saved) else []
+    earlier = [(step, words) for step, words in begun.meta.get(COMMANDS, ())] if begun else []
     if begun is None or not earlier:
         return [(0, own)]
     return earlier if earlier[-1][1] == own else [*earlier, (begun.meta["step"], own)]
@@ -408,14 +376,6 @@ def _is_free(word: str, job: Job) -> bool:
     if key == "resume":
         return value in ("auto", "never") or is_own(job.run_dir, job.config.resume)
     return key in ("pause_after", "workers", "checkpoint.every")
-
-
-def _are_commands(saved: object) -> TypeGuard[list[tuple[int, list[str]]]]:
-    """Whether a checkpoint, which may be of any origin, has commands."""
-    return isinstance(saved, list) and all(
-        isinstance(pair, list) and len(pair) == 2 and isinstance(pair[0], int) and isinstance(pair[1], list)
-        and all(isinstance(word, str) for word in pair[1]) for pair in saved
-    )  # fmt: skip
 
 
 def make_run(

@@ -4,11 +4,8 @@ import logging
 from collections.abc import Mapping
 from typing import Any
 
-from omegaconf import DictConfig
-
-from metalearn.errors import ConfigError, DataError
-from metalearn.runs.checkpoint import Snapshot
-from metalearn.runs.seen import KEY, SEEN_DRAWERS, UNKNOWN_OVERLAP, Seen, from_meta, overlap
+from metalearn.errors import ConfigError
+from metalearn.runs.seen import KEY, SEEN_DRAWERS, UNKNOWN_OVERLAP, Seen, overlap
 from metalearn.tasks.common.identities import drawers_of, identities_of
 from metalearn.tasks.common.picture_folders import first_few
 from metalearn.types import TaskSource
@@ -31,38 +28,6 @@ def seen_in(source: TaskSource, steps: int) -> Seen:
     complete = train is not None or not steps or source.classes("train") is None
     drawers = frozenset(drawers_of(source, "train")) if steps else frozenset()
     return Seen(train if train and steps else frozenset(), val or frozenset(), complete, drawers)
-
-
-def check_same_classes(begun: Seen, source: TaskSource, steps: int) -> None:
-    """Checks that a run goes on with the classes that it was trained on so far, `begun`.
-
-    Raises:
-        ConfigError: there are others, as where `dataset.root` names other pictures.
-    """
-    present = seen_in(source, steps).train
-    others = present - begun.train
-    if begun.train and others:
-        raise ConfigError(
-            f"dataset: {len(others)} of its {len(present)} training classes are not those that this run was trained on "
-            "so far; type the dataset.root of the run, or run=NAME for another run"
-        )
-
-
-def check_reported(saved: Snapshot, config: DictConfig, source: TaskSource, steps: int) -> None:
-    """Checks that a run of which only the result is reported, or that it is paused, was trained on the classes of this
-    `source`. If `dataset.root` is that of the run, they are, and if its data cannot be read, a warning says whose
-    result it is.
-
-    Raises:
-        ConfigError: it was trained on other classes.
-    """
-    root = saved.meta["config"].get("dataset", {}).get("root")
-    if root == config.dataset.get("root"):
-        return
-    try:
-        check_same_classes(from_meta(saved.meta), source, steps)
-    except DataError as error:
-        log.warning("%s. What follows is of the run with dataset.root=%s", error, root)
 
 
 def check_unseen(seen: Seen, source: TaskSource, split: str, choice: str) -> dict[str, Any]:

@@ -5,15 +5,14 @@
     metalearn cache --clean --older-than 30 --yes          removes it
     metalearn cache --clean --older-than 7 --larger-than 1 --yes    not used for 7 days, and larger than 1 GB
 
-The folder is METALEARN_CACHE, and metalearn in the user's cache folder. Every --clean takes what killed processes have
-left unfinished a day ago or longer. Only files that this program has made and that belong to this user are removed;
-processes that use them go on, and the next start makes them again. Exit codes: 0; 1 a file could not be removed; 2
+The folder is METALEARN_CACHE, else metalearn in the user's cache folder. Every --clean takes what killed processes have
+left unfinished a day ago or longer. Only files that this program has made are removed; processes that use them go on,
+and the next start makes them again. Exit codes: 0; 1 a file could not be removed; 2
 wrong arguments.
 """
 
 import argparse
 import contextlib
-import os
 import re
 import stat
 import time
@@ -53,7 +52,7 @@ def main(arguments: Sequence[str]) -> int:
     options = parser.parse_args(arguments)
     if not options.clean and (options.yes or options.older_than is not None or options.larger_than is not None):
         parser.error("--older-than, --larger-than and --yes: choose what --clean removes; type --clean too")
-    return max([show(path, options) for path in cache.cache_folders()], default=OK)
+    return show(cache.cache_folder(), options)
 
 
 def amount(text: str) -> float:
@@ -67,12 +66,11 @@ def amount(text: str) -> float:
 def show(folder: Path, options: argparse.Namespace) -> int:
     """Shows a folder, or what is chosen in it, and removes that if it is asked for; returns the exit code."""
     try:
-        why = cache.foreign(folder.stat())
         found = sorted(entries(folder), key=lambda entry: -entry.unused)
     except OSError as error:
         print(f"{folder}: {error.strerror}")
         return OK
-    print(f"{folder}:{f' is not used, since it {why}' if why else ''}")
+    print(f"{folder}:")
     if options.clean:
         found = [entry for entry in found if is_chosen(entry, options.older_than, options.larger_than)]
     results = [take(entry, options) for entry in found]
@@ -82,11 +80,11 @@ def show(folder: Path, options: argparse.Namespace) -> int:
 
 
 def entries(folder: Path) -> Iterator[CacheEntry]:
-    """What this program has made in a folder and this user owns, without records and locks."""
+    """What this program has made in a folder, without records and locks."""
     for path in folder.iterdir():
         with contextlib.suppress(FileNotFoundError):  # another process removes it
             status = path.lstat()
-            if not stat.S_ISREG(status.st_mode) or status.st_uid != os.geteuid():
+            if not stat.S_ISREG(status.st_mode):
                 continue
             age = time.time() - status.st_mtime
             if cache.LEFTOVER.fullmatch(path.name):

@@ -1,21 +1,18 @@
 """The run folder: what it holds already, whether this run may go on in it, and its result."""
 
-import contextlib
-import fcntl
 import json
-import logging
 import os
 import shutil
-import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple, TextIO
+from typing import Any, NamedTuple
 
 from omegaconf import DictConfig
 
 from metalearn.config.check import restarted
 from metalearn.config.names import FREE_KEYS
-from metalearn.config.saved import FORMER_KEYS, FORMERLY, read_config
+from metalearn.config.saved import read_config
 from metalearn.config.values import Config, differences, is_below, leaves, to_container
 from metalearn.errors import ConfigError, RunError
 from metalearn.runs.checkpoint import (
@@ -37,21 +34,13 @@ from metalearn.storage.files import (
     unwritten,
     write_atomically,
 )
-from metalearn.storage.locks import holder_of
+from metalearn.storage.locks import held, holder_of
 from metalearn.types import Params
 
 LOCK = ".lock"
 
 STOP = "stop"
 """A run that finds a file of this name in its folder saves and pauses. Without the file, the same command resumes."""
-
-_LOCK_SECONDS = 1.0
-"""Seconds between two attempts to hold a folder."""
-
-_LISTED, _LONGEST = 20, 200
-"""A message lists so many keys that differ, and so many characters of a value."""
-
-log = logging.getLogger("metalearn")
 
 _REPORTED_STEPS = (0, 1, 2, 3, 4, 5, 10, 20, 50, 100)
 
@@ -98,44 +87,66 @@ def inspect(run_dir: Path, config: DictConfig, start: Params, restore: Callable[
     if not empty and not (run_dir / ".hydra").is_dir():
         raise ConfigError(f"{run_dir} is not empty and holds no run; type run=NAME for another folder")
 
+    asked = to_container(config)
+
     def check_own(saved: Snapshot) -> None:
-        _refuse_other(run_dir, saved.meta["config"], to_container(config))
-        if path is not None and not is_own(run_dir, resume):
-            _refuse_other_origin(run_dir, path, saved, config)
-        _refuse_further(run_dir, saved.meta["step"], steps)
-        _check_restorable(saved, start, restore)
+        started = saved.meta.get(ORIGIN)
+        # A restarted job has the arguments of its first start, and a link such as `last` may have moved since.
+        if path is not None and not is_own(run_dir, resume) and not restarted() and origin_of(path) != started:
+            raise ConfigError(
+                f"resume={path}: {run_dir} holds a run that has not begun from this checkpoint; type run=NAME to begin "
+                "from it in another folder, or resume=auto 'resume_changes=[]' to go on with the run that is there"
+            )
+        _check_usable(run_dir, saved, asked, None, start, restore)
 
     snapshot = None if empty or back else latest(run_dir, check_own)
     if snapshot is None and path is not None:
         snapshot = read_named("resume", path)
-        if back:
-            _refuse_other(path, snapshot.meta["config"], to_container(config))
-        else:
-            _refuse_unnamed(path, snapshot.meta["config"], config)
-            fitted("resume", path, snapshot.params, start, "; type the model of that run")
+        if not back:
             for name in ("pending", "digest"):  # of another run's log
                 snapshot.state.pop(name, None)
             snapshot.meta[ORIGIN] = origin_of(path)
-        _refuse_further(path, snapshot.meta["step"], steps)
+        named = None if back else [*map(str, config.resume_changes)]
         try:
-            _check_restorable(snapshot, start, restore)
+            _check_usable(path, snapshot, asked, named, start, restore)
         except RunError as error:
             raise ConfigError(f"resume={path}: {error}; type resume=PATH with another checkpoint") from error
     elif snapshot is None and not empty:
         # It was killed before its first checkpoint: only Hydra's record says which run this is.
         recorded = _recorded(run_dir)
-        _refuse_other(run_dir, recorded, to_container(config), _of_the_environment(recorded))
+        # Hydra records `${oc.env:…}` as typed, which never equals the value.
+        typed = [key for key, value in leaves(recorded) if isinstance(value, str) and "${oc.env:" in value]
+        _refuse_changes(run_dir, recorded, asked, typed)
     return FolderState(snapshot, None if back else finished(run_dir, steps, config.trainer.get(PATIENCE)), back)
 
 
-def _check_restorable(saved: Snapshot, start: Params, restore: Callable[[Snapshot], object]) -> None:
-    """Raises RunError for a checkpoint that was saved whole, but with a content that the run cannot use."""
+def _check_usable(
+    place: Path,
+    saved: Snapshot,
+    asked: Config,
+    named: Sequence[str] | None,
+    start: Params,
+    restore: Callable[[Snapshot], object],
+) -> None:
+    """Checks that a run of the config `asked` can go on from a checkpoint; keys below `named` may differ.
+
+    Raises:
+        ConfigError: another config, another model, or more steps than are asked for.
+        RunError: it was saved whole, but its content does not fit.
+    """
+    _refuse_changes(place, saved.meta["config"], asked, named=named)
+    done, steps = saved.meta["step"], asked["trainer"]["steps"]
+    if done > steps:
+        raise ConfigError(
+            f"trainer.steps={steps}: {place} has already done {done}; type trainer.steps={done} or more, "
+            "or run=NAME for another folder"
+        )
+    fitted("resume", place, saved.params, start, "; type the model of that run")
     # Found here, it costs the steps since an older checkpoint. Found later, it would end the run.
     try:
-        fitted("checkpoint", Path(f"step_{saved.meta['step']:06d}"), saved.params, start)
         restore(saved)
     except Exception as error:  # torch's optimizers raise errors of any kind
-        raise RunError(f"step {saved.meta['step']} cannot be restored: {error}") from error
+        raise RunError(f"step {done} cannot be restored: {error}") from error
 
 
 def rewinds(run_dir: Path, resume: str) -> bool:
@@ -166,17 +177,7 @@ def finished(run_dir: Path, steps: int, patience: int | None = None) -> dict[str
     ended = patience is not None and result.get(PATIENCE) == patience
     if result.get("status") != "completed" or not (ended or result.get("steps") == steps):
         return None
-    return result | {"test": from_json(result["test"])} if _is_reportable(result) else None
-
-
-def _is_reportable(result: dict[str, Any]) -> bool:
-    """Whether a result has what `run_report` needs."""
-    # A result.json of any origin may lie here. One that cannot be reported counts as none.
-    try:
-        run_report(Path(), result | {"test": from_json(result["test"])})
-    except Exception:  # of any type: whatever it holds
-        return False
-    return True
+    return result | {"test": from_json(result["test"])}
 
 
 def write_result(run_dir: Path, result: dict[str, Any]) -> None:
@@ -191,23 +192,21 @@ def check_copy(target: str | None) -> None:
         return
     refuse_nameless("launch.model", Path(target))
     with creating("launch.model", Path(target)):
-        reason = _why_not_replaceable(Path(target))
-        if reason:
-            raise ConfigError(f"launch.model={target}: {reason}; type another folder")
+        if not _is_replaceable(Path(target)):
+            raise ConfigError(f"launch.model={target}: holds something else than a copy of a checkpoint; {_ANOTHER}")
 
 
-def _why_not_replaceable(target: Path) -> str:
-    """The reason not to replace `target`; empty if nothing is there, or an empty folder, or an earlier copy."""
+_ANOTHER = "type another folder"
+
+
+def _is_replaceable(target: Path) -> bool:
+    """Whether nothing is there, or an empty folder, or an earlier copy: the files of a checkpoint and a result."""
     if not target.exists() and not target.is_symlink():
-        return ""
+        return True
     if target.is_symlink() or not target.is_dir():
-        return "is there already, and no folder"
+        return False
     names = {entry.name for entry in target.iterdir()}
-    # A copy has both files. A run has no manifest, and its checkpoints have no result.
-    if names and not {"manifest.json", "result.json"} <= names:
-        return "is there already, and no copy of a checkpoint"
-    others = sorted(names - {*FILES, "result.json"})
-    return f"holds {others[0]}, which would be lost" if others else ""
+    return not names or {"manifest.json", "result.json"} <= names <= {*FILES, "result.json"}
 
 
 def copy_best(run_dir: Path, target: Path) -> None:
@@ -217,9 +216,8 @@ def copy_best(run_dir: Path, target: Path) -> None:
     Raises:
         RunError: the folder cannot be written.
     """
-    reason = _why_not_replaceable(target)
-    if reason:
-        raise RunError(f"launch.model={target}: {reason}; the run itself is complete. Type another folder")
+    if not _is_replaceable(target):
+        raise RunError(f"launch.model={target}: holds something else; the run itself is complete; {_ANOTHER}")
     fresh, replaced = (target.with_name(f".{target.name}.{os.getpid()}.{what}") for what in ("tmp", "old"))
     try:
         shutil.copytree(run_dir / "checkpoints/best", fresh)
@@ -279,8 +277,9 @@ def _seen_report(seen: Mapping[str, Any] | None) -> str:
     return line + validated + ("" if seen["complete"] else ", of those that are known")
 
 
-def lock(run_dir: Path, *, wait: bool = False) -> TextIO:
-    """Holds the folder for this process, until the returned file is closed or the process ends.
+@contextmanager
+def lock(run_dir: Path, *, wait: bool = False) -> Iterator[None]:
+    """Holds the folder, which is made if need be, for this process.
 
     Args:
         wait: wait for a process that is running in it, without a time limit.
@@ -288,55 +287,22 @@ def lock(run_dir: Path, *, wait: bool = False) -> TextIO:
     Raises:
         ConfigError: another process is running in it, or it cannot be written.
     """
-    try:
-        run_dir.mkdir(parents=True, exist_ok=True)
-        file = _open_lock(run_dir / LOCK)
-    except OSError as error:
-        if is_disk_fault(error):
-            raise unwritten(run_dir / LOCK, error) from error
-        raise ConfigError(
-            f"{run_dir}: cannot be written: {error.strerror} ({error.filename}); start in a folder that you may write, "
-            "or type hydra.run.dir=FOLDER"
-        ) from error
-    if _try_to_hold(file):
-        return file
-    holder = holder_of(run_dir / LOCK)
-    # A trial of a sweep may outlive its controller on another host. The next controller must wait for its end.
-    if not wait:
-        file.close()
-        raise ConfigError(f"{run_dir} is in use by {holder}; type run=NAME for another folder")
-    log.warning("%s is in use by %s, perhaps of an earlier controller; waiting for its end", run_dir, holder)
-    while not _try_to_hold(file):
-        time.sleep(_LOCK_SECONDS)
-    return file
-
-
-def _open_lock(path: Path) -> TextIO:
-    """Opens a lock file, which may be new. A link is not followed, and what the file holds stays."""
-
-    def opener(name: str, flags: int) -> int:
-        descriptor = os.open(name, flags | os.O_NOFOLLOW, 0o600)
-        with contextlib.suppress(OSError):  # it is another user's
-            # Who may read a file can lock it. So it is open to those alone who may write in the folder.
-            os.fchmod(descriptor, 0o600 | (path.parent.stat().st_mode & 0o022) * 3)
-        return descriptor
-
-    return open(path, "a", encoding="utf-8", opener=opener)
-
-
-def _try_to_hold(file: TextIO) -> bool:
-    """False if another process holds it. A lock of filelock would end with the process that took it: this one also ends
-    with the last of its forks, which write in the folder too."""
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    except OSError as error:
-        log.warning(
-            "%s: this file system has no locks (%s); see to it that no other process runs in the folder",
-            file.name, error.strerror,
-        )  # fmt: skip
-    return True
+    with ExitStack() as holding:
+        try:
+            run_dir.mkdir(parents=True, exist_ok=True)
+            # A trial of a sweep may outlive its controller on another host. The next controller must wait for its end.
+            holding.enter_context(held(run_dir / LOCK, f"{run_dir} is in use", wait=wait))
+        except TimeoutError as error:
+            holder = holder_of(run_dir / LOCK)
+            raise ConfigError(f"{run_dir} is in use by {holder}; type run=NAME for another folder") from error
+        except OSError as error:
+            if is_disk_fault(error):
+                raise unwritten(run_dir / LOCK, error) from error
+            raise ConfigError(
+                f"{run_dir}: cannot be written: {error.strerror} ({error.filename}); start in a folder that you may "
+                "write, or type hydra.run.dir=FOLDER"
+            ) from error
+        yield
 
 
 def _recorded(run_dir: Path) -> Config:
@@ -347,69 +313,27 @@ def _recorded(run_dir: Path) -> Config:
         return {}
 
 
-def _of_the_environment(recorded: Config) -> tuple[str, ...]:
-    """The keys that took their values from environment variables. The values are not recorded before the first
-    checkpoint."""
-    # Hydra records `${oc.env:…}` as typed, which never equals the value.
-    return tuple(key for key, value in leaves(recorded) if isinstance(value, str) and "${oc.env:" in value)
+def _refuse_changes(
+    place: Path, old: Mapping[str, Any], new: Config, free: Sequence[str] = (), named: Sequence[str] | None = None
+) -> None:
+    """Compares the config of the run in `place` with the one that is asked for. Keys below `FREE_KEYS`, `free` and
+    `named`, which `resume_changes` has, may differ; and an empty config, of which nothing is known, in everything.
 
-
-def _refuse_other(place: Path, old: Mapping[str, Any], new: Config, free: Sequence[str] = ()) -> None:
-    changes = _changes(old, new, (*FREE_KEYS, *free))
-    if changes:
+    Raises:
+        ConfigError: another key differs, or the optimizer.
+    """
+    changes = differences(old, new) if old else {}
+    refused = {key: pair for key, pair in changes.items() if not is_below(key, (*FREE_KEYS, *free, *(named or ())))}
+    if refused:
+        all_named = f"'resume_changes=[{','.join([*(named or ()), *refused])}]'"
+        begin = f"the same values, or {all_named} to begin from it with these"
         raise ConfigError(
-            f"{place} holds a run with another config:\n{_listed(changes)}\n"
-            "type run=NAME to keep both, or the same values to go on"
+            f"{place} holds a run with another config:\n"
+            + "\n".join(f"  {key}: {before} → {after}" for key, (before, after) in refused.items())
+            + f"\ntype {'run=NAME to keep both, or the same values to go on' if named is None else begin}"
         )
-
-
-def _refuse_other_origin(run_dir: Path, path: Path, saved: Snapshot, config: DictConfig) -> None:
-    # A restarted job has the arguments of its first start, and a link such as `last` may have moved since.
-    if origin_of(path) != saved.meta.get(ORIGIN) and not restarted():
-        without = " 'resume_changes=[]'" if config.resume_changes else ""
-        raise ConfigError(
-            f"resume={path}: {run_dir} holds a run that has not begun from this checkpoint; type run=NAME to begin "
-            f"from it in another folder, or resume=auto{without} to go on with the run that is there"
-        )
-
-
-def _refuse_unnamed(place: Path, old: Mapping[str, Any], config: DictConfig) -> None:
-    """Refuses the checkpoint of a run whose config differs in more than `resume_changes` names."""
-    named = tuple(map(str, config.resume_changes))
-    changes = _changes(old, to_container(config), FREE_KEYS + named)
-    if changes:
-        raise ConfigError(
-            f"resume={place}: is a checkpoint of a run with another config:\n{_listed(changes)}\n"
-            f"type the same values, or 'resume_changes=[{','.join([*named, *changes])}]' to begin from it with these"
-        )
-    if "optimizer._target_" in differences(old, to_container(config)):
+    if "optimizer._target_" in changes:
         raise ConfigError(
             f"resume={place}: holds the state of another optimizer, which this one cannot take over; type the same "
             f"optimizer, or init_from={place}, which takes the parameters alone"
-        )
-
-
-def _changes(old: Mapping[str, Any], new: Config, free: Sequence[str]) -> dict[str, tuple[Any, Any]]:
-    lacking = {name: group for name, group in FORMERLY.items() if name in new}
-    changes = differences({**lacking, **old}, new) if old else {}
-    formerly = {key: ("absent", value) for key, value in FORMER_KEYS.items()}
-    return {key: pair for key, pair in changes.items() if not is_below(key, free) and formerly.get(key) != pair}
-
-
-def _listed(changes: Mapping[str, tuple[Any, Any]]) -> str:
-    # The config of a folder from elsewhere may have ten thousand values of any length.
-    lines = [f"  {key:.{_LONGEST}}: {_short(before)} → {_short(after)}" for key, (before, after) in changes.items()]
-    return "\n".join([*lines[:_LISTED], *([f"  … and {len(lines) - _LISTED} more"] if len(lines) > _LISTED else [])])
-
-
-def _short(value: object) -> str:
-    text = str(value)
-    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}…"
-
-
-def _refuse_further(place: Path, done: int, steps: int) -> None:
-    if done > steps:
-        raise ConfigError(
-            f"trainer.steps={steps}: {place} has already done {done}; type trainer.steps={done} or more, "
-            "or run=NAME for another folder"
         )

@@ -86,19 +86,12 @@ def _made(
             return [_compile(command, sources, Path(folder) / file).read_bytes()]
 
     try:
-        return _loaded(cache.get(file, make))
+        with cache.get(file, make).file as library:
+            return ctypes.CDLL(library.name)
     except (cache.CacheError, OSError) as error:
         log.warning("%s cannot be kept or loaded: every start compiles them (%s)", what, error)
     with tempfile.TemporaryDirectory() as folder:  # once loaded, the file may go
         return ctypes.CDLL(str(_compile(command, sources, Path(folder) / file)))
-
-
-def _loaded(library: cache.Cached) -> ctypes.CDLL:
-    """Loads the very file that was checked. Its descriptor stays open, since its number is the library's name."""
-    with library.file as file:
-        if not Path(f"/proc/self/fd/{file.fileno()}").exists():  # not Linux
-            return ctypes.CDLL(str(library.path))
-        return ctypes.CDLL(f"/proc/self/fd/{os.dup(file.fileno())}")
 
 
 def _compile(command: Sequence[str], sources: Sequence[Path], to: Path) -> Path:

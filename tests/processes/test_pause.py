@@ -122,10 +122,10 @@ def test_only_the_validation_of_a_pause_gives_way_to_a_worse_one(monkeypatch: py
 
 
 def test_a_patience_that_comes_too_late_is_named(tmp_path: Path) -> None:
-    late = "trainer.patience=1: ends no run that is complete, and this one has done its 9 steps with trainer.patience="
+    late = "trainer.patience=1 ends no run that is complete"
     own = ("trainer.steps=9", "trainer.val_every=2")
     run(tmp_path / "run", *own)
-    assert f"{late}null; type run=NAME" in run(tmp_path / "run", *own, "trainer.patience=1")
+    assert late in run(tmp_path / "run", *own, "trainer.patience=1")
     assert late not in run(tmp_path / "run", *own)
 
 
@@ -184,7 +184,7 @@ def test_the_report_names_the_commands_that_make_the_run(tmp_path: Path) -> None
     makes this run. A pause and another number of workers change nothing, and are not named."""
     folder, again = tmp_path / "run", tmp_path / "again"
     shown = ("optimizer.schedule=cosine", "trainer.val_every=20")
-    warning = "rates of steps 1 to 20 were those of a run of 40 steps, so the result is not that of 60 steps at once"
+    warning = "the rates so far were those of a run of 40"
     assert warning not in run(folder, *shown, "trainer.steps=40", "pause_after=20")
     assert warning in run(folder, *shown, "trainer.steps=60", "workers=2", "logger.report=true")
     page = re.search("<pre>(.*?)</pre>", (folder / "report.html").read_text(), re.DOTALL)
@@ -238,7 +238,7 @@ def test_a_run_goes_on_with_the_checkpoint_it_began_from_and_with_no_other(
     named = ("resume_changes=[optimizer.lr]", "optimizer.lr=0.01", "trainer.steps=100")
     run(folder, *named, first, "pause_after=90")
     output = run(folder, *named, first)
-    assert "going on after step 90" in output and "rates of steps" not in output
+    assert "going on after step 90" in output and "rates so far" not in output
     done = "100 steps, "
     assert done in run(folder, *named, first) and done in run(folder, *named, "resume=auto", "resume_changes=[]")
     for place, begun in ((folder, second), (whole, second)):
@@ -262,7 +262,7 @@ def test_a_run_that_has_saved_needs_the_checkpoint_no_more_that_it_began_from(wh
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        ("optimizer.lr=0.01", "  optimizer.lr: 0.001 → 0.01\ntype the same values, or 'resume_changes=[optimizer.lr]'"),
+        ("optimizer.lr=0.01", "type the same values, or 'resume_changes=[optimizer.lr]'"),
         ("optimizer.lr=0.01 algorithm.inner_lr=0.1 resume_changes=[algorithm.inner_lr]",
          "'resume_changes=[algorithm.inner_lr,optimizer.lr]'"),
         ("optimizer=sgd resume_changes=[optimizer]", "holds the state of another optimizer"),

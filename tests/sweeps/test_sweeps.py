@@ -236,7 +236,7 @@ def test_a_trial_waits_for_a_process_that_has_outlived_its_controller(tmp_path: 
     with lock(folder / "trial_0000"):
         program = sweep(folder, "trainer.steps=4", "algorithm.inner_lr=0.01,0.02", *SEARCH[:1])
         log = folder / "logs/trial_0000.log"
-        until(lambda: log.exists() and "waiting for its end" in log.read_text(), "the wait")
+        until(lambda: log.exists() and ": waiting" in log.read_text(), "the wait")
     outcome = program.wait()
     assert outcome.code == 0, outcome.text
     assert [row["outcome"] for row in rows(folder)] == ["completed", "completed"]

@@ -101,13 +101,6 @@ def test_it_leaves_what_is_being_made(folder: Path, making: None) -> None:
     assert (folder / OLD).exists()
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="gives a file to another user, which only root can")
-def test_it_leaves_the_files_of_other_users(folder: Path) -> None:
-    for name in (OLD, LEFTOVERS[0]):
-        os.chown(folder / name, 65534, 65534)
-    assert removed(folder, "--larger-than", "0") == {*whole(NEW), *whole(LARGE), LEFTOVERS[1]}
-
-
 @pytest.mark.parametrize("wrong", [["--yes"], ["--older-than", "30"], ["--clean", "--larger-than", "-1"]])
 def test_wrong_arguments_remove_nothing(wrong: list[str], folder: Path) -> None:
     before = sorted(folder.iterdir())
