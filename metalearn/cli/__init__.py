@@ -25,7 +25,7 @@ _FAILED, _BAD_USAGE = 1, 2
 def run(command: str, arguments: Sequence[str], started: Path | None = None) -> int:
     """Runs a command, for which this process was started; returns the exit code.
 
-    Output that cannot be written does not end it.
+    A reader of its output that leaves, as `head` does, is no failure.
 
     Args:
         command: the name of its module below `metalearn`, or in the checkout.
@@ -53,6 +53,11 @@ def run(command: str, arguments: Sequence[str], started: Path | None = None) -> 
             return streams.print_all(versions())
         main = importlib.import_module(command).main
         code: int = main(arguments, *_program(started))
+        sys.stdout.flush()
+    except BrokenPipeError:
+        if not streams.reader_has_left():
+            raise
+        return 0
     except (ImportError, MemoryError, OSError) as error:
         from metalearn.app.outcome import without_memory
 
@@ -60,9 +65,6 @@ def run(command: str, arguments: Sequence[str], started: Path | None = None) -> 
             raise
         sys.stderr.write(f"error: {why}\n")
         code = _FAILED
-    failure = streams.lost()
-    if failure is not None:
-        sys.stderr.write(f"warning: stdout: {failure.strerror}: it has not got all of the output\n")
     return code
 
 

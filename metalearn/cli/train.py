@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from metalearn.app.job import Job, Program, Role, installed, role_of, to_job
 from metalearn.app.outcome import exit_code_of_process
 from metalearn.app.process import announce, end_with_starter, importing, set_up_process, set_up_torch
-from metalearn.app.streams import all_printed, print_all
+from metalearn.app.streams import print_all
 from metalearn.app.sweep import run_sweep
 from metalearn.app.with_hydra import show_by_hydra
 from metalearn.config.compose import as_path, compose_config
@@ -44,7 +44,7 @@ def run_command(argv: Sequence[str], program: Program) -> int:
     flags = [word for word in argv if word not in arguments.overrides]
     sys.argv = [sys.argv[0], *flags, *overrides]  # where Hydra looks
     if arguments.shell_completion:  # install=bash and the like are no keys
-        return show_by_hydra() or all_printed()
+        return show_by_hydra()
     if arguments.multirun and (arguments.cfg or arguments.info):
         flag = "--cfg" if arguments.cfg else "--info"
         raise ConfigError(f"{flag}: shows one run, and --multirun asks for several; leave one of them out")
@@ -52,7 +52,7 @@ def run_command(argv: Sequence[str], program: Program) -> int:
         return run_sweep(program, overrides, run_job)
     composed = compose_config(overrides)
     if arguments.hydra_help or arguments.cfg or arguments.info:
-        return show_by_hydra() or all_printed()
+        return show_by_hydra()
     return run_job(to_job(*composed, program, [*search_flags(), *overrides]))
 
 
