@@ -1,8 +1,8 @@
 """A hook of mkdocs: the pages that are made when the site is built, so that none can go stale in the repository.
 
 The config page comes from the comments in `conf/`, the command line's from the `--help` of each command, the API's from
-docstrings by mkdocstrings, an algorithm's from its yaml and its module, the results and the changelog from the files at
-the top of the repository.
+docstrings by mkdocstrings, an algorithm's from its yaml and its module; the results, the changelog and security from the
+files at the top of the repository.
 """
 
 import ast
@@ -38,6 +38,9 @@ SHIM = "https://unpkg.com/iframe-worker/shim"
 
 FOREIGN = re.compile(r"<(?:script|link|img|iframe|source)\b[^>]*\b(?:src|href)=[\"']?(https?:[^\"' >]*)")
 """What a page would load from elsewhere."""
+
+WIDE = "---\nhide: [navigation]\n---\n\n"
+"""Begins a page that needs the width."""
 
 LINK = re.compile(r"(?<=\]\()(?!https?:|#)([^)\s]+)(?=\))")
 """The target of a link to a file."""
@@ -91,8 +94,8 @@ def pages() -> Iterator[tuple[str, str]]:
     yield f"{ALGORITHMS}/index.md", algorithms_page()
     for name in algorithms():
         yield f"{ALGORITHMS}/{name}.md", algorithm_page(name)
-    for name in ("RESULTS.md", "CHANGELOG.md"):
-        yield name.lower(), "---\nhide: [navigation]\n---\n\n" + from_the_top((ROOT / name).read_text(encoding="utf-8"))
+    for name, head in (("RESULTS.md", WIDE), ("CHANGELOG.md", WIDE), ("SECURITY.md", "")):
+        yield name.lower(), head + from_the_top((ROOT / name).read_text(encoding="utf-8"))
 
 
 @functools.cache

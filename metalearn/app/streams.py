@@ -20,8 +20,8 @@ def set_up() -> None:
 
 
 def reader_has_left() -> bool:
-    """Whether stdout is a pipe that nobody reads any more, as after `head` has had enough. What is left of the output is
-    dropped then, or Python would complain at its end."""
+    """Whether stdout is a pipe that nobody reads any more: `head` has had enough. What is left of the output is dropped
+    then, or Python would complain at its end."""
     pipe = select.poll()
     pipe.register(1, 0)
     left = any(event & select.POLLERR for _, event in pipe.poll(0))

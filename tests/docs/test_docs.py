@@ -72,7 +72,7 @@ def test_every_page_that_anything_names_is_there() -> None:
 
 
 def test_a_page_or_a_heading_that_is_not_there_is_found() -> None:
-    assert wrong_paths("see docs/how-to/deploy.md#slurm and `docs/explanation/security.md`.") == []
+    assert wrong_paths("see docs/how-to/deploy.md#slurm and `docs/explanation/reliability.md`.") == []
     assert wrong_paths("see docs/deploy.md#slurm") == ["docs/deploy.md#slurm"]
     assert wrong_paths("see docs/how-to/deploy.md#cobalt, RELIABILITY.md") == [
         "docs/how-to/deploy.md#cobalt",
