@@ -1,8 +1,8 @@
 """A hook of mkdocs: the pages that are made when the site is built, so that none can go stale in the repository.
 
 The config page comes from the comments in `conf/`, the command line's from the `--help` of each command, the API's from
-docstrings by mkdocstrings, an algorithm's from its yaml and its module; the results, the changelog and security from the
-files at the top of the repository.
+docstrings by mkdocstrings, an algorithm's from its yaml and its module. Results, changelog and security are files at
+the top of the repository.
 """
 
 import ast
