@@ -19,7 +19,6 @@ from omegaconf import OmegaConf
 
 from metalearn.app.run import resume_or_begin
 from metalearn.errors import ConfigError, RunError
-from metalearn.runs import folder
 from metalearn.runs.checkpoint import Snapshot, checkpointing, latest, read, rewind, start_params, write
 from metalearn.runs.folder import FolderState, inspect
 from metalearn.training.loop import Progress, new_learner, restore, snapshot
@@ -353,12 +352,3 @@ def test_init_from_takes_what_fits_and_names_the_rest(tmp_path: Path) -> None:
     assert start_params(path, theirs, {"a": ours["a"], "b": theirs["b"], "c": theirs["c"]}, strict=True)[1] == []
     with pytest.raises(ConfigError, match="none of its 3 fits"):
         start_params(path, theirs, {"x": torch.zeros(1)}, strict=False)
-
-
-def test_a_key_of_a_users_network_makes_another_run() -> None:
-    """Whatever its value: the class's own default may be the opposite."""
-    network = {"_target_": "mine.Network"}
-    before = {"model": {"network": network}}
-    now = {"model": {"network": network | {"residual": False, "dropout": 0.0, "norm": None}}}
-    values = (("residual", False), ("dropout", 0.0), ("norm", None))
-    assert folder._changes(before, now, ()) == {f"model.network.{key}": ("absent", value) for key, value in values}

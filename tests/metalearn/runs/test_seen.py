@@ -272,7 +272,7 @@ def make_pictures(folder: Path, classes: int, name: str = "") -> None:
             place = folder / split / f"{split}{name}{number}"
             place.mkdir(parents=True)
             for picture in range(2):
-                Image.fromarray(np.full((8, 8), 40 * picture, np.uint8)).save(place / f"{picture}.png")
+                Image.fromarray(np.full((8, 8), 40 * picture + 9 * len(name), np.uint8)).save(place / f"{picture}.png")
 
 
 def test_a_run_does_not_go_on_with_other_pictures(
