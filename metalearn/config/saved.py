@@ -51,12 +51,6 @@ FORMERLY = {
 }
 """Groups that older configs lack, and what they stand for."""
 
-FORMER_KEYS = {
-    "trainer.patience": None, "trainer.best_by": "metric", "trainer.draw_ahead": "auto",
-    "optimizer.clip_norm": None, "optimizer.clip_value": None, "optimizer.weight_decay": 0.0,
-}  # fmt: skip
-"""Keys that older configs lack, and what they stand for."""
-
 MANIFEST, DESCRIPTION = "manifest.json", "model.json"
 """Files that mark the folder of a checkpoint, and that of a published model."""
 
