@@ -1,9 +1,7 @@
 """Few-shot classification of any pictures in folders, one folder for each class."""
 
 import csv
-import io
 import logging
-import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path, PurePosixPath
 
@@ -19,6 +17,8 @@ from metalearn.tasks.common.episodes import (
     Classes,
     EpisodeSpec,
     Seeds,
+    are_fractions,
+    by_fractions,
     picture_tasks,
     shapes_of,
 )
@@ -34,24 +34,21 @@ _SHUFFLE = 64_16_20
 log = logging.getLogger(__name__)
 
 
-def by_fractions(root: Path, names: Collection[str], fractions: Sequence[float]) -> dict[str, list[str]]:
+def _by_fractions(root: Path, names: Collection[str], fractions: Sequence[float]) -> dict[str, list[str]]:
     """The classes of each split: all classes, shuffled by a constant seed and divided by the fractions.
 
     Raises:
         DataError: a split with fewer than two classes.
     """
-    ordered = sorted(names)
-    shuffled = [ordered[number] for number in np.random.default_rng(_SHUFFLE).permutation(len(ordered))]
-    cuts = [0, *(round(sum(fractions[: part + 1]) * len(ordered)) for part in range(3))]
-    splits = {split: shuffled[cuts[part] : cuts[part + 1]] for part, split in enumerate(SPLITS)}
+    splits = by_fractions(sorted(names), fractions, _SHUFFLE)
     sizes = ", ".join(f"{split} {len(classes)}" for split, classes in splits.items())
     if min(map(len, splits.values())) < 2:
         raise DataError(
-            f"dataset.split={list(fractions)}: divides the {len(ordered)} classes of dataset.root={root} into "
+            f"dataset.split={list(fractions)}: divides the {len(names)} classes of dataset.root={root} into "
             f"{sizes}, and a split needs at least 2; type other fractions, such as dataset.split=[0.4,0.3,0.3], or "
             "add classes"
         )
-    log.info("%s: %d classes: %s", root, len(ordered), sizes)
+    log.info("%s: %d classes: %s", root, len(names), sizes)
     return splits
 
 
@@ -88,7 +85,7 @@ def _listed(place: Path, split: str, given: str) -> list[str]:
             "with the name of a class on each line"
         )
     try:
-        lines = path.read_bytes().decode("utf-8-sig").splitlines()
+        lines = path.read_text(encoding="utf-8-sig").splitlines()
     except (OSError, ValueError) as error:
         raise DataError(f"dataset.split={given}: {path} cannot be read: {error}") from error
     names = [PurePosixPath(line.strip()).as_posix() for line in lines if line.strip()]
@@ -118,11 +115,11 @@ def _divide(root: Path, folders: Mapping[str, Sequence[str]], split: str | Seque
     """The classes of each split.
 
     Raises:
-        DataError: as `by_fractions`, `by_lists`, `by_folders`; pictures outside class folders; a class in two splits.
+        DataError: as `_by_fractions`, `by_lists`, `by_folders`; pictures outside class folders; a class in two splits.
     """
     _refuse_loose(root, folders, split)
     if not isinstance(split, str):
-        splits = by_fractions(root, folders, split)
+        splits = _by_fractions(root, folders, split)
     elif split == FOLDERS:
         splits = by_folders(root, folders)
     else:
@@ -165,9 +162,7 @@ def _check_split(split: object, table: str | None) -> None:
         raise Invalid("split", split, "the table says the class of a picture", "type KEY=[0.64,0.16,0.2]")
     if isinstance(split, str) and split:
         return
-    parts = split if isinstance(split, list) else []
-    fractions = [part for part in parts if isinstance(part, int | float) and part > 0]
-    if not len(fractions) == len(parts) == 3 or not math.isclose(sum(fractions), 1, abs_tol=1e-6):
+    if not are_fractions(split):
         allowed = "must be three fractions above 0 that make 1 (train, val, test), 'folders', or a folder of lists"
         raise Invalid("split", split, allowed, "type KEY=[0.64,0.16,0.2]")
 
@@ -256,7 +251,7 @@ def drawn_folder(
         place = Path(root)
         drawn = _by_folders(place) if table is None else _by_table(place, table, ("class", "drawer"))
         classes = sorted({name for name, _ in drawn.values()})
-        parts = by_lists(place, classes, split) if isinstance(split, str) else by_fractions(place, classes, split)
+        parts = by_lists(place, classes, split) if isinstance(split, str) else _by_fractions(place, classes, split)
         everyone = sorted({drawer for _, drawer in drawn.values()})
         files: dict[str, list[str]] = {name: [] for name in classes}
         for file, (name, _) in drawn.items():
@@ -304,14 +299,14 @@ def _by_table(root: Path, given: str, columns: tuple[str, ...]) -> dict[str, tup
     path = next((path for path in (root / given, Path(given)) if path.is_file()), root / given)
     wanted = ("path", *columns)
     try:
-        text = io.StringIO(path.read_bytes().decode("utf-8-sig"), newline="")
-        lines = csv.DictReader(text, strict=True)
-        there = lines.fieldnames = [name.strip() for name in lines.fieldnames or ()]
+        with path.open(encoding="utf-8-sig", newline="") as text:
+            lines = csv.DictReader(text, strict=True)
+            there = lines.fieldnames = [name.strip() for name in lines.fieldnames or ()]
+            found = list(lines)
         if missing := set(wanted).difference(there):
             raise ValueError(f"it has no column {first_few(sorted(missing))}")
         if twice := sorted({name for name in there if there.count(name) > 1} & set(wanted)):
             raise ValueError(f"it has two columns {twice[0]}")
-        found = list(lines)
         # Under None are cells beyond the last column; and None is in the place of a cell that is not there.
         uneven = [row["path"] for row in found if None in row or None in row.values()]
         if uneven:

@@ -7,9 +7,7 @@ anew for each number of a task, by (seed, split, number).
 import csv
 import functools
 import hashlib
-import io
 import math
-import zipfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -26,6 +24,8 @@ from metalearn.tasks.common.episodes import (
     SPLITS,
     Seeds,
     Shots,
+    are_fractions,
+    by_fractions,
     check_shots,
     most_shots,
     shots_of_task,
@@ -33,14 +33,8 @@ from metalearn.tasks.common.episodes import (
 )
 from metalearn.types import Batch, Episode, TaskSource, Unit
 
-SMALL, CELLS_PER_BYTE = 2**21, 4
-"""So many cells a file may always unpack to, or so many for each of its bytes: a few bytes could ask for all memory."""
-
-LONG_TEXT = 64
-"""Bytes of a cell of numpy that count as one cell more."""
-
 MISSING = ("", "na", "nan", "null", "none")
-"""Cells of a CSV file without a value, in small letters."""
+"""Cells of a column of numbers without a value, in small letters. Of texts only the empty one: None is a name too."""
 
 _SHUFFLE = 64_16_21
 """Seeds the division of tasks by fractions, which is the same in every run."""
@@ -270,10 +264,7 @@ def _check_episode(shots: Shots, queries: int, split: object) -> None:
     whole_number("queries", queries, at_least=1)
     if isinstance(split, str) and split:
         return
-    good = isinstance(split, Sequence) and len(split) == 3 and all(
-        isinstance(part, int | float) and 0 < part < 1 for part in split
-    )  # fmt: skip
-    if not good or not math.isclose(sum(split), 1, abs_tol=1e-6):  # type: ignore[call-overload]
+    if not are_fractions(split):
         raise Invalid("split", split, "must be three fractions with the sum 1, or a column", "type KEY=[0.6,0.2,0.2]")
 
 
@@ -306,10 +297,7 @@ def _divided(groups: Groups, split: Sequence[Any], what: str, task: str) -> dict
                 )
             parts[said.pop()].append(name)
     else:
-        names = list(groups)
-        mixed = [names[number] for number in np.random.default_rng(_SHUFFLE).permutation(len(names))]
-        cuts = [0, *(round(sum(split[: part + 1]) * len(names)) for part in range(3))]
-        parts = {name: mixed[cuts[part] : cuts[part + 1]] for part, name in enumerate(SPLITS)}
+        parts = by_fractions(list(groups), split, _SHUFFLE)
     empty = [name for name, tasks in parts.items() if not tasks]
     if empty:
         raise DataError(f"{what}: of {len(groups)} tasks (by {task}) none is left for {' and '.join(empty)}")
@@ -349,8 +337,7 @@ class _Cells:
     def __init__(self, file: Path) -> None:
         self._file = file
         try:
-            with file.open("rb") as stream:
-                self._columns = _READERS[file.suffix](file, stream)
+            self._columns = _READERS[file.suffix](file)
         except OSError as error:
             raise DataError(
                 f"dataset.file={file}: cannot be read ({error.strerror}); type the path of a table"
@@ -380,7 +367,7 @@ class _Cells:
         """A column in which nothing is missing, as texts."""
         cells = [_text(cell) for cell in self._of(name)]
         for row, cell in enumerate(cells, start=1):
-            if cell.lower() in MISSING:
+            if not cell:
                 raise self._wrong(row, name, "is missing; take the row out")
         return cells
 
@@ -413,12 +400,13 @@ def _text(cell: Any) -> str:
         return cell.strip()
     if isinstance(cell, float) and cell.is_integer():
         return str(int(cell))  # so that 3 and 3.0 are one task
-    return "" if cell is None else str(cell)
+    return "" if cell is None or cell != cell else str(cell)  # NaN is missing
 
 
-def _csv(file: Path, stream: Any) -> dict[str, Sequence[Any]]:
+def _csv(file: Path) -> dict[str, Sequence[Any]]:
+    # Not pandas: it fills a short row with missing values, and plain installations have none.
     try:
-        with io.TextIOWrapper(stream, encoding="utf-8-sig", newline="") as text:
+        with file.open(encoding="utf-8-sig", newline="") as text:
             reader = csv.reader(text, strict=True)
             names = [name.strip() for name in next(reader, [])]
             rows = [row for row in reader if row]
@@ -432,35 +420,11 @@ def _csv(file: Path, stream: Any) -> dict[str, Sequence[Any]]:
     return dict(zip(names, map(list, zip(*rows, strict=True)), strict=False)) if rows else dict.fromkeys(names, ())
 
 
-def _check_unpacked(file: Path, cells: int) -> None:
-    """Raises DataError for a file that unpacks to far more than it holds."""
-    most = max(SMALL, CELLS_PER_BYTE * file.stat().st_size)
-    if cells > most:
-        raise DataError(
-            f"dataset.file={file}: unpacks to {cells:,} cells, and of a file of this size at most {most:,} are read; "
-            "save it without compression"
-        )
-
-
-def _cells_in(archive: zipfile.ZipFile) -> int:
-    """How many cells the arrays of an archive of numpy have; a long text counts for several."""
-    cells = 0
-    for name in archive.namelist():
-        with archive.open(name) as member:
-            read = {1: np.lib.format.read_array_header_1_0, 2: np.lib.format.read_array_header_2_0}
-            shape, _, kind = read[np.lib.format.read_magic(member)[0]](member)
-            cells += math.prod(shape) * math.ceil(kind.itemsize / LONG_TEXT)
-    return cells
-
-
-def _npz(file: Path, stream: Any) -> dict[str, Sequence[Any]]:
+def _npz(file: Path) -> dict[str, Sequence[Any]]:
     try:
-        with zipfile.ZipFile(stream) as archive:
-            _check_unpacked(file, _cells_in(archive))
-        stream.seek(0)
-        with np.load(stream, allow_pickle=False) as found:
+        with np.load(file, allow_pickle=False) as found:
             columns = {name: found[name] for name in found.files}
-    except DataError:
+    except OSError:
         raise
     except Exception as error:  # numpy and zipfile raise many types for what they cannot read
         raise DataError(f"dataset.file={file}: holds no plain arrays of numpy ({error})") from error
@@ -469,7 +433,7 @@ def _npz(file: Path, stream: Any) -> dict[str, Sequence[Any]]:
     return {name: column.tolist() for name, column in columns.items()}
 
 
-def _parquet(file: Path, stream: Any) -> dict[str, Sequence[Any]]:
+def _parquet(file: Path) -> dict[str, Sequence[Any]]:
     try:
         from pyarrow import ArrowException, parquet
     except ImportError:
@@ -477,11 +441,8 @@ def _parquet(file: Path, stream: Any) -> dict[str, Sequence[Any]]:
             f"dataset.file={file}: the package pyarrow is not installed; type pip install pyarrow"
         ) from None
     try:
-        known = parquet.read_metadata(stream)
-        _check_unpacked(file, known.num_rows * known.num_columns)
-        stream.seek(0)
-        columns: dict[str, Sequence[Any]] = parquet.read_table(stream).to_pydict()
-    except (ArrowException, OSError) as error:
+        columns: dict[str, Sequence[Any]] = parquet.read_table(file).to_pydict()
+    except ArrowException as error:
         raise DataError(f"dataset.file={file}: is no Parquet file ({str(error).splitlines()[0]})") from error
     return columns
 

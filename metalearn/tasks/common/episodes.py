@@ -6,6 +6,7 @@ can make any task, and a resumed run draws the same tasks as a run that was neve
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from itertools import pairwise
 from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
@@ -98,6 +99,22 @@ class HoldsClasses(Protocol):
     def classes_of(self, split: str) -> Classes:
         """The classes of a split, with all their pictures."""
         ...
+
+
+def are_fractions(parts: object) -> bool:
+    """Whether these are three numbers above 0 with the sum 1, of training, validation and test."""
+    if not isinstance(parts, list | tuple) or len(parts) != len(SPLITS):
+        return False
+    return all(isinstance(part, int | float) and part > 0 for part in parts) and math.isclose(
+        sum(parts), 1, abs_tol=1e-6
+    )
+
+
+def by_fractions(names: Sequence[str], fractions: Sequence[float], seed: int) -> dict[str, list[str]]:
+    """The names of each split: all of them, shuffled by a seed that is the same in every run, cut by the fractions."""
+    mixed = [names[number] for number in np.random.default_rng(seed).permutation(len(names))]
+    ends = [round(sum(fractions[:part]) * len(names)) for part in range(len(SPLITS) + 1)]
+    return {split: mixed[first:end] for split, (first, end) in zip(SPLITS, pairwise(ends), strict=True)}
 
 
 def check_seeds(seeds: Seeds) -> None:

@@ -12,7 +12,6 @@ import torch
 
 import metalearn
 from metalearn.errors import ConfigError, DataError
-from metalearn.tasks import table as table_module
 from metalearn.tasks.common.episodes import Seeds
 from metalearn.tasks.common.identities import content_of
 from metalearn.tasks.table import arrays, table
@@ -187,23 +186,13 @@ def test_what_is_no_table_is_refused(tmp_path: Path) -> None:
             source(tmp_path / "t.parquet").classes("train")
 
 
-@pytest.mark.parametrize(
-    ("column", "cells"), [(np.zeros(3 * 2**20, np.int8), "3,145,728"), (np.array(["x" * 2**12] * 2**13), "2,097,152")]
-)
-def test_a_file_that_unpacks_to_far_more_than_it_holds_is_refused(
-    column: Any, cells: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(table_module, "SMALL", 2**20)
-    file = tmp_path / "t.npz"
-    np.savez_compressed(file, who=column)
-    assert file.stat().st_size < 2**18
-    with pytest.raises(
-        DataError, match=rf"t\.npz: unpacks to {cells} cells, and of a file .*; save it without compres"
-    ):
-        source(file).classes("train")
-    np.savez(file, who=column[:2])  # who has been told so can read it
-    with pytest.raises(DataError, match="has no column"):
-        source(file).classes("train")
+def test_none_and_nan_are_names_of_tasks_and_classes(tmp_path: Path) -> None:
+    """No value only where a cell is empty: NA is North America too."""
+    rows = rows_of()
+    for row in rows:
+        row[0], row[2] = {"p0": "NA", "p1": "null"}.get(row[0], row[0]), "None" if row[2] == "a" else "nan"
+    found = source(write(tmp_path / "t.csv", rows), target="note", targets="classes")
+    assert found.classes("test") == 2 and found.episodes("train", torch.arange(40)).query.y.unique().tolist() == [0, 1]
 
 
 def test_arrays_learn_in_code() -> None:
