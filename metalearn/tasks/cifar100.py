@@ -25,10 +25,9 @@ from metalearn.tasks.common.episodes import (
     shapes_of,
 )
 from metalearn.tasks.common.identities import identity
-from metalearn.tasks.common.place import DataPlace
 from metalearn.tasks.common.samples import few_shot
 from metalearn.tasks.common.shards import ShardForm, Shards
-from metalearn.tasks.common.torchvision_files import PublishedDataset, read_published
+from metalearn.tasks.common.torchvision_files import DataPlace, PublishedDataset, read_published
 from metalearn.types import TaskSource
 
 PICTURES = 600

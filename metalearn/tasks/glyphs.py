@@ -21,15 +21,7 @@ from metalearn.tasks.common.episodes import (
     shapes_of,
 )
 from metalearn.tasks.common.identities import identity
-from metalearn.tasks.common.samples import (
-    ByClass,
-    all_drawings,
-    drawing_sizes,
-    few_shot,
-    pretraining,
-    samples,
-    split_drawings,
-)
+from metalearn.tasks.common.samples import drawn_samples, few_shot, pretraining_on_drawings
 from metalearn.tasks.common.shards import ShardForm, Shards
 from metalearn.types import TaskSource
 
@@ -157,13 +149,10 @@ def glyph_characters(
     whole_number("image_size", image_size, at_least=8)
     if channels != 1:
         raise Invalid("channels", channels, "glyphs are grey pictures", "type KEY=1")
-    sizes = drawing_sizes(ways, DRAWINGS, train=train_drawings, val=val_drawings)
-
-    def load() -> dict[str, ByClass]:
-        drawings = drawings_of(shards, image_size)  # the training characters are the first ones
-        return split_drawings(drawings, DRAWINGS, train=train_drawings, val=val_drawings)
-
-    return samples(load, sizes, identities("train")[:ways], known=known, seeds=seeds)
+    return drawn_samples(  # the training characters are the first ones
+        partial(drawings_of, shards, image_size), identities("train")[:ways], DRAWINGS, train=train_drawings,
+        val=val_drawings, known=known, seeds=seeds,
+    )  # fmt: skip
 
 
 def glyph_pretraining(
@@ -186,4 +175,4 @@ def glyph_pretraining(
     )  # fmt: skip
     whole_number("train_classes", train_classes, at_least=2, at_most=CLASSES["train"])
     names = identities("train")[:train_classes]  # the first characters
-    return pretraining(all_drawings(partial(drawings_of, shards, image_size), names, DRAWINGS, seeds=seeds), tasks)
+    return pretraining_on_drawings(partial(drawings_of, shards, image_size), names, DRAWINGS, tasks, seeds)

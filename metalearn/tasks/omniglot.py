@@ -9,7 +9,9 @@ import csv
 import hashlib
 import io
 import logging
-from collections.abc import Callable, Iterable
+import os
+import zipfile
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import NamedTuple
@@ -33,23 +35,12 @@ from metalearn.tasks.common.episodes import (
     turned,
 )
 from metalearn.tasks.common.identities import identity
-from metalearn.tasks.common.omniglot_files import Drawings, find_collections
-from metalearn.tasks.common.place import DataPlace
-from metalearn.tasks.common.samples import (
-    ByClass,
-    all_drawings,
-    drawing_sizes,
-    few_shot,
-    pretraining,
-    samples,
-    split_drawings,
-)
+from metalearn.tasks.common.samples import drawn_samples, few_shot, pretraining_on_drawings
 from metalearn.tasks.common.shards import ShardForm, Shards
+from metalearn.tasks.common.torchvision_files import DataPlace
 from metalearn.types import TaskSource
 
 DRAWINGS = 20
-SIDE = 105
-"""Pixels of a published drawing."""
 DECODER = "omniglot-v1"
 """Name and version of the decoded pictures. Raise the version if decoding changes; caches and shards of older ones are
 not read then."""
@@ -107,21 +98,77 @@ def digest(drawings: list[Image.Image]) -> str:
     return hashlib.sha256(b"".join(picture.convert("1").tobytes() for picture in drawings)).hexdigest()[:16]
 
 
-def _decode_character(character: Character, files: Drawings, size: int) -> Images:
-    paths = files.drawings(character.path)
+# The published files
+
+COLLECTIONS = ("images_background", "images_evaluation")
+_DEPTH = 5
+
+
+class Drawings(NamedTuple):
+    """One of the two collections of pictures, in the archive or folder `where`: the paths of the pictures of each
+    character, in order, and a function that gives the bytes of one. A character is named as
+    "images_background/Alphabet/character01"."""
+
+    where: Path
+    paths: Mapping[str, Sequence[str]]
+    read: Callable[[str], bytes]
+
+
+def find_collections(root: Path) -> dict[str, Drawings]:
+    """The collections under `root`, by name. If there is an archive and a folder, the archive is taken.
+
+    torchvision's own reader wants both, in a folder omniglot-py alone.
+
+    Raises:
+        DataError: a damaged archive.
+    """
+    places: dict[str, Path] = {}
+    for folder, subfolders, files in os.walk(root, followlinks=True):
+        here = Path(folder)
+        for name in COLLECTIONS:
+            if f"{name}.zip" in files and places.get(name, here).suffix != ".zip":
+                places[name] = here / f"{name}.zip"
+            if name in subfolders:
+                subfolders.remove(name)
+                places.setdefault(name, here / name)
+        deep = len(here.relative_to(root).parts) >= _DEPTH
+        subfolders[:] = [] if deep else sorted(subfolders)
+    return {name: _drawings(place) for name, place in places.items()}
+
+
+def _drawings(where: Path) -> Drawings:
+    read: Callable[[str], bytes]
+    if where.suffix == ".zip":
+        try:
+            archive = zipfile.ZipFile(where)
+        except (zipfile.BadZipFile, OSError) as error:
+            raise DataError(f"{where}: the archive is damaged or not complete ({error}); fetch it again") from error
+        names, read = archive.namelist(), archive.read
+    else:
+        names = [path.relative_to(where.parent).as_posix() for path in where.glob("*/*/*.png")]
+        read = lambda name: (where.parent / name).read_bytes()  # noqa: E731
+    paths: dict[str, list[str]] = {}
+    for name in sorted(names):
+        if name.endswith(".png"):
+            paths.setdefault(name.rpartition("/")[0], []).append(name)
+    return Drawings(where, paths, read)
+
+
+def decode_character(character: Character, files: Drawings, size: int) -> Images:
+    """The drawings of a character, [20, size, size], ink in [0, 255].
+
+    Raises:
+        DataError: they are not the published ones, or cannot be read.
+    """
+    paths = files.paths.get(character.path, ())
     if len(paths) != DRAWINGS:
         raise DataError(f"{files.where}: {character.path} has {len(paths)} drawings of {DRAWINGS}: it is not complete")
     pictures = []
     for path in paths:
         try:
-            picture = Image.open(io.BytesIO(files.read(path)), formats=["PNG"])
-            if picture.size != (SIDE, SIDE):
-                raise ValueError(f"it has {picture.width}×{picture.height} pixels of {SIDE}×{SIDE}")
-            pictures.append(picture.convert("L"))
-        except DataError:
-            raise
-        except Exception as error:  # PIL raises many types for broken pictures
-            raise DataError(f"{files.where}: {path} cannot be read: {error}") from error
+            pictures.append(Image.open(io.BytesIO(files.read(path)), formats=["PNG"]).convert("L"))
+        except Exception as error:  # zipfile and Pillow raise many types for what is broken
+            raise DataError(f"{files.where}: {path} cannot be read ({error}); fetch the files again") from error
     if digest(pictures) != character.digest:
         raise DataError(f"{files.where}: the drawings of {character.path} are not the published ones")
     small = [picture.resize((size, size), Image.Resampling.LANCZOS) for picture in pictures]
@@ -131,34 +178,26 @@ def _decode_character(character: Character, files: Drawings, size: int) -> Image
 def _decode(place: DataPlace, size: int) -> Images:
     """Every drawing, [1623, 20, size, size], ink in [0, 255]."""
     root = Path(place.root)
-    collections = find_collections(root)
+    collections, why = find_collections(root), ""
     if len(collections) < 2 and place.download:
-        collections = _download(root)
+        import torchvision  # takes a second, and only a download needs it
+
+        try:
+            for background in (True, False):
+                torchvision.datasets.Omniglot(str(root), background=background, download=True)
+            collections = find_collections(root)
+        except Exception as error:  # the network fails in many ways
+            why = f" and cannot be downloaded ({error})"
     if len(collections) < 2:
         raise DataError(
-            f"dataset.root={root}: Omniglot is not there. Put images_background.zip and images_evaluation.zip "
-            "(or the folders of these names) anywhere under it, or name their folder: "
-            "METALEARN_DATA=/path/to/data or dataset.root=/path/to/data"
+            f"dataset.root={root}: Omniglot is not there{why}. Put images_background.zip and images_evaluation.zip (or "
+            "the folders of these names) anywhere under it, or name their folder: METALEARN_DATA=/path/to/data or "
+            "dataset.root=/path/to/data"
         )
     log.info("decoding Omniglot from %s", " and ".join(str(files.where) for files in collections.values()))
     return np.stack(
-        [_decode_character(character, collections[character.path.split("/")[0]], size) for character in characters()]
+        [decode_character(character, collections[character.path.split("/")[0]], size) for character in characters()]
     )
-
-
-def _download(root: Path) -> dict[str, Drawings]:
-    import torchvision  # takes a second, and only a download needs it
-
-    try:
-        for background in (True, False):
-            torchvision.datasets.Omniglot(str(root), background=background, download=True)
-    except Exception as error:  # the network fails in many ways
-        raise DataError(
-            f"dataset.root={root}: Omniglot is not there and cannot be downloaded ({error}). Put "
-            "images_background.zip and images_evaluation.zip anywhere under it, or name their folder: "
-            "METALEARN_DATA=/path/to/data or dataset.root=/path/to/data"
-        ) from error
-    return find_collections(root)
 
 
 def decoded(place: DataPlace, size: int) -> Images:
@@ -183,6 +222,12 @@ def drawings_of(place: DataPlace, size: int) -> Callable[[int], Images]:
         return Shards(place.shards, form, identities(range(len(characters())))).pictures
     pictures = decoded(place, size)
     return lambda number: pictures[number]
+
+
+def _chosen(place: DataPlace, size: int, numbers: Sequence[int]) -> Callable[[int], Images]:
+    """Place in `numbers` → the drawings of the character with this number."""
+    drawings = drawings_of(place, size)
+    return lambda label: drawings(numbers[label])
 
 
 def omniglot(
@@ -293,14 +338,10 @@ def omniglot_characters(
     enough_classes("ways", ways, "train", len(chosen))
     if channels != 1:
         raise Invalid("channels", channels, "Omniglot is black on white", "type KEY=1")
-    sizes = drawing_sizes(ways, DRAWINGS, train=train_drawings, val=val_drawings)
-
-    def load() -> dict[str, ByClass]:
-        drawings = drawings_of(place, image_size)
-        return split_drawings(lambda label: drawings(chosen[label]), DRAWINGS, train=train_drawings, val=val_drawings)
-
-    called = names_of((number, 0) for number in chosen[:ways])
-    return samples(load, sizes, identities(chosen[:ways]), known=known, seeds=seeds, names=called)
+    return drawn_samples(
+        lambda: _chosen(place, image_size, chosen), identities(chosen[:ways]), DRAWINGS, train=train_drawings,
+        val=val_drawings, known=known, seeds=seeds, names=names_of((number, 0) for number in chosen[:ways]),
+    )  # fmt: skip
 
 
 def omniglot_pretraining(
@@ -324,10 +365,5 @@ def omniglot_pretraining(
     )  # fmt: skip
     chosen = [number for number, _ in classes_of(split, "train", rotations=False)]
     whole_number("train_classes", train_classes, at_least=2, at_most=len(chosen))
-
-    def load() -> Callable[[int], Images]:
-        drawings = drawings_of(place, image_size)
-        return lambda label: drawings(chosen[label])
-
     own = identities(chosen[:train_classes])
-    return pretraining(all_drawings(load, own, DRAWINGS, seeds=seeds), tasks)
+    return pretraining_on_drawings(lambda: _chosen(place, image_size, chosen), own, DRAWINGS, tasks, seeds)

@@ -8,9 +8,8 @@ import numpy as np
 from metalearn.checks import only, true_or_false, whole_number
 from metalearn.tasks.common.episodes import Seeds
 from metalearn.tasks.common.identities import identity
-from metalearn.tasks.common.place import DataPlace
 from metalearn.tasks.common.samples import Labelled, samples
-from metalearn.tasks.common.torchvision_files import TEST, PublishedDataset, read_published
+from metalearn.tasks.common.torchvision_files import TEST, DataPlace, PublishedDataset, read_published
 from metalearn.types import TaskSource
 
 CLASSES = 10

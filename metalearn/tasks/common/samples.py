@@ -47,23 +47,9 @@ class Labelled(NamedTuple):
         return Labelled(self.pictures[numbers], self.classes[numbers])
 
 
-class ByClass(NamedTuple):
-    """The drawings `which` of each class, class after class. `pictures(label)` gives a class [m, h, w]; only classes of
-    the samples taken are read."""
-
-    pictures: Callable[[int], Images]
-    which: range
-
-    def take(self, numbers: list[int]) -> Labelled:
-        """The samples with these numbers."""
-        places = [divmod(number, len(self.which)) for number in numbers]
-        drawn = [self.pictures(label)[self.which[place]] for label, place in places]
-        return Labelled(np.stack(drawn), np.array([label for label, _ in places], np.int64))
-
-
 class Chosen(NamedTuple):
     """Some pictures of each class, class after class: those with the numbers `places[label]`. `pictures(label)` gives a
-    class."""
+    class, [m, h, w] or [m, h, w, 3]; only classes of the samples taken are read."""
 
     pictures: Callable[[int], Images]
     places: Sequence[NDArray[np.int64]]
@@ -77,7 +63,7 @@ class Chosen(NamedTuple):
         return Labelled(np.stack(drawn), labels)
 
 
-Split = Labelled | ByClass | Chosen
+Split = Labelled | Chosen
 
 
 class _SampleSource:
@@ -273,40 +259,40 @@ def pretraining_on(tasks: TaskSource, seeds: Seeds, augment: Sequence[str]) -> t
     return pretraining(plain, tasks), words
 
 
-def all_drawings(
-    load: Callable[[], Callable[[int], Images]], identities: Sequence[str], drawings: int, *, seeds: Seeds
-) -> TaskSource:
-    """A source of training samples only: every drawing of each class.
+def drawn_samples(
+    load: Callable[[], Callable[[int], Images]], identities: Sequence[str], drawings: int, *, train: int, val: int,
+    known: int, seeds: Seeds, names: Sequence[str] = (),
+) -> TaskSource:  # fmt: skip
+    """Plain samples of classes with as many drawings each: of each class the first `train` train, the next `val`
+    validate, and the others test.
 
     Args:
-        load: gives what `ByClass.pictures` is; called once, for the first sample.
-        identities: those of the classes.
+        load: gives the function from a class's number to its drawings; called once, for the first sample.
+        identities, known, seeds, names: as for `samples`.
         drawings: the number of drawings of each class.
-        seeds: as for `samples`.
 
     Raises:
-        ValueError: a negative seed.
-    """
-
-    def splits() -> dict[str, ByClass]:
-        return {"train": ByClass(load(), range(drawings))}
-
-    sizes = {"train": len(identities) * drawings, "val": 0, "test": 0}
-    return samples(splits, sizes, identities, known=1, seeds=seeds)
-
-
-def drawing_sizes(classes: int, drawings: int, *, train: int, val: int) -> dict[str, int]:
-    """The samples of each split, if `train` drawings of every class train, `val` validate and the rest test.
-
-    Raises:
-        ValueError: a split would be empty.
+        ValueError: a split would be empty; or as `samples`.
     """
     whole_number("train_drawings", train, at_least=1, at_most=drawings - 2)
     whole_number("val_drawings", val, at_least=1, at_most=drawings - train - 1)
-    return {"train": classes * train, "val": classes * val, "test": classes * (drawings - train - val)}
+    parts = dict(zip(SPLITS, np.split(np.arange(drawings), [train, train + val]), strict=True))
+
+    def splits() -> dict[str, Chosen]:
+        pictures = load()
+        return {split: Chosen(pictures, [part] * len(identities)) for split, part in parts.items()}
+
+    sizes = {split: len(identities) * len(part) for split, part in parts.items()}
+    return samples(splits, sizes, identities, known=known, seeds=seeds, names=names)
 
 
-def split_drawings(pictures: Callable[[int], Images], drawings: int, *, train: int, val: int) -> dict[str, ByClass]:
-    """The first `train` of the `drawings` of each class, the next `val`, and the rest."""
-    cuts = {"train": range(train), "val": range(train, train + val), "test": range(train + val, drawings)}
-    return {split: ByClass(pictures, which) for split, which in cuts.items()}
+def pretraining_on_drawings(
+    load: Callable[[], Callable[[int], Images]], identities: Sequence[str], drawings: int, tasks: TaskSource,
+    seeds: Seeds,
+) -> TaskSource:  # fmt: skip
+    """Trains on all `drawings` of each class as plain samples, and evaluates on `tasks`; `load` and `identities` are
+    those of `drawn_samples`."""
+    sizes = {"train": len(identities) * drawings, "val": 0, "test": 0}
+    places = [np.arange(drawings)] * len(identities)
+    plain = samples(lambda: {"train": Chosen(load(), places)}, sizes, identities, known=1, seeds=seeds)
+    return pretraining(plain, tasks)

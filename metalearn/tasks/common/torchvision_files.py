@@ -1,4 +1,4 @@
-"""Reads the published files of datasets by torchvision, which may download them."""
+"""The published files of datasets: where they lie, and torchvision's readers, which may download them."""
 
 from pathlib import Path
 from typing import NamedTuple
@@ -7,11 +7,20 @@ import numpy as np
 
 from metalearn.errors import DataError
 from metalearn.storage.locks import held
-from metalearn.tasks.common.place import DataPlace
 from metalearn.tasks.common.samples import Labelled
 
 TEST = 10_000
 """Pictures in the test set of every dataset here."""
+
+
+class DataPlace(NamedTuple):
+    """The files of a dataset lie in the folder `root`. With `download`, torchvision fetches them if they are missing or
+    cannot be read. If `shards` names a folder that metalearn shard has written, the pictures come from there, and
+    `root` is not read."""
+
+    root: str
+    download: bool
+    shards: str | None = None
 
 
 class PublishedDataset(NamedTuple):
@@ -37,23 +46,17 @@ class Contents(NamedTuple):
 def _read(published: PublishedDataset, root: Path, download: bool) -> Contents:
     import torchvision  # takes a second
 
-    shape = (published.size, published.size) if published.channels == 1 else (published.size, published.size, 3)
-    processed = (root / published.folder).with_name("processed")
-    if published.folder.endswith("/raw") and processed.exists():  # torchvision prefers it, and checks nothing there
-        raise DataError(f"{processed}: only the published files in {published.folder} are read; move it away")
-    names: list[str] = []
-    parts = []
-    for train, count in ((True, published.train), (False, TEST)):
-        # torchvision unpickles the files of CIFAR, but compares their md5 first: only published bytes are unpickled.
-        read = getattr(torchvision.datasets, published.name)(str(root), train=train, download=download)
-        part = Labelled(np.asarray(read.data), np.asarray(read.targets, np.int64))
-        if part.pictures.shape != (count, *shape) or part.classes.shape != (count,):
-            what = "training" if train else "test"
+    # torchvision unpickles the files of CIFAR, but compares their md5 first: only published bytes are unpickled.
+    factory = getattr(torchvision.datasets, published.name)
+    sets = [factory(str(root), train=train, download=download) for train in (True, False)]
+    train, test = (Labelled(np.asarray(one.data), np.asarray(one.targets, np.int64)) for one in sets)
+    # Of MNIST it compares nothing: other files in the same format are read too.
+    for part, count in ((train, published.train), (test, TEST)):
+        shape = (count, published.size, published.size, *([3] if published.channels == 3 else []))
+        if part.pictures.shape != shape or part.classes.shape != (count,):
             actual = f"{part.pictures.shape} and {len(part.classes)} labels"
-            raise DataError(f"the {what} set should be {(count, *shape)} and {count} labels, and is {actual}")
-        parts.append(part)
-        names = list(map(str, read.classes))
-    return Contents(parts[0], parts[1], names)
+            raise DataError(f"a set should be {shape} and {count} labels, and is {actual}")
+    return Contents(train, test, list(map(str, sets[0].classes)))
 
 
 def read_published(published: PublishedDataset, place: DataPlace) -> Contents:
@@ -62,25 +65,21 @@ def read_published(published: PublishedDataset, place: DataPlace) -> Contents:
     Raises:
         DataError: files are missing or damaged, and are not downloaded.
     """
-    root = Path(place.root)
-    advice = (
-        f"Put {published.files}, unpacked, into {root / published.folder}, or name the folder that holds "
-        f"{published.folder}: METALEARN_DATA=/path/to/data or dataset.root=/path/to/data"
-    )
+    root, why = Path(place.root), ""
     try:
         return _read(published, root, download=False)
     except Exception as error:  # torchvision raises many types for broken files
-        if not place.download:
-            raise DataError(
-                f"dataset.root={root}: {published.name} is not there or damaged ({error!r}). {advice}; "
-                "or type dataset.download=true"
-            ) from error
-    try:
-        root.mkdir(parents=True, exist_ok=True)
-        with held(root / f".{published.name}.lock", f"{published.name} is being downloaded"):
-            return _read(published, root, download=True)
-    except Exception as error:  # the network fails in many ways
-        raise DataError(
-            f"dataset.root={root}: {published.name} is not there or damaged, and the download failed ({error!r}). "
-            f"{advice}"
-        ) from error
+        fault: Exception = error
+    if place.download:
+        try:
+            root.mkdir(parents=True, exist_ok=True)
+            with held(root / f".{published.name}.lock", f"{published.name} is being downloaded"):
+                return _read(published, root, download=True)
+        except Exception as error:  # the network fails in many ways
+            fault, why = error, ", and the download failed"
+    advice = "" if place.download else "; or type dataset.download=true"
+    raise DataError(
+        f"dataset.root={root}: {published.name} is not there or damaged{why} ({fault!r}). Put {published.files}, "
+        f"unpacked, into {root / published.folder}, or name the folder that holds {published.folder}: "
+        f"METALEARN_DATA=/path/to/data or dataset.root=/path/to/data{advice}"
+    ) from fault

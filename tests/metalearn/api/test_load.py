@@ -20,9 +20,8 @@ from metalearn.api.pictures import prepared
 from metalearn.app.parts import Parts
 from metalearn.errors import ConfigError
 from metalearn.runs.checkpoint import read, write
-from metalearn.tasks.common.omniglot_files import find_collections
 from metalearn.tasks.common.pictures import PictureForm, formed
-from metalearn.tasks.omniglot import _decode_character, characters
+from metalearn.tasks.omniglot import characters, decode_character, find_collections
 from metalearn.types import Batch
 from tests.runs import ROOT, Program, slow
 from tests.saved import saved_run
@@ -190,8 +189,8 @@ def test_many_queries_are_computed_in_parts(protonet: Run, monkeypatch: pytest.M
 def test_drawings_of_omniglot_are_prepared_as_the_dataset_prepares_them(omniglot_root: Path, tmp_path: Path) -> None:
     character = characters()[700]
     files = find_collections(omniglot_root)[character.path.split("/")[0]]
-    expected = _decode_character(character, files, 28)
-    originals = [Image.open(io.BytesIO(files.read(path))) for path in files.drawings(character.path)]
+    expected = decode_character(character, files, 28)
+    originals = [Image.open(io.BytesIO(files.read(path))) for path in files.paths[character.path]]
     learner = Run(tmp_path, "experiment=protonet_omniglot_quick").load()
     assert learner.form is not None
     assert np.array_equal((prepared(originals, learner.form)[:, 0] * 255).round().numpy(), expected)
@@ -346,8 +345,8 @@ def test_characters_never_trained_on_are_told_apart_from_one_drawing_each(omnigl
         files: dict[str, list[Path]] = {}
         for path in rng.choice(unseen, 5, replace=False).tolist():
             drawings = collections[path.split("/")[0]]
-            files[path] = [tmp_path / name.replace("/", "_") for name in drawings.drawings(path)]
-            for name, file in zip(drawings.drawings(path), files[path], strict=True):
+            files[path] = [tmp_path / name.replace("/", "_") for name in drawings.paths[path]]
+            for name, file in zip(drawings.paths[path], files[path], strict=True):
                 Image.open(io.BytesIO(drawings.read(name))).convert("L").resize((64, 80)).save(file)
         task = task_of(learner, [drawn[0] for drawn in files.values()], list(files))
         for path, (_, *queries) in files.items():

@@ -23,8 +23,8 @@ from metalearn.errors import DataError
 from metalearn.tasks import omniglot as omniglot_module
 from metalearn.tasks.common.episodes import Seeds
 from metalearn.tasks.common.identities import class_names_of
-from metalearn.tasks.common.place import DataPlace
 from metalearn.tasks.common.samples import Labelled, samples
+from metalearn.tasks.common.torchvision_files import DataPlace
 from metalearn.tasks.glyphs import character, glyph_characters
 from metalearn.tasks.omniglot import decoded, omniglot_characters
 from metalearn.tasks.torchvision_pictures import cifar10, fashion_mnist, mnist
@@ -328,13 +328,6 @@ def no_network(monkeypatch: pytest.MonkeyPatch) -> None:
         raise urllib.error.URLError("there is no network here")
 
     monkeypatch.setattr(urllib.request, "urlopen", refuse)
-
-
-@pytest.mark.usefixtures("no_network")
-def test_a_file_in_place_of_the_published_ones_is_refused(tmp_path: Path) -> None:
-    """torchvision reads `processed`, where earlier versions of it kept tensors, before the published files."""
-    (tmp_path / "MNIST/processed").mkdir(parents=True)
-    assert "MNIST/processed: only the published files in MNIST/raw are read; move it away" in refusal(mnist, tmp_path)
 
 
 @pytest.mark.parametrize(("factory", "start"), [(mnist, 0), (fashion_mnist, 100_000)])
