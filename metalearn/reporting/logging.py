@@ -30,7 +30,7 @@ class RunLog:
     """The log of a run. This one is silent: it is for ranks that take the same steps while rank zero logs.
 
     Attributes:
-        plots, report: whether these are wanted of the completed run.
+        plots, report: whether the completed run gets these.
     """
 
     plots = False
@@ -43,7 +43,7 @@ class RunLog:
         """Logs the values of a meta-step."""
 
     def evaluating(self, split: str, tasks: int) -> Done:
-        """A validation or test of so many tasks begins."""
+        """A validation or test of `tasks` begins."""
         return unnoticed
 
     def evaluation(self, step: int, split: str, figures: dict[str, Any]) -> None:
@@ -89,7 +89,7 @@ def run_log(
 
     Args:
         every: steps between logged lines; a line is the mean over the steps since the last one.
-        plots, report: whether the completed run's plots and its report.html are wanted.
+        plots, report: whether the completed run gets its plots, and report.html.
         tensorboard, csv, wandb, mlflow: which loggers get every line besides the terminal and metrics.jsonl.
         project: the project of Weights & Biases, or the experiment of MLflow.
         wandb_mode: `offline` or `online`; None: as WANDB_MODE says, else offline.
@@ -118,84 +118,22 @@ def run_log(
     }
 
     def open_log(folder: Path, window: Window) -> RunLog:
-        wanted = [openers[name] for name in chosen if chosen[name]]
         with ExitStack() as opened:  # closes what is open already, if another cannot be opened
             lines = Lines(folder, window)
             opened.callback(lines.close)
             loggers = []
-            for open_logger in (*wanted, *others):
+            for open_logger in (*(openers[name] for name in chosen if chosen[name]), *others):
                 loggers.append(open_logger(folder, window))
                 opened.callback(loggers[-1].close)
             opened.pop_all()
-        outputs = _LogOutputs(window, every, lines, loggers)
+        outputs = _WrittenLog(window, every, lines, loggers)
         outputs.plots, outputs.report = plots, report
         return outputs
 
     return open_log
 
 
-class _LogOutputs(RunLog):
-    """All outputs of a run's log: the terminal, metrics.jsonl, and the loggers."""
-
-    def __init__(self, window: Window, every: int, lines: Lines, loggers: Sequence[Logger]) -> None:
-        self._window, self._every, self._lines, self._loggers = window, every, lines, loggers
-        self._progress = RunProgress(window)
-        self._sums: Sums = dict(window.pending)
-
-    def start(self, config: Config, pictures: Mapping[str, Picture]) -> None:
-        for logger in self._loggers:
-            logger.start(config, pictures)
-
-    def step(self, step: int, values: Values) -> None:
-        _check_log_files()
-        for name, value in values.items():
-            total, count = self._sums.get(name, (0.0, 0))
-            self._sums[name] = total + value, count + 1
-        self._progress.step(step, values)
-        if step % self._every and step != self._window.steps:
-            return
-        means = {name: self._sums[name][0] / self._sums[name][1] for name in values}
-        means[f"{self._window.unit}_per_second"] = self._window.meta_batch_size / means["step_seconds"]
-        self._sums.clear()
-        self._record(step, "train", means)
-        level = logging.DEBUG if self._progress.bars is not None else logging.INFO
-        parts = [f"{name} {means[name]:.4f}" for name in ("loss", *METRIC_NAMES) if name in means]
-        speed = f"{means[f'{self._window.unit}_per_second']:.1f} {self._window.unit}/s"
-        text = "  ".join([*parts, speed, self._progress.time_left()])
-        log.log(level, "step %d/%d  %s", step, self._window.steps, text)
-
-    def pending(self) -> Sums:
-        return dict(self._sums)
-
-    def digest(self) -> str:
-        return self._lines.digest()
-
-    def evaluating(self, split: str, tasks: int) -> Done:
-        return self._progress.evaluating(split, tasks)
-
-    def evaluation(self, step: int, split: str, figures: dict[str, Any]) -> None:
-        numbers = {name: value for name, value in figures.items() if isinstance(value, int | float)}
-        self._record(step, split, numbers)
-        log.info("step %d/%d  %s: %s", step, self._window.steps, split, describe(figures))
-
-    def result(self, config: Config, figures: Values) -> None:
-        _check_log_files()
-        for logger in self._loggers:
-            logger.result(config, figures)
-
-    def close(self) -> None:
-        self._progress.close()
-        self._lines.close()
-        for logger in self._loggers:
-            logger.close()
-
-    def _record(self, step: int, split: str, values: Values) -> None:
-        self._lines.write(step, split, values)
-        for logger in self._loggers:
-            logger.scalars(step, split, values)
-
-
-class _BarLog(RunLog):
+class _SeenLog(RunLog):
     """A log that is only seen: how far the run is, and a line for each evaluation on a terminal, the last one in a
     notebook."""
 
@@ -218,7 +156,65 @@ class _BarLog(RunLog):
 def bar_log(window: Window) -> RunLog:
     """A log that is only seen, on a terminal or in a notebook; silent elsewhere."""
     progress = RunProgress(window)
-    return SILENT if progress.bars is None else _BarLog(window, progress)
+    return SILENT if progress.bars is None else _SeenLog(window, progress)
+
+
+class _WrittenLog(_SeenLog):
+    """All outputs of a run's log: the terminal, metrics.jsonl, and the loggers."""
+
+    def __init__(self, window: Window, every: int, lines: Lines, loggers: Sequence[Logger]) -> None:
+        super().__init__(window, RunProgress(window))
+        self._every, self._lines, self._loggers = every, lines, loggers
+        self._sums: Sums = dict(window.pending)
+
+    def start(self, config: Config, pictures: Mapping[str, Picture]) -> None:
+        for logger in self._loggers:
+            logger.start(config, pictures)
+
+    def step(self, step: int, values: Values) -> None:
+        _check_log_files()
+        for name, value in values.items():
+            total, count = self._sums.get(name, (0.0, 0))
+            self._sums[name] = total + value, count + 1
+        super().step(step, values)
+        if step % self._every and step != self._window.steps:
+            return
+        unit = self._window.unit
+        means = {name: self._sums[name][0] / self._sums[name][1] for name in values}
+        means[f"{unit}_per_second"] = self._window.meta_batch_size / means["step_seconds"]
+        self._sums.clear()
+        self._record(step, "train", means)
+        parts = [f"{name} {means[name]:.4f}" for name in ("loss", *METRIC_NAMES) if name in means]
+        text = "  ".join([*parts, f"{means[f'{unit}_per_second']:.1f} {unit}/s", self._progress.time_left()])
+        level = logging.DEBUG if self._progress.bars is not None else logging.INFO  # the bars say it already
+        log.log(level, "step %d/%d  %s", step, self._window.steps, text)
+
+    def evaluation(self, step: int, split: str, figures: dict[str, Any]) -> None:
+        numbers = {name: value for name, value in figures.items() if isinstance(value, int | float)}
+        self._record(step, split, numbers)
+        log.info("step %d/%d  %s: %s", step, self._window.steps, split, describe(figures))
+
+    def _record(self, step: int, split: str, values: Values) -> None:
+        self._lines.write(step, split, values)  # first: metrics.csv is made of them
+        for logger in self._loggers:
+            logger.scalars(step, split, values)
+
+    def result(self, config: Config, figures: Values) -> None:
+        _check_log_files()
+        for logger in self._loggers:
+            logger.result(config, figures)
+
+    def pending(self) -> Sums:
+        return dict(self._sums)
+
+    def digest(self) -> str:
+        return self._lines.digest()
+
+    def close(self) -> None:
+        super().close()
+        self._lines.close()
+        for logger in self._loggers:
+            logger.close()
 
 
 class _ToTerminal(RichHandler):

@@ -18,7 +18,7 @@ from metalearn.reporting.loggers.protocol import Values, Window
 CONSOLE = Console(stderr=True)
 
 LINE_SECONDS = 30.0
-"""Where there are no bars, a validation or test logs a line so often."""
+"""Seconds between the lines of a validation or test, where no bars are drawn."""
 
 _NOTEBOOK_SECONDS = 0.25
 """The least time between two drawings in a notebook, which go over its network."""
@@ -37,7 +37,7 @@ def unnoticed(tasks: int) -> None:
 
 
 class RunProgress:
-    """Shows how far a run is, where somebody looks. Elsewhere a long validation or test logs lines.
+    """Shows how far a run is, on a terminal or in a notebook. Elsewhere a long validation or test logs lines.
 
     Attributes:
         bars: what draws it, or None.
@@ -61,7 +61,7 @@ class RunProgress:
             self._show(self.bars, "step", step, self._window.steps, "  ".join([*parts, speed, self.time_left()]))
 
     def evaluating(self, split: str, tasks: int) -> Done:
-        """A validation or test of so many tasks begins."""
+        """A validation or test of `tasks` begins."""
         began = logged = time.perf_counter()
         done = 0
 
@@ -119,7 +119,7 @@ def on_terminal() -> bool:
     """
     try:
         is_terminal = sys.stderr.isatty()
-    except (AttributeError, ValueError):  # there is none, or it is closed
+    except (AttributeError, ValueError):  # it is None, or closed
         return False
     return is_terminal and CONSOLE.is_terminal and not CONSOLE.is_dumb_terminal and "JPY_PARENT_PID" not in os.environ
 

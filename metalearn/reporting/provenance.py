@@ -52,13 +52,13 @@ def cpu_name() -> str:
 
 def commit(root: Path) -> str | None:
     """The checked-out commit, with a + if its code has changed since; None if there is no git."""
-    if not (root / ".git").exists():  # a package may be installed below somebody's repository
+    if not (root / ".git").exists():  # a package may be installed below another repository
         return None
     try:
-        found, changes = (
+        head, changes = (
             subprocess.check_output(["git", *words], cwd=root, stderr=subprocess.DEVNULL, text=True, timeout=_SECONDS)  # noqa: S607
             for words in (["rev-parse", "--short=12", "HEAD"], ["status", "--porcelain", "--", *_CODE])
         )
     except (OSError, subprocess.SubprocessError):
         return None
-    return found.strip() + "+" * bool(changes)
+    return head.strip() + "+" * bool(changes)

@@ -31,7 +31,7 @@ class ToStderr(logging.StreamHandler[TextIO]):
         self.setFormatter(PrintableFormatter())
 
     def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 (the name is logging's)
-        """A terminal, pipe or file that takes no more: nobody could read of it there."""
+        """Ignores a terminal, pipe or file that takes no more: a report of that could not be read there either."""
         if not isinstance(sys.exception(), OSError):
             super().handleError(record)
 

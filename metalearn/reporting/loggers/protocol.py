@@ -29,7 +29,7 @@ log = logging.getLogger("metalearn")
 class Window(NamedTuple):
     """The steps to log: the last one that is `done`, the last one that is `validated`, their number, and the tasks (or
     samples: `unit`) of each. `pending` has the sums over steps that are done, but not in a line yet. `digest` is the
-    digest of metrics.jsonl after the steps done, if it is known. Each `val_every` steps `val_tasks` are validated, and
+    digest of metrics.jsonl after the steps done, or None. Each `val_every` steps `val_tasks` are validated, and
     `test_tasks` at the end."""
 
     done: int
@@ -72,7 +72,7 @@ def as_yaml(config: Config) -> str:
 
 
 def run_name(folder: Path) -> str:
-    """The name of a run elsewhere: its experiment and its own name."""
+    """The name of a run elsewhere: its experiment and its name."""
     return f"{folder.parent.name}/{folder.name}"
 
 

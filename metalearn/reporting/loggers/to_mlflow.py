@@ -56,8 +56,8 @@ class _MlflowRun:
         self._is_new = self._sent.id is None
         if self._sent.id is None:
             artifacts = None if uri else (home / "mlartifacts").as_uri()
-            known = self._client.get_experiment_by_name(experiment)
-            number = known.experiment_id if known else self._client.create_experiment(experiment, artifacts)
+            old = self._client.get_experiment_by_name(experiment)
+            number = old.experiment_id if old else self._client.create_experiment(experiment, artifacts)
             self._sent.keep(self._client.create_run(number, run_name=run_name(folder)).info.run_id)
         else:
             self._client.update_run(self._sent.id, status="RUNNING")
