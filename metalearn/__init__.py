@@ -7,11 +7,11 @@ if TYPE_CHECKING:
     from metalearn.api.adapted import load_task
     from metalearn.api.export import push_to_hub
     from metalearn.api.load import from_pretrained, load
-    from metalearn.api.tables import PFNClassifier, PFNRegressor
     from metalearn.api.train import train
     from metalearn.app.prior_check import prior
     from metalearn.classifier.classifier import PictureClassifier
     from metalearn.config.plain import named
+    from metalearn.tables.estimators import PFNClassifier, PFNRegressor
     from metalearn.tasks.table import arrays
 
 __all__ = [
@@ -20,8 +20,8 @@ __all__ = [
 ]  # fmt: skip
 
 _HOMES = {
-    "PFNClassifier": "metalearn.api.tables",
-    "PFNRegressor": "metalearn.api.tables",
+    "PFNClassifier": "metalearn.tables.estimators",
+    "PFNRegressor": "metalearn.tables.estimators",
     "PictureClassifier": "metalearn.classifier.classifier",
     "arrays": "metalearn.tasks.table",
     "from_pretrained": "metalearn.api.load",

@@ -1,11 +1,14 @@
 """Runs that are saved before their first step: real folders without the time that training takes."""
 
+import json
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
+from safetensors.torch import load_file, save_file
 
 from metalearn.app.job import script, to_job
 from metalearn.app.parts import Parts, assemble
@@ -14,6 +17,7 @@ from metalearn.config.compose import compose_config
 from metalearn.config.values import to_container
 from metalearn.runs.checkpoint import write
 from metalearn.runs.seen import KEY, Seen, to_meta
+from metalearn.saved.form import MANIFEST, META, TENSORS, digest_of
 from metalearn.training.loop import Progress, new_learner, snapshot
 from tests.runs import ROOT
 
@@ -37,6 +41,19 @@ def saved_run(run_dir: Path, *overrides: str, seen: bool = False) -> Parts:
     checkpoint = write(run_dir / "checkpoints", snapshot(learner, Progress(), meta, {}))
     (run_dir / "checkpoints/best").symlink_to(checkpoint.name)
     return parts
+
+
+def forge(folder: Path, change: Callable[[dict[str, Any]], Any] | None = None, tensors: Any = None) -> None:
+    """Changes meta.json by `change`, and the parameters by `tensors`; the digests are made anew, as who forges a folder
+    would."""
+    if change is not None:
+        meta = json.loads((folder / META).read_text())
+        change(meta)
+        (folder / META).write_text(json.dumps(meta))
+    if tensors is not None:
+        save_file(tensors(load_file(folder / TENSORS)), folder / TENSORS)
+    names = json.loads((folder / MANIFEST).read_text())
+    (folder / MANIFEST).write_text(json.dumps({name: digest_of(folder / name) for name in names}))
 
 
 @contextmanager

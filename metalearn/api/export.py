@@ -1,9 +1,9 @@
-"""From a run to its published form."""
+"""What is exported of a run, of a learner and of an adapted task."""
 
-import math
 import os
 import tempfile
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,20 +12,23 @@ import torch
 from PIL import Image
 from torch import Tensor, nn
 
-from metalearn.api import hub, program
-from metalearn.api.card import CARD, Reached, card
-from metalearn.api.learner import Classification, Learner
-from metalearn.api.load import found, load_as
+from metalearn.api import adapted
+from metalearn.api.learner import AdaptedTask, Classification, Learner
+from metalearn.api.load import checked_folder, load
 from metalearn.api.own import carried_weights
-from metalearn.api.pictures import described
-from metalearn.checks import one_of
-from metalearn.config.saved import FORMERLY, check_groups, check_saved, run_folder_of
+from metalearn.config.build import option_of
+from metalearn.config.saved import run_folder_of
 from metalearn.errors import ConfigError
 from metalearn.reporting.provenance import made_with, own_version
+from metalearn.runs.checkpoint import read_named
 from metalearn.runs.metrics import METRIC_NAMES
-from metalearn.runs.published import FILES, GROUPS, is_published, named, option_of, read, write
-from metalearn.runs.seen import KEY, is_count
-from metalearn.storage.files import read_json, refuse_nameless, refuse_used, whole_folder
+from metalearn.runs.seen import KEY
+from metalearn.saved import exporter, hub
+from metalearn.saved.card import FOLDER, Card, Reached
+from metalearn.saved.exporter import NetworkToExport
+from metalearn.saved.form import kind_of
+from metalearn.saved.learner import LEARNER, described, fill, read
+from metalearn.storage.files import read_json, refuse_nameless, refuse_used
 
 LICENCES = {
     "omniglot": "MIT (Lake, Salakhutdinov and Tenenbaum 2015)",
@@ -45,8 +48,6 @@ LICENCES = {
 SAME_DATA = {"omniglot_pretraining": "omniglot", "omniglot_drawers": "omniglot", "glyph_pretraining": "glyphs"}
 
 _FIGURES = (*METRIC_NAMES, "ci95", "tasks", "transductive")
-_VERSIONS = ("torch", "numpy", "python")
-_LONGEST_VERSION = 40
 
 
 def export(
@@ -59,43 +60,45 @@ def export(
     without: Sequence[str] = (),
     keys: tuple[str, str] = ("path", "out"),
 ) -> dict[str, Any]:
-    """Publishes a run's best checkpoint, or a checkpoint, in the folder `out`; returns the facts in its model.json.
+    """Publishes a run's best checkpoint, or a checkpoint, in the folder `out`; returns the facts in its meta.json.
 
     Args:
         licence: the licence of the data, if this program does not know it.
         network, plugins: as for `metalearn.load`, which needs them again to load what is published.
-        without: keys of model.json whose paths stay here: the network is made with None there, and tried.
+        without: keys of the config whose paths stay here: the network is made with None there, and tried.
         keys: what messages call `run` and `out`.
 
     Raises:
         ConfigError: nothing that can be loaded, or `out` is not empty or cannot be written.
     """
     run_key, out_key = keys
-    folder = found(run_key, Path(run))
+    folder = checked_folder(run_key, Path(run))
     refuse_nameless(out_key, Path(out))
     refuse_used(out_key, Path(out))
-    if is_published(folder):
+    if kind_of(folder) == LEARNER.name:
         raise ConfigError(f"{run_key}={folder}: is published already; copy the folder")
-    learner = load_as(run_key, folder, network=network, plugins=plugins)
-    saved = named(run_key, folder)
-    config = check_saved(saved.meta["config"])
-    check_groups(FORMERLY | config, tuple(GROUPS))
+    learner = load(folder, network=network, plugins=plugins, key=run_key)
+    meta = read_named(run_key, folder).meta
+    config, step = meta["config"], meta["step"]
     dataset = option_of("dataset", config["dataset"]["_target_"]) or ""
     facts = {
-        "preprocessing": described(learner.form),
-        "any_ways": learner.form is not None and learner.ways is None,
-        "test": _test_of(folder, saved.meta["step"]),
+        "preprocessing": described(learner.form), "any_ways": learner.form is not None and learner.ways is None,
+        "step": step, "seed": config.get("seed"), "test": _test_of(folder, step),
         "licence": licence or LICENCES.get(SAME_DATA.get(dataset, dataset)),
-        "versions": _versions(saved.meta.get("versions")),
-    }
-    weights = carried_weights(config)
+        "versions": {"metalearn": own_version()} | meta.get("versions", {}),
+    }  # fmt: skip
+    if KEY in meta:
+        facts[KEY] = meta[KEY]
+    write = partial(
+        fill, params=learner.params, config=config, facts=facts, weights=carried_weights(config), without=without
+    )
     if without:
-        with tempfile.TemporaryDirectory() as parent:
-            tried = Path(parent) / "model"
-            write(out_key, tried, saved, facts, weights=weights, without=without)
-            _check_same(learner, load_as(run_key, tried, network=network, plugins=plugins), without)
-    text = _card_of(Path(out).name, learner, facts, saved.meta["step"], dataset, network, plugins)
-    write(out_key, Path(out), saved, facts, weights=weights, card=text, without=without)
+        with tempfile.TemporaryDirectory() as tried:
+            write(Path(tried))
+            _check_same(learner, load(tried, network=network, plugins=plugins, key=run_key), without)
+    named = [f"network={network!r}"] * bool(network) + [f"plugins={[*plugins]!r}"] * bool(plugins)
+    card = _card_of(Path(out).name, learner, facts, dataset or "own", named)
+    exporter.export(out_key, Path(out), FOLDER, fill=write, program=None, about=None, card=card)
     return facts
 
 
@@ -113,8 +116,11 @@ def push_to_hub(
     Raises:
         ValueError: the folder holds no published model that can be used; or the hub refuses it, or does not answer.
     """
-    read("folder", Path(folder))
-    return hub.push(Path(folder), repo_id, files=FILES, private=private, timeout=timeout)
+    try:
+        read(Path(folder))
+    except ValueError as error:
+        raise ConfigError(f"folder={error}; type one that metalearn export has written") from error
+    return hub.push(Path(folder), repo_id, private=private, timeout=timeout)
 
 
 def _check_same(learner: Learner, other: Learner, without: Sequence[str]) -> None:
@@ -130,78 +136,63 @@ def _check_same(learner: Learner, other: Learner, without: Sequence[str]) -> Non
         )
 
 
-def _card_of(
-    name: str,
-    learner: Learner,
-    facts: Mapping[str, Any],
-    step: int,
-    dataset: str,
-    network: str | None,
-    plugins: Sequence[str],
-) -> str:
-    """The model card."""
-    test, origin = facts.get("test"), made_with()
-    metric = next((metric for metric in METRIC_NAMES if metric in test), None) if test else None
-    reached, figure = None, "not known"
-    if test and metric:
-        reached = Reached(metric, test[metric], f"test tasks of {dataset or 'own data'}")
+def _card_of(name: str, learner: Learner, facts: Mapping[str, Any], data: str, options: Sequence[str]) -> Card:
+    """The model card; `options` are further arguments of `from_pretrained`."""
+    test, origin, reached, figure = facts["test"], made_with(), None, "not known"
+    if test:
+        metric = next(metric for metric in METRIC_NAMES if metric in test)
+        reached = Reached(metric, test[metric], f"test tasks of {data}")
         ways = "" if learner.trained_ways is None else f", {learner.trained_ways}-way"
-        figure = (
-            f"{metric} {test[metric]:.4g} ± {test.get('ci95', float('nan')):.2g} over {test.get('tasks')} tasks{ways}"
-        )
-    options = [f"network={network!r}"] * bool(network) + [f"plugins={[*plugins]!r}"] * bool(plugins)
+        figure = f"{metric} {test[metric]:.4g} ± {test['ci95']:.2g} over {test['tasks']} tasks{ways}"
     pictures = learner.form is not None and learner.trained_ways is not None
-    task = "image-classification" if pictures else "tabular-classification" if learner.trained_ways else (
-        "tabular-regression"
-    )  # fmt: skip
-    return card(
-        name, task=task, tags=["few-shot", "meta-learning", learner.name], licence=None, reached=reached,
-        facts={
-            "Test": figure, "Algorithm": f"{learner.name}, {step} steps", "Data": dataset or "own",
-            "Licence of the data": facts.get("licence") or "not known",
-            "Trained with": ", ".join(f"{name} {value}" for name, value in (facts.get("versions") or {}).items()),
-            **{f"Published: {name}": origin[name] for name in ("date", "versions", "hardware")},
-        },
-        use=(_USE_PICTURES if pictures else _USE_NUMBERS).replace("LOAD", ", ".join([f'"{name}"', *options])),
+    tabular = "tabular-classification" if learner.trained_ways else "tabular-regression"
+    lines = {
+        "Test": figure, "Algorithm": f"{learner.name}, {facts['step']} steps", "Data": data,
+        "Licence of the data": facts["licence"] or "not known",
+        "Trained with": ", ".join(f"{library} {version}" for library, version in facts["versions"].items()),
+        **{f"Published: {item}": origin[item] for item in ("date", "versions", "hardware")},
+    }  # fmt: skip
+    use = (_USE_PICTURES if pictures else _USE_NUMBERS).replace("LOAD", ", ".join([f'"{name}"', *options]))
+    return Card(
+        name, "image-classification" if pictures else tabular, ["few-shot", "meta-learning", learner.name], None, lines,
+        {FOLDER: use}, reached,
     )  # fmt: skip
 
 
-def export_task(
-    task: Classification, out: Path, *, file_format: str, licence: str | None, key: str = "path"
-) -> list[str]:
+def export_task(task: AdaptedTask, out: Path, *, file_format: str, licence: str | None, key: str = "path") -> list[str]:
     """As `Classification.export`; messages call `out` by `key`."""
-    one_of("format", file_format, program.PROGRAMS)
-    program.check_packages(file_format)
-    learner, labels = task._learner, [str(label) for label in task.labels]
-    if learner.form is None:
-        raise ConfigError(f"format={file_format}: only learners of pictures become programs, and this one takes arrays")
-    if learner.device.type != "cpu":
-        raise ConfigError(f"format={file_format}: programs are made on the CPU; load the learner with device='cpu'")
-    if learner.taught.algorithm.transductive:
-        raise ConfigError(
-            f"algorithm={learner.name}: learns from the pictures that are asked, so there is no program that only "
-            "answers; take a learner of another algorithm, such as protonet"
-        )
-    x = learner.shown([Image.fromarray(picture) for picture in program.noise(learner.form)])[0].float()
-    network = _AdaptedNetwork(task)
-    ours = torch.cat([network(part)[0] for part in program.in_batches(x)])
+    learner, labels = task._learner, [str(label) for label in task._given.labels or ()]
+
+    def program() -> NetworkToExport:
+        if learner.form is None or not isinstance(task, Classification):
+            raise ConfigError(
+                f"format={file_format}: only learners of pictures become programs, and this one takes arrays"
+            )
+        if learner.device.type != "cpu":
+            raise ConfigError(f"format={file_format}: programs are made on the CPU; load the learner with device='cpu'")
+        if learner.taught.algorithm.transductive:
+            raise ConfigError(
+                f"algorithm={learner.name}: learns from the pictures that are asked, so there is no program that only "
+                "answers; take a learner of another algorithm, such as protonet"
+            )
+        x = learner.shown([Image.fromarray(picture) for picture in exporter.noise(learner.form)])[0].float()
+        network = _AdaptedNetwork(task)
+        ours = torch.cat([network(part)[0] for part in exporter.in_batches(x)])
+        return NetworkToExport(network, x, [ours], f"algorithm={learner.name}", ["probabilities"], folded=True)
+
     facts = {
-        "Classes": program.first_few_of(labels), "Algorithm": learner.name,
+        "Classes": exporter.first_few_of(labels), "Algorithm": learner.name,
         "Queries": "all pictures of a call are normalised together" if learner.transductive else "",
         "Licence": licence or "not known", **made_with(),
     }  # fmt: skip
-    use, tags = program.USES[file_format].replace("OUTPUTS", "probabilities"), ["few-shot", learner.name, file_format]
-    with whole_folder(key, out) as folder:
-        program.write_preprocessing(folder, learner.form, labels, output="probabilities [n, classes]")
-        difference = program.write_program(
-            network, x, [ours], folder / program.FILES[file_format], file_format,
-            name=f"algorithm={learner.name}", outputs=["probabilities"], folded=True,
-        )  # fmt: skip
-        text = card(
-            out.name, task="image-classification", tags=tags, licence=licence, reached=None, facts=facts, use=use
-        )
-        (folder / CARD).write_text(text, encoding="utf-8")
-    return [f"largest difference from this program: {difference:.1e}"]
+    use = {FOLDER: _USE_TASK.replace("NAME", out.name), **exporter.uses_of_pictures("probabilities")}
+    kind = "image-classification" if learner.form else "tabular-classification"
+    shown = described(learner.form)
+    about = exporter.picture_input(shown, labels, output="probabilities [n, classes]") if shown else None
+    return exporter.export(
+        key, out, file_format, fill=partial(adapted.fill, task), program=program, about=about,
+        card=Card(out.name, kind, ["few-shot", learner.name], licence, facts, use),
+    )  # fmt: skip
 
 
 class _AdaptedNetwork(nn.Module):
@@ -214,6 +205,14 @@ class _AdaptedNetwork(nn.Module):
     def forward(self, pictures: Tensor) -> tuple[Tensor]:
         return (self._task._probabilities(self._task._learner.on_device(pictures[None])).float(),)
 
+
+_USE_TASK = """With `pip install metalearn-train`, beside this folder:
+
+```python
+import metalearn
+
+print(metalearn.load_task("NAME").predict(["what_is_this.jpg"]))
+```"""
 
 _USE_PICTURES = """With `pip install metalearn-train`, beside this folder, or by the name of its repository on the hub:
 
@@ -241,20 +240,6 @@ def _test_of(folder: Path, step: int) -> dict[str, Any] | None:
     best, result = run / "checkpoints/best", read_json(run / "result.json")
     if result.get("status") != "completed" or not best.exists() or not best.samefile(folder):
         return None
-    test, validated = result.get("test"), result.get("val")
-    if not isinstance(test, dict) or not isinstance(validated, dict) or validated.get("step") != step:
+    if (result.get("val") or {}).get("step") != step or not result.get("test"):
         return None
-    figures = {name: test[name] for name in _FIGURES if name in test}
-    known = all(isinstance(value, int | float) and math.isfinite(value) for value in figures.values())
-    if KEY in test:
-        figures[KEY] = test[KEY]
-        known = known and is_count(test[KEY])
-    return figures if known else None  # the file may be of any origin
-
-
-def _versions(saved: object) -> dict[str, str]:
-    """The versions of the run's libraries, and the version of this program."""
-    known = saved if isinstance(saved, dict) else {}
-    ours = own_version()
-    libraries = {name: str(known[name])[:_LONGEST_VERSION] for name in _VERSIONS if name in known}
-    return libraries if ours is None else {"metalearn": ours} | libraries
+    return {name: result["test"][name] for name in (*_FIGURES, KEY) if name in result["test"]}

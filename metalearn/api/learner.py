@@ -16,7 +16,7 @@ from torch import Tensor
 from distributed.strategies.common.work import join
 from distributed.tree_sum import tree_sum
 from metalearn.api.own import carried_weights
-from metalearn.api.pictures import described, listed, prepared
+from metalearn.api.pictures import listed, prepared
 from metalearn.app.parts import evaluated_at_once
 from metalearn.app.unseen import REFUSE, REPORT, check_unseen
 from metalearn.checks import one_of, whole_number
@@ -29,18 +29,15 @@ from metalearn.nn.inputs import Inputs, filled, inputs_of, packed
 from metalearn.nn.inputs import described as words_for
 from metalearn.nn.precision import computing_with
 from metalearn.nn.surroundings import with_gradients
-from metalearn.runs.checkpoint import Snapshot
 from metalearn.runs.metrics import figures_of
-from metalearn.runs.published import write
 from metalearn.runs.seen import KEY, Seen, to_meta
+from metalearn.saved.learner import described, fill
+from metalearn.storage.files import whole_folder
 from metalearn.tasks.common.pictures import PictureForm
 from metalearn.training.chunks import chunk_functions
 from metalearn.training.compatibility import check_evaluation
 from metalearn.training.loop import tasks_in_chunks
 from metalearn.types import Algorithm, Batch, Model, Params, TaskSource
-
-MOST_WAYS = 2**16
-"""The most classes of a run's tasks."""
 
 _NUMBERS_TOGETHER = 2**18
 """The most pixels or numbers of queries that are computed together, unless the learner is transductive. It bounds the
@@ -87,9 +84,10 @@ class AdaptedTask:
         Raises:
             ValueError: there is something at `path`, it cannot be written, or a label is neither a text nor a number.
         """
-        from metalearn.api.adapted import save
+        from metalearn.api.adapted import fill as fill_task
 
-        save(self, "path", Path(path))
+        with whole_folder("path", Path(path)) as folder:
+            fill_task(self, folder)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
         return self  # nothing in it changes; and `__reduce__` refuses networks of one's own
@@ -122,8 +120,13 @@ class Classification(AdaptedTask):
             return []
         size = learner.form.size**2 if learner.form else max(1, given[0].numel())
         together = len(given) if learner.transductive else max(1, _NUMBERS_TOGETHER // size)
-        parts = [given[first : first + together] for first in range(0, len(given), together)]
-        return [prediction for part in parts for prediction in self._predict(learner.shown(part))]
+        predictions = []
+        for first in range(0, len(given), together):
+            x = learner.shown(given[first : first + together])
+            for row in _tried(lambda x=x: self._probabilities(x), x).tolist():
+                table = dict(zip(self.labels, row, strict=True))
+                predictions.append(Prediction(max(table, key=lambda label, of=table: of[label]), table))
+        return predictions
 
     def export(
         self,
@@ -136,7 +139,7 @@ class Classification(AdaptedTask):
         returns what there is to say, in lines.
 
         Args:
-            format: `onnx` (`pip install metalearn-train[onnx]`) or `torch-export`.
+            format: `onnx` (`pip install metalearn-train[onnx]`) or `torch-export`; or `folder`, as `save`, with a card.
             licence: of the program, for the card.
 
         Raises:
@@ -146,11 +149,6 @@ class Classification(AdaptedTask):
         from metalearn.api.export import export_task
 
         return export_task(self, Path(path), file_format=format, licence=licence)
-
-    def _predict(self, x: Tensor) -> list[Prediction]:
-        rows = _tried(lambda: self._probabilities(x), x).tolist()
-        tables = [dict(zip(self.labels, row, strict=True)) for row in rows]
-        return [Prediction(max(table, key=lambda label: table[label]), table) for table in tables]
 
     def _probabilities(self, x: Tensor) -> Tensor:
         """Of the classes [n, ways], float64, for inputs [1, n, …]."""
@@ -283,7 +281,10 @@ class Learner:
         config, source, model, algorithm, seen = self.taught
         if tasks is not None:
             check_tasks(tasks)
-            source = _source_of(config, tasks)
+            # By name: with the seed and the trainer of this learner.
+            keys = {key: config[key] for key in ("seed", "trainer")}
+            by_name = isinstance(tasks, str | Named)
+            source = build(plain_config({"dataset": as_named(tasks)}, keys), "dataset") if by_name else tasks
         settings = build(config, "trainer")
         evaluate = chunk_functions(algorithm, source, self.device, self.dtype, tree_sum).evaluate
         chunk = evaluated_at_once(settings, algorithm, model, source, self.device)
@@ -295,8 +296,8 @@ class Learner:
         return figures_of(values, source, split, algorithm.evaluated_on) | counted
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Saves it in a new folder, for `metalearn.load` in any process: `model.safetensors` has all parameters, and
-        `model.json` says how they are used. No code is saved: of a part that was an object, it has the name.
+        """Saves it in a new folder, for `metalearn.load` in any process: `params.safetensors` has all parameters, and
+        `meta.json` says how they are used. No code is saved: of a part that was an object, it has the name.
 
         Raises:
             ValueError: there is something at `path`, it cannot be written, or the learner learns no tasks.
@@ -304,12 +305,13 @@ class Learner:
         if self.taught.algorithm.evaluated_on != "tasks":
             raise ConfigError(f"algorithm={self.name}: it classifies what it was trained on, and learns no tasks")
         config = to_container(self.taught.config)
-        meta = {"step": self.validation.get("step", 0), "config": config, KEY: to_meta(self.taught.seen)}
         facts = {
-            "preprocessing": described(self.form), "validation": self.validation, "probe": self.probe().tolist(),
-            "queries_together": self.taught.model.transductive,
+            "preprocessing": described(self.form), "step": self.validation.get("step", 0),
+            "validation": self.validation, "probe": self.probe().tolist(),
+            "queries_together": self.taught.model.transductive, KEY: to_meta(self.taught.seen),
         }  # fmt: skip
-        write("path", Path(path), Snapshot(self.params, {}, meta), facts, weights=carried_weights(config))
+        with whole_folder("path", Path(path)) as folder:
+            fill(folder, self.params, config, facts, weights=carried_weights(config))
 
     def probe(self, shape: Sequence[int] | None = None) -> NDArray[np.float64]:
         """The outputs for two inputs of this shape that are always the same; by default of that which the model notes,
@@ -446,43 +448,21 @@ def learner_of(
         ConfigError: the network does not take the inputs.
     """
     config, source, model, algorithm, _ = taught
+    shots, trained = config.dataset.get("shots"), source.classes("test")
     learner = Learner(
-        name=name, ways=None, trained_ways=source.classes("test"), shots=_plain(config.dataset.get("shots")),
+        name=name, ways=None, trained_ways=trained, shots=list(shots) if isinstance(shots, ListConfig) else shots,
         transductive=model.transductive or algorithm.transductive, form=form, validation=validation, params=params,
         taught=taught,
     )  # fmt: skip
-    if learner.trained_ways is None or shape is None or algorithm.evaluated_on != "tasks":
+    if trained is None or shape is None or algorithm.evaluated_on != "tasks":
         return learner
-    return replace(learner, ways=_ways(learner, shape, learner.trained_ways))
-
-
-def _plain(shots: Any) -> int | list[int] | None:
-    return list(shots) if isinstance(shots, ListConfig) else shots
-
-
-def _ways(learner: Learner, shape: tuple[int, ...], trained: int) -> int | None:
-    """The number of classes that the learner takes; None for any number. It is tried on two blank inputs, the second of
-    a class that the run's tasks did not have.
-
-    Raises:
-        ConfigError: the network does not take the inputs.
-    """
-    whole_number("ways", trained, at_least=2, at_most=MOST_WAYS)
+    # Any number of classes will do if one of two blank inputs may be of a class that the run's tasks did not have.
     x = learner._filled(torch.zeros(1, 2, *shape, device=learner.device, dtype=learner.dtype))
     try:
         outputs = learner.try_on(Batch(x, torch.tensor([[0, trained]], device=learner.device)))
     except (RuntimeError, IndexError) as error:
         raise ConfigError(f"the network does not take inputs of shape {shape} ({error})") from error
-    return None if outputs == trained + 1 else outputs
-
-
-def _source_of(config: DictConfig, tasks: str | Named | TaskSource) -> TaskSource:
-    """The tasks of a name, with the seed and the trainer of a config; or those that are given."""
-    if not isinstance(tasks, str | Named):
-        return tasks
-    keys = {key: config[key] for key in ("seed", "trainer")}
-    source: TaskSource = build(plain_config({"dataset": as_named(tasks)}, keys), "dataset")
-    return source
+    return replace(learner, ways=None if outputs == trained + 1 else outputs)
 
 
 def check_tasks(tasks: object) -> None:

@@ -8,7 +8,6 @@ import torch
 from safetensors.torch import save
 from torch import Tensor, nn
 
-from metalearn.checks import whole_number
 from metalearn.config.plain import Named
 from metalearn.config.saved import OWN
 from metalearn.errors import ConfigError
@@ -17,7 +16,7 @@ from metalearn.models.common.weights import LICENCE, NAMED, header_of, meant_as,
 from metalearn.models.module import from_note, to_note
 from metalearn.nn.inputs import Inputs, of_reals
 from metalearn.nn.inputs import shape_of as inputs_shape
-from metalearn.runs.published import weights_file
+from metalearn.saved.learner import weights_file
 from metalearn.training.chunks import episodes_of, inputs_of_source
 from metalearn.types import Algorithm, Episode, Loss, Model, TaskSource, Unit
 
@@ -135,14 +134,10 @@ class TasksElsewhere:
     and has no tasks."""
 
     def __init__(self, note: Mapping[str, Any]) -> None:
-        self._name = str(note[OWN])[:40]
-        self._classes: dict[str, int | None] = {split: note["classes"].get(split) for split in SPLITS}
-        for classes in self._classes.values():
-            if classes is not None:
-                whole_number("classes", classes, at_least=1)
+        self._name, self._classes = note[OWN], dict(note["classes"])
 
     def classes(self, split: str) -> int | None:
-        return self._classes[split]
+        return self._classes.get(split)
 
     def unit(self, split: str) -> Unit:
         return "tasks"

@@ -11,7 +11,6 @@ from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
 
-from metalearn.checks import one_of, true_or_false, whole_number
 from metalearn.tasks.common.pictures import PictureForm, Pixels, decoded, formed, reason
 from metalearn.types import TaskSource
 
@@ -23,8 +22,6 @@ DRAWINGS = (
 LARGEST_SIZE = 1024
 """The most pixels of a side of a network's picture."""
 
-FRAMINGS = ("whole", "middle")
-
 Picture = Image.Image | str | os.PathLike[str] | bytes | IO[bytes] | NDArray[Any] | Tensor
 """A picture: one of Pillow's; the path of a file, its bytes, or an open file; an array [h, w], [h, w, c] or [c, h, w]
 of 1, 3 or 4 channels. An array holds whole numbers from 0 (black) to 255 (white), or real numbers from 0 to 1."""
@@ -35,48 +32,11 @@ def form_of(source: TaskSource, dataset: Mapping[str, Any]) -> PictureForm | Non
     the config; None if it has no pictures."""
     own = getattr(source, "form", None)
     if isinstance(own, PictureForm):
-        return checked(own)
+        return own
     if "image_size" not in dataset:
         return None
     drawings = str(dataset.get("_target_")).rpartition(".")[2] in DRAWINGS
-    return checked(PictureForm(dataset["image_size"], dataset.get("channels", 1), whole=drawings, inverted=drawings))
-
-
-def checked(form: PictureForm) -> PictureForm:
-    """Raises ValueError for a form that no picture can have."""
-    whole_number("image_size", form.size, at_least=1, at_most=LARGEST_SIZE)
-    one_of("channels", form.channels, (1, 3))
-    true_or_false("inverted", form.inverted)
-    if (form.crop, form.resample) != (1.0, "lanczos"):  # `described` has no word for it
-        raise ValueError(f"form={form}: must have crop=1.0 and resample='lanczos'")
-    return form
-
-
-def described(form: PictureForm | None) -> dict[str, Any] | None:
-    """The form as plain values, for model.json."""
-    if form is None:
-        return None
-    return {
-        "image_size": form.size, "channels": form.channels, "framing": FRAMINGS[0 if form.whole else 1],
-        "inverted": form.inverted, "filter": "lanczos", "values": [0, 1],
-    }  # fmt: skip
-
-
-def read_form(described: object) -> PictureForm | None:
-    """The form that `described` has written.
-
-    Raises:
-        ValueError: a value is missing or not allowed.
-    """
-    if described is None:
-        return None
-    values = described if isinstance(described, dict) else {}
-    for name in ("image_size", "channels", "framing", "inverted"):
-        if name not in values:
-            raise ValueError(f"preprocessing.{name}: missing")
-    one_of("framing", values["framing"], FRAMINGS)
-    whole = values["framing"] == FRAMINGS[0]
-    return checked(PictureForm(values["image_size"], values["channels"], whole=whole, inverted=values["inverted"]))
+    return PictureForm(dataset["image_size"], dataset.get("channels", 1), whole=drawings, inverted=drawings)
 
 
 def prepared(images: Sequence[Picture], form: PictureForm, what: str = "images") -> Tensor:

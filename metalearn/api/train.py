@@ -128,17 +128,13 @@ def train(
         # The sizes of a source of the user's own say nothing of how a photograph shall be shown.
         named = isinstance(tasks, str | Named)
         return learner_of(
-            _name_of(algorithm),
+            as_named(algorithm).name if isinstance(algorithm, str | Named) else name_of(algorithm),
             {name: value.to(parts.device) for name, value in best.params.items()},
             Taught(job.config, parts.source, parts.model, parts.algorithm, seen_by(parts, None)),
             form=form_of(parts.source, job.config.dataset if named else {}),
             shape=shape_of(parts.source, parts.algorithm.computes),
             validation=validation,
         )
-
-
-def _name_of(algorithm: Learns) -> str:
-    return as_named(algorithm).name if isinstance(algorithm, str | Named) else name_of(algorithm)
 
 
 def _trained(parts: Parts, job: Job, progress: bool) -> tuple[Snapshot, dict[str, Any]]:
@@ -205,32 +201,26 @@ def _assemble(chosen: dict[str, Any], keys: dict[str, Any], options: Mapping[str
     return put_together(job, source, model, algorithm), job
 
 
-_KINDS: dict[str, tuple[str, Callable[[Any], bool], str]] = {
-    "algorithm": (
-        "algorithm", lambda part: callable(part) or isinstance(part, Algorithm),
-        "a function of `model`, or a metalearn.types.Algorithm"),
-    "model": (
-        "model", lambda part: callable(part) or isinstance(part, Model),
-        "an nn.Module, a class of one, or a metalearn.types.Model"),
-    "inner": ("inner", lambda part: False, "metalearn.named(NAME, KEY=VALUE)"),
-    "loss": (
-        "loss", lambda part: callable(part) or isinstance(part, Loss),
-        "a function of outputs and targets, or a metalearn.types.Loss"),
-    "metric": (
-        "metric", lambda part: callable(part) or isinstance(part, Metric),
-        "a function of outputs and targets, or a metalearn.types.Metric"),
-    "optimizer": ("optimizer", lambda part: False, "metalearn.named(NAME, KEY=VALUE)"),
-}  # fmt: skip
-"""By group: its argument, a test of values that are no names, and a description of the values allowed."""
+_KINDS: dict[str, tuple[type | None, str]] = {
+    "algorithm": (Algorithm, "a function of `model`, or a metalearn.types.Algorithm"),
+    "model": (Model, "an nn.Module, a class of one, or a metalearn.types.Model"),
+    "loss": (Loss, "a function of outputs and targets, or a metalearn.types.Loss"),
+    "metric": (Metric, "a function of outputs and targets, or a metalearn.types.Metric"),
+    "inner": (None, "metalearn.named(NAME, KEY=VALUE)"),
+    "optimizer": (None, "metalearn.named(NAME, KEY=VALUE)"),
+}
+"""By argument: the class of values that are neither names nor functions; None: it must be a name; and what it may be,
+in words."""
 
 
 def _check_kinds(chosen: Mapping[str, Any]) -> None:
     """Raises ConfigError for an argument of a wrong kind."""
     check_tasks(chosen["dataset"])
-    for group, (argument, fits, what) in _KINDS.items():
-        part = chosen[group]
-        if not isinstance(part, str | Named) and not fits(part):
-            raise ConfigError(f"{argument}={part!r}: must be a name of conf/, or {what}")
+    for argument, (kind, words) in _KINDS.items():
+        part = chosen[argument]
+        fits = isinstance(part, str | Named) or (kind is not None and (callable(part) or isinstance(part, kind)))
+        if not fits:
+            raise ConfigError(f"{argument}={part!r}: must be a name of conf/, or {words}")
 
 
 def _in_memory(kept: list[Snapshot]) -> Checkpointer:

@@ -32,12 +32,11 @@ from metalearn.errors import ConfigError, DataError, MixedWorkersError, RunError
 from metalearn.reporting.loggers.protocol import Window
 from metalearn.reporting.logging import log_to_terminal
 from metalearn.reporting.progress import RunProgress, unnoticed
-from metalearn.runs import published
-from metalearn.runs.checkpoint import Snapshot, fitted
+from metalearn.runs.checkpoint import Snapshot, fitted, read_named
 from metalearn.runs.folder import evaluation_report, write_result
 from metalearn.runs.metrics import figures_of, write_table
 from metalearn.runs.seen import Seen, from_meta
-from metalearn.saved.form import digest_of
+from metalearn.saved.form import TENSORS, digest_of
 from metalearn.storage.files import creating, is_folder
 from metalearn.training.compatibility import check_evaluation
 from metalearn.training.loop import tasks_in_chunks
@@ -137,7 +136,7 @@ def members_of(request: Request) -> list[Member]:
     """
     named = [("checkpoint", request.checkpoint), *(("ensemble", path) for path in request.ensemble)]
     found = [(key, path, path.resolve()) for key, path in named]
-    return [Member(key, path, folder, published.named(key, folder)) for key, path, folder in found]
+    return [Member(key, path, folder, read_named(key, folder)) for key, path, folder in found]
 
 
 def pinned(arguments: Sequence[str], members: Sequence[Member], output: Path) -> list[str]:
@@ -279,5 +278,5 @@ def report(
 
 def identified(member: Member) -> dict[str, Any]:
     """What result.json says of a checkpoint: its folder, a digest of its parameters, and its step."""
-    digest = digest_of(published.parameters_in(member.folder))
+    digest = digest_of(member.folder / TENSORS)
     return {"checkpoint": str(member.folder), "params": digest, "step": member.saved.meta["step"]}

@@ -19,15 +19,8 @@ SUFFIXES = (".csv", ".parquet")
 
 log = logging.getLogger("metalearn")
 
-_KNOWN = "known.parquet"  # as in metalearn.api.tables, which imports torch
-
 LEVELS = (0.05, 0.95)
 """The quantiles of a real number that are written."""
-
-
-def is_fitted(folder: Path) -> bool:
-    """Whether `fit` has made this folder."""
-    return (folder / _KNOWN).exists()
 
 
 def fit(options: argparse.Namespace, others: Sequence[str]) -> int:
@@ -48,7 +41,7 @@ def fit(options: argparse.Namespace, others: Sequence[str]) -> int:
     without = frame[target].isna()
     if without.all():
         raise ConfigError(f"--target={target}: is missing in every row of {options.folder}; type another column")
-    from metalearn.api.tables import PFNClassifier, estimator
+    from metalearn.tables.estimators import PFNClassifier, estimator
 
     model = estimator(options.network, plugins=options.plugins or ())
     if isinstance(model, PFNClassifier):
@@ -116,7 +109,7 @@ def predict(options: argparse.Namespace) -> int:
         raise ConfigError(f"--out={out}: {reason}; type another name, such as answers.csv")
     set_up_process(options.threads)
     log_to_stderr()
-    from metalearn.api.tables import PFNClassifier, fitted
+    from metalearn.tables.estimators import PFNClassifier, fitted
 
     model = fitted(options.classifier, plugins=options.plugins or ())
     frame = read(options.pictures[0], model.texts())

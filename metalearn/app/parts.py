@@ -30,8 +30,7 @@ from metalearn.errors import ConfigError, MixedWorkersError
 from metalearn.models.module import to_note
 from metalearn.nn.precision import type_of
 from metalearn.reporting.logging import OpenLog
-from metalearn.runs.checkpoint import Checkpointer, has_checkpoints, start_params
-from metalearn.runs.published import named
+from metalearn.runs.checkpoint import Checkpointer, has_checkpoints, read_named, start_params
 from metalearn.runs.seen import Seen, from_meta
 from metalearn.storage.files import is_folder
 from metalearn.tasks.common.identities import Content, content_of
@@ -266,7 +265,7 @@ def initial_params(config: DictConfig, algorithm: Algorithm, run_dir: Path) -> t
     if not is_folder(path) and has_checkpoints(run_dir):
         return params, [], Seen()
     check_checkpoint("init_from", config.init_from)
-    saved = named("init_from", path)
+    saved = read_named("init_from", path)
     start, notes = start_params(path, saved.params, params, strict=config.init_strict)
     notes += other_model("init_from", saved.meta["config"], to_container(config))
     seen = from_meta(saved.meta).joined(Seen(complete=known))

@@ -16,8 +16,6 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from metalearn.api import hub
-from metalearn.api.card import CARD
 from metalearn.api.pictures import all_seen, listed
 from metalearn.checks import one_of, real_number, whole_number
 from metalearn.classifier import tuning, validation
@@ -25,9 +23,11 @@ from metalearn.classifier.backbones import DEFAULT, OF_CODE, Backbone, backbone_
 from metalearn.classifier.collected import Collected, features_from_cache, without_copies
 from metalearn.classifier.heads import AUTO, HEADS, State, centred, class_means
 from metalearn.classifier.page import MOST_SHOWN
-from metalearn.classifier.saved import FILES, Page, Place, Saved, Weights, read, write
+from metalearn.classifier.saved import Page, Place, Saved, Weights, read, write
 from metalearn.errors import ConfigError, DataError
 from metalearn.reporting.provenance import made_with
+from metalearn.saved import hub
+from metalearn.saved.form import CARD
 from metalearn.tasks.common.picture_folders import one_form
 
 SETTINGS = ("head", "folds", "seed")
@@ -395,7 +395,8 @@ class PictureClassifier:
         Raises:
             ValueError: it has not learned; or the hub refuses it, or does not answer in time.
         """
-        from metalearn.classifier.exported import FOLDER, export
+        from metalearn.classifier.exported import export
+        from metalearn.saved.card import FOLDER
 
         self._check_fitted()
         with tempfile.TemporaryDirectory() as parent:
@@ -409,7 +410,7 @@ class PictureClassifier:
         cls, name_or_folder: str | os.PathLike[str], *, revision: str | None = None, timeout: float = hub.SECONDS
     ) -> "PictureClassifier":
         """A classifier in a folder, or in a repository of Hugging Face's hub, of any origin: nothing in it is run. Only
-        the files that `save` writes are read, within bounds, and checked as `load` does. They stay in the hub's cache.
+        files of the kinds that `save` writes are fetched, and checked as `load` does. They stay in the hub's cache.
 
         Args:
             name_or_folder: a folder that is there, or else a repository, such as `you/animals`.
@@ -417,12 +418,12 @@ class PictureClassifier:
             timeout: seconds for all of it.
 
         Raises:
-            ValueError: it cannot be fetched in time, is too large, or is refused.
+            ValueError: it cannot be fetched in time, or is refused.
         """
         if revision is None and os.path.isdir(name_or_folder):  # noqa: PTH112 (it may be no name of a path)
             return cls.load(name_or_folder, key="name_or_folder")
-        folder = hub.fetch(os.fspath(name_or_folder), FILES[:2], FILES[2:], revision=revision, timeout=timeout)
-        return cls.load(folder, key="name_or_folder", links=True)  # the hub's cache has links to its files
+        folder = hub.fetch(os.fspath(name_or_folder), revision=revision, timeout=timeout)
+        return cls.load(folder, key="name_or_folder")
 
     def data_digest(self) -> str:
         """The SHA-256 of the features and labels that it has learned from, in whatever order."""
@@ -439,7 +440,6 @@ class PictureClassifier:
         weights: str | None = None,
         backbone: nn.Module | Backbone | None = None,
         key: str = "path",
-        links: bool = False,
     ) -> "PictureClassifier":
         """A classifier that `save` has written, of any origin: nothing in it is run.
 
@@ -448,12 +448,11 @@ class PictureClassifier:
             weights: of a network by name, if the folder does not have them.
             backbone: the network, if it is one of code.
             key: how messages name the folder.
-            links: its files may be links.
 
         Raises:
             ValueError: the folder is damaged, or the weights are not those that it was made with.
         """
-        saved, place = read(Path(path), key, links=links)
+        saved, place = read(Path(path), key)
         if backbone is None and saved.backbone.startswith(OF_CODE):
             raise ConfigError(
                 f"{key}={path}: was made with {saved.backbone}; give it in Python: load(…, backbone=network)"

@@ -90,14 +90,15 @@ def adapt(options: argparse.Namespace) -> int:
     from metalearn.api.export import export_task  # these import torch, after the line above
     from metalearn.api.folders import queries_in, support_in
     from metalearn.api.learner import Classification
-    from metalearn.api.load import load_as
+    from metalearn.api.load import load
 
     support = support_in(options.support)
     assert support.classes is not None
     queries = None if out is None else queries_in(options.query, support.classes)
-    learner = load_as(
-        "--model", options.model, network=options.network, plugins=options.plugins, transductive=options.transductive
-    )
+    learner = load(
+        options.model, network=options.network, plugins=options.plugins, transductive=options.transductive,
+        key="--model",
+    )  # fmt: skip
     if learner.form is None:
         raise ConfigError(f"--model={options.model}: learns real numbers from real numbers; type a model of pictures")
     task = learner.adapt(support.paths, support.classes)

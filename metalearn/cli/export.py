@@ -4,17 +4,18 @@
     metalearn export classifier --out animals
     metalearn export classifier --out animals_onnx --format onnx
     metalearn export sold --out sold_onnx --format onnx
+    metalearn export my_task --out my_task_onnx --format onnx
 
 A classifier's folder has all that metalearn predict reads, weights included. With --format onnx or torch-export, it has
 one program of the network and the head, compared with this one's answers, and README.md says how to run it elsewhere.
-What metalearn fit has made of a table becomes such a program, too.
+What metalearn fit has made of a table, and an adapted task of pictures, become such a program, too.
 
-Of a run, the folder has model.safetensors, model.json and the model card README.md; and weights.safetensors, if the
-network began with weights of a file. RUN is a run folder, whose best checkpoint is taken, or the
-folder of a checkpoint. model.json says how to build and use the network: algorithm, architecture, preprocessing, ways,
-shots, inner optimiser and steps. For its readers it has the test accuracy, the data set and its licence, and the
-versions. A part that a package of yours makes is only named: users of the model need the package, and admit it. Use the
-model by metalearn.load, metalearn adapt, metalearn evaluate checkpoint=FOLDER, or init_from=FOLDER.
+Of a run, the folder has params.safetensors, meta.json with its manifest.json, and the model card README.md; and
+weights.safetensors, if the network began with weights of a file. RUN is a run folder, whose best checkpoint is taken,
+or the folder of a checkpoint. meta.json says how to build and use the network: algorithm, model, preprocessing, ways,
+shots, inner optimiser and steps. For its readers it has the test accuracy, the licence of the data, and the versions.
+A part that a package of yours makes is only named: users of the model need the package, and admit it. Use the model by
+metalearn.load, metalearn adapt, metalearn evaluate checkpoint=FOLDER, or init_from=FOLDER.
 
 Exit codes: 0 done; 2 nothing that can be published.
 """
@@ -23,20 +24,26 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
-from metalearn.app import fit_table
 from metalearn.app.outcome import OK
 from metalearn.app.process import set_up_process
 from metalearn.cli.arguments import command_name, names
 from metalearn.cli.fit import ended
 from metalearn.errors import ConfigError, printable
+from metalearn.saved.form import kind_of
 
 FORMATS = ("folder", "onnx", "torch-export")
 
+OPTIONS = {
+    "run": ("network", "plugins", "without"), "classifier": ("format", "weights"), "table": ("format", "plugins"),
+    "task": ("format", "network", "plugins"),
+}  # fmt: skip
+"""What RUN may be, and the options that are for it."""
+
 UNKNOWN = {
-    "test": "not known, so model.json has no accuracy; only the best checkpoint of a completed run has been tested",
+    "test": "not known, so meta.json has no accuracy; only the best checkpoint of a completed run has been tested",
     "licence": "that of the data is not known to this program; type --licence TEXT",
 }
-"""The message for each fact that model.json lacks."""
+"""The message for each fact that meta.json lacks."""
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -45,12 +52,15 @@ def main(arguments: Sequence[str]) -> int:
         command_name("export"), description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument(
-        "run", type=Path, metavar="RUN", help="the folder of a run, of a checkpoint, or of what metalearn fit has made"
+        "run",
+        type=Path,
+        metavar="RUN",
+        help="the folder of a run, a checkpoint, an adapted task, or what fit has made",
     )
     parser.add_argument("--out", required=True, type=Path, metavar="FOLDER", help="the output folder; new, or empty")
     parser.add_argument("--licence", metavar="TEXT", help="of the data of a run, or of the weights of a classifier")
     parser.add_argument(
-        "--format", choices=FORMATS, help="of a classifier (default: folder), or of a table (default: onnx)"
+        "--format", choices=FORMATS, help="of a classifier (default: folder); of a table or a task (default: onnx)"
     )
     parser.add_argument("--weights", metavar="PATH", help="of a classifier's network, if its folder does not have them")
     parser.add_argument("--network", help="the class of the run's network, if it is not one of this program's")
@@ -59,7 +69,7 @@ def main(arguments: Sequence[str]) -> int:
     )
     parser.add_argument(
         "--without", type=names, default=(), metavar="KEY,…",
-        help="keys of model.json whose paths stay here, if the network does without them",
+        help="keys of the config whose paths stay here, if the network does without them",
     )  # fmt: skip
     options = parser.parse_args(arguments)
     return ended(lambda: publish(options))
@@ -68,52 +78,37 @@ def main(arguments: Sequence[str]) -> int:
 def publish(options: argparse.Namespace) -> int:
     """Publishes; returns the exit code."""
     set_up_process(1)
-    if (options.run / "classifier.json").exists():
-        return publish_classifier(options)
-    if fit_table.is_fitted(options.run):
-        return publish_table(options)
-    for option in ("format", "weights"):
-        if getattr(options, option) is not None:
-            raise ConfigError(
-                f"--{option}={getattr(options, option)}: is for classifiers that metalearn fit has made, and "
-                f"RUN={options.run} is none; leave it out"
-            )
-    from metalearn.api.export import export  # imports torch, after the line above
+    kind = str(kind_of(options.run))
+    kind = kind if kind in OPTIONS else "run"
+    for option in ("format", "weights", "network", "plugins", "without"):
+        if getattr(options, option) and option not in OPTIONS[kind]:
+            raise ConfigError(f"--{option}: is not for a {kind}, and RUN={options.run} is one; leave it out")
+    out, licence, plugins = options.out, options.licence, options.plugins
+    # These import torch, after the line above that sets its threads.
+    if kind == "run":
+        from metalearn.api.export import export
 
-    facts = export(
-        options.run, options.out, licence=options.licence, network=options.network, plugins=options.plugins,
-        without=options.without, keys=("RUN", "--out"),
-    )  # fmt: skip
-    for name in ("test", "licence"):
-        if facts[name] is None:
-            print(f"{name}: {UNKNOWN[name]}")
-    print(options.out)
-    return OK
+        facts = export(
+            options.run, out, licence=licence, network=options.network, plugins=plugins, without=options.without,
+            keys=("RUN", "--out"),
+        )  # fmt: skip
+        lines = [f"{name}: {text}" for name, text in UNKNOWN.items() if facts[name] is None]
+    elif kind == "task":
+        from metalearn.api.adapted import load_task
+        from metalearn.api.export import export_task
 
+        task = load_task(options.run, network=options.network, plugins=plugins)
+        lines = export_task(task, out, file_format=options.format or "onnx", licence=licence, key="--out")
+    elif kind == "table":
+        from metalearn.tables.estimators import fitted
 
-def publish_table(options: argparse.Namespace) -> int:
-    """Publishes what was fitted to a table; returns the exit code."""
-    for option in ("network", "without", "weights"):
-        if getattr(options, option):
-            raise ConfigError(f"--{option}: is not for tables, and RUN={options.run} is one; leave it out")
-    from metalearn.api.exported_table import export
-    from metalearn.api.tables import fitted
+        model = fitted(options.run, plugins=plugins)
+        lines = model.export(out, format=options.format or "onnx", licence=licence, key="--out")
+    else:
+        from metalearn.classifier.classifier import PictureClassifier
+        from metalearn.classifier.exported import export as export_classifier
 
-    model = fitted(options.run, plugins=options.plugins)
-    said = export(model, options.out, file_format=options.format or "onnx", licence=options.licence, key="--out")
-    print(printable("\n".join([said, str(options.out)])))
-    return OK
-
-
-def publish_classifier(options: argparse.Namespace) -> int:
-    """Publishes a classifier; returns the exit code."""
-    for option in ("network", "plugins", "without"):
-        if getattr(options, option):
-            raise ConfigError(f"--{option}: is for runs, and RUN={options.run} is a classifier; leave it out")
-    from metalearn.classifier.classifier import PictureClassifier
-    from metalearn.classifier.exported import export
-
-    classifier = PictureClassifier.load(options.run, weights=options.weights, key="RUN")
-    said = export(classifier, options.out, file_format=options.format or "folder", licence=options.licence, key="--out")
-    print(printable("\n".join([*said, str(options.out)])))
+        classifier = PictureClassifier.load(options.run, weights=options.weights, key="RUN")
+        lines = export_classifier(classifier, out, file_format=options.format or "folder", licence=licence, key="--out")
+    print(printable("\n".join([*lines, str(out)])))
     return OK

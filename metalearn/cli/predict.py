@@ -22,6 +22,7 @@ from metalearn.cli.arguments import names
 from metalearn.cli.fit import ended, loaded, parser_of
 from metalearn.errors import ConfigError, printable
 from metalearn.reporting.to_stderr import log
+from metalearn.saved.form import kind_of
 from metalearn.storage.files import write_atomically
 
 if TYPE_CHECKING:
@@ -41,7 +42,7 @@ def main(arguments: Sequence[str]) -> int:
     )
     parser.add_argument("--plugins", type=names, metavar="PACKAGE,…", help="of a table: as for metalearn fit")
     options = parser.parse_args(arguments)
-    if fit_table.is_fitted(options.classifier):
+    if kind_of(options.classifier) == "table":
         return ended(lambda: fit_table.predict(options))
     return ended(lambda: predict(options))
 

@@ -68,6 +68,15 @@ def factories(group: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys(str(target) for target in named if target is not None))
 
 
+@cache
+def option_of(group: str, target: str) -> str | None:
+    """The option of a group whose yaml names the factory `target`; if there are several, the one of its own name; None
+    if there is none."""
+    options = [option for option, keys in shipped(group).items() if keys.get("_target_") == target]
+    own = target.rpartition(".")[2]
+    return own if own in options else next(iter(options), None)
+
+
 def import_plugins(packages: Sequence[str]) -> None:
     """Imports the packages that the command line admits.
 

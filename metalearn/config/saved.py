@@ -23,6 +23,7 @@ from metalearn.config.compose import (
 )
 from metalearn.config.values import Config, keys_of, leaves, to_container
 from metalearn.errors import ConfigError
+from metalearn.saved.form import MANIFEST, USES, kind_of
 from metalearn.storage.files import is_folder
 
 OF_THE_MACHINE = ("strategy", "partitioner", "launch")
@@ -44,15 +45,6 @@ LINKS = {
     "algorithm.meta_batch": "trainer.meta_batch_size",
 }
 """Keys that follow other keys. A checkpoint has their values as numbers, which do not follow."""
-
-FORMERLY = {
-    "loss": {"_target_": "metalearn.algorithms.common.losses.auto"},
-    "metric": {"_target_": "metalearn.algorithms.common.metrics.auto"},
-}
-"""Groups that older configs lack, and what they stand for."""
-
-MANIFEST, DESCRIPTION = "manifest.json", "model.json"
-"""Files that mark the folder of a checkpoint, and that of a published model."""
 
 NETWORK = "model.network"
 """The key below which a checkpoint may name a network that is not ours."""
@@ -210,10 +202,11 @@ def check_checkpoint(key: str, path: object, *, published: bool = True) -> None:
     if not isinstance(path, str) or not path or not is_folder(Path(path)):
         raise ConfigError(f"{key}={path}: must be the folder of a checkpoint; type {key}=…/checkpoints/best")
     folder = Path(path)
-    is_published = (folder / DESCRIPTION).exists()
-    if (folder / MANIFEST).exists() or (is_published and published):
+    kind = kind_of(folder)
+    is_checkpoint = kind in (None, "checkpoint") and (folder / MANIFEST).exists()  # None: its meta.json is damaged
+    if is_checkpoint or (kind == "learner" and published):
         return
-    if is_published:
+    if kind == "learner":
         raise ConfigError(
             f"{key}={path}: is a published model, which has no state to go on from; type init_from={path}, which "
             "begins with its parameters"
@@ -222,6 +215,8 @@ def check_checkpoint(key: str, path: object, *, published: bool = True) -> None:
     inside = next((name for name in names if is_folder(folder / name)), None)
     if inside is not None:
         raise ConfigError(f"{key}={path}: is the folder of a run; type {key}={folder / inside}")
+    if kind in USES:
+        raise ConfigError(f"{key}={path}: is {USES[kind].format(folder=path)}")
     raise ConfigError(f"{key}={path}: holds no complete checkpoint; type {key}=…/checkpoints/best")
 
 

@@ -26,7 +26,9 @@ from metalearn.checks import first_line, whole_number
 from metalearn.config.check import job_id, restarted
 from metalearn.errors import ConfigError, DiskError, RunError
 from metalearn.runs.metrics import better, deciding
-from metalearn.saved.form import CARD, MANIFEST, META, TENSORS, Kind, NotSavedError, fill, load, sync
+from metalearn.saved.form import CARD, MANIFEST, META, TENSORS, Kind, NotSavedError, fill, kind_of, load, sync
+from metalearn.saved.learner import LEARNER
+from metalearn.saved.learner import read as read_learner
 from metalearn.storage import locks
 from metalearn.storage.files import (
     STANDS,
@@ -236,13 +238,18 @@ def from_bytes(data: bytes) -> Snapshot:
 
 
 def read_named(key: str, path: Path) -> Snapshot:
-    """The checkpoint that the config's `key` names.
+    """The checkpoint or the learner that the config's `key` names; a learner has no state.
 
     Raises:
         ConfigError: it cannot be read.
     """
     try:
-        return read(path)
+        if kind_of(path) != LEARNER.name:
+            return read(path)
+        learner = read_learner(path)
+        return Snapshot(learner.tensors, {}, learner.meta)
+    except NotSavedError as error:
+        raise ConfigError(f"{key}={path}: {error}; save or publish it anew, or take another") from error
     except RunError as error:
         raise ConfigError(f"{key}={path}: {error}; type {key}=…/checkpoints/best, or another checkpoint") from error
 

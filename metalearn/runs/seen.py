@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 KEY = "seen_classes"
-"""The key of the seen classes in meta.json and model.json."""
+"""The key of the seen classes in meta.json."""
 
 SEEN_DRAWERS = "seen_drawers"
 """The key of the names of drawers that a test holds back, and the training has shown, in result.json."""
@@ -62,7 +62,7 @@ def to_meta(seen: Seen) -> dict[str, Any]:
 
 
 def from_meta(meta: Mapping[str, Any]) -> Seen:
-    """The seen classes in the content of meta.json or model.json; nothing, and not complete, if it says none."""
+    """The seen classes in the content of meta.json; nothing, and not complete, if it says none."""
     saved = meta.get(KEY)
     if not isinstance(saved, dict) or not all(isinstance(saved.get(name), str) for name in ("train", "val")):
         return Seen(complete=False)

@@ -11,17 +11,30 @@ A folder may come from anybody. So nothing in it is run, and a kind has one sche
 import hashlib
 import json
 import os
-from collections.abc import Mapping
+import re
+import shutil
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
-from torch import Tensor
+from metalearn.storage.files import creating
 
-from metalearn.storage.files import whole_folder
+if TYPE_CHECKING:  # commands ask for the kind of a folder before they set the threads, which torch reads at its import
+    from torch import Tensor
 
 TENSORS, META, MANIFEST, CARD = "params.safetensors", "meta.json", "manifest.json", "README.md"
+
+USES = {
+    "checkpoint": "a checkpoint of a run; type metalearn evaluate checkpoint={folder}, or in Python metalearn.load",
+    "learner": "a learner; type metalearn adapt --model {folder}, or in Python metalearn.load",
+    "task": "an adapted task; load it in Python, by metalearn.load_task",
+    "classifier": "a classifier that metalearn fit has made; type metalearn predict {folder} PICTURES, or in Python "
+    "metalearn.PictureClassifier.load",
+    "table": "what metalearn fit has made of a table; type metalearn predict {folder} TABLE, or in Python "
+    "metalearn.PFNClassifier.load",
+}  # fmt: skip
+"""What a folder is and how it is used, by the name of its kind: for messages to who takes it for something else."""
 
 
 class Kind(NamedTuple):
@@ -39,7 +52,7 @@ class Kind(NamedTuple):
 class SavedFolder(NamedTuple):
     """A folder that was read: its tensors, its facts, and where it is."""
 
-    tensors: dict[str, Tensor]
+    tensors: "dict[str, Tensor]"
     meta: dict[str, Any]
     folder: Path
 
@@ -48,21 +61,48 @@ class NotSavedError(ValueError):
     """A folder that is damaged, incomplete or of another kind; the message names the file."""
 
 
-def save(key: str, folder: Path, kind: Kind, tensors: Mapping[str, Tensor], meta: Mapping[str, Any]) -> None:
-    """Saves in the new folder `folder`, which messages call `key`; it appears whole or not at all.
+@contextmanager
+def replacing(key: str, folder: Path) -> Iterator[Path]:
+    """Gives a folder to fill, which takes the place of the saved folder `folder`, if nothing fails. Files of people's
+    own go along. If two processes replace it at once, one of them is refused.
 
     Raises:
-        ConfigError: the folder is not empty or cannot be written.
+        ConfigError: it cannot be written.
     """
-    with whole_folder(key, folder) as temporary:
-        fill(temporary, kind, tensors, meta)
+    final = folder.resolve()
+    replaced, temporary = replaced_by(final), final.with_name(f".{final.name}.{os.getpid()}.tmp")
+    with creating(key, folder):
+        if replaced.exists():  # left by a kill
+            shutil.rmtree(replaced) if final.exists() else replaced.rename(final)
+        temporary.mkdir()
+        try:
+            yield temporary
+            known = {MANIFEST, *(name.partition("/")[0] for name in _object(final / MANIFEST))}
+            for path in final.iterdir():
+                if path.name not in known and not (temporary / path.name).exists():
+                    (shutil.copytree if path.is_dir() else shutil.copy2)(path, temporary / path.name)
+            # After a kill between these two, readers find the old one where it is now.
+            final.rename(replaced)
+            temporary.rename(final)
+        finally:
+            shutil.rmtree(temporary, ignore_errors=True)
+        shutil.rmtree(replaced)
 
 
-def fill(folder: Path, kind: Kind, tensors: Mapping[str, Tensor], meta: Mapping[str, Any]) -> None:
+def replaced_by(folder: Path) -> Path:
+    """Where a saved folder is while `replacing` puts another one in its place."""
+    return folder.with_name(f".{folder.name}.old")
+
+
+def fill(folder: Path, kind: Kind, tensors: "Mapping[str, Tensor]", meta: Mapping[str, Any]) -> None:
     """Writes the three files into a folder that may hold other files of the kind already, and syncs all to disk."""
+    from safetensors.torch import save_file
+
     save_file({name: value.detach().cpu().contiguous() for name, value in tensors.items()}, folder / TENSORS)
-    content = {"kind": kind.name, "version": kind.version} | dict(meta)
-    (folder / META).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+    content = json.dumps({"kind": kind.name, "version": kind.version} | dict(meta), indent=2)
+    # Lists of numbers and texts on one line each: a confusion matrix has a number for each two classes.
+    content = re.sub(r"(?<=\[)\n\s+[^][{}]*\n\s+(?=\])", lambda lines: re.sub(r"\n\s+", " ", lines[0]).strip(), content)
+    (folder / META).write_text(content + "\n", encoding="utf-8")
     files = sorted(path for path in folder.rglob("*") if path.is_file() and path != folder / CARD)
     digests = {path.relative_to(folder).as_posix(): digest_of(path) for path in files}
     (folder / MANIFEST).write_text(json.dumps(digests, indent=2) + "\n", encoding="utf-8")
@@ -80,11 +120,14 @@ def kind_of(folder: Path) -> str | None:
 
 
 def load(folder: Path, kind: Kind) -> SavedFolder:
-    """What `save` has saved, verified by its manifest and the schema of its kind.
+    """What `fill` has written, verified by its manifest and the schema of its kind.
 
     Raises:
         NotSavedError: a file is missing or damaged, or the folder holds something else.
     """
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
     meta = load_meta(folder, kind)
     try:
         # Copies: loaded tensors are views of one mapped file, of any alignment, by which kernels may round.
@@ -104,7 +147,9 @@ def load_meta(folder: Path, kind: Kind) -> dict[str, Any]:
     except OSError as error:
         raise NotSavedError(f"{error.filename or folder}: {error.strerror}") from error
     if meta.get("kind") != kind.name:
-        raise NotSavedError(f"{folder / META}: kind={str(meta.get('kind'))[:40]!r} is not {kind.name!r}")
+        name = str(meta.get("kind"))[:40]
+        other = USES[name].format(folder=folder) if name in USES else f"no {kind.name}: kind={name}"
+        raise NotSavedError(f"{folder}: is {other}")
     if meta.get("version") != kind.version:
         raise NotSavedError(
             f"{folder / META}: version={str(meta.get('version'))[:40]} is not {kind.version}, which this program reads"
@@ -117,14 +162,14 @@ def check_fields(value: Any, schema: Any, where: str) -> None:
     """Raises NotSavedError, which names the field, for a value that does not fit a schema (see `Kind`)."""
     if isinstance(schema, Mapping):
         if not isinstance(value, dict):
-            raise NotSavedError(f"{where}: must be an object")
+            raise NotSavedError(f"{where}={str(value)[:40]}: must be an object")
         for name, inner in schema.items():
             if name not in value:
                 raise NotSavedError(f"{where}: has no field {name}")
             check_fields(value[name], inner, f"{where}: {name}")
     elif isinstance(schema, list):
         if not isinstance(value, list):
-            raise NotSavedError(f"{where}: must be a list")
+            raise NotSavedError(f"{where}={str(value)[:40]}: must be a list")
         for item in value:
             check_fields(item, schema[0], where)
     elif schema is not object:

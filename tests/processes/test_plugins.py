@@ -1,6 +1,7 @@
 """A run whose parts come from a package of its user: only the caller admits it, to load, publish and evaluate."""
 
 import json
+import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -16,8 +17,9 @@ from metalearn.cli import adapt, evaluate
 from metalearn.cli import export as export_script
 from metalearn.config.options import search
 from metalearn.errors import ConfigError
+from metalearn.saved.form import META
 from metalearn.tasks.glyphs import character
-from tests.saved import saved_run
+from tests.saved import forge, saved_run
 
 PACKAGE = '''
 """Parts that do what those of the program do, under names of their own."""
@@ -124,37 +126,35 @@ def test_no_folder_admits_its_package(home: Path, published: Path, capfd: pytest
 def test_a_published_model_has_the_names_of_the_factories_and_nothing_of_the_machine(
     home: Path, published: Path
 ) -> None:
-    text = (published / "model.json").read_text()
-    assert "_target_" not in text and str(home) not in text
+    text = (published / META).read_text()
+    assert str(home) not in text
     content = json.loads(text)
-    assert content["algorithm"] == {"made-by": "own_signs.nearest_mean"}
-    assert content["architecture"] == {"made-by": "own_signs.blocks", "width": 4, "transductive": False}
+    config = content["config"]
+    assert config["algorithm"] == {"_target_": "own_signs.nearest_mean"}
+    assert config["model"] == {"_target_": "own_signs.blocks", "width": 4, "transductive": False}
     machine = {"root": None, "seed": None, "eval_seed": None}
-    assert content["dataset"] == {"made-by": "own_signs.Signs", "signs": 5} | machine
-    assert content["inner"] == {"kind": "sgd"} and content["licence"] is None
+    assert config["dataset"] == {"_target_": "own_signs.Signs", "signs": 5} | machine
+    assert content["licence"] is None
     assert (content["preprocessing"]["framing"], content["preprocessing"]["inverted"]) == ("whole", True)
 
 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda content: content["algorithm"].update({"made-by": "os.popen"}), "algorithm._target_=os.popen: is no"),
-        (lambda content: content["algorithm"].update({"made-by": "own_signs.os.popen"}), "is not found"),
-        (lambda content: content["algorithm"].update({"made-by": "own_signs.conv4"}), "that own_signs defines"),
-        (lambda content: content["algorithm"].update({"made-by": ["a.b"]}), "is no package.module.name"),
-        (lambda content: content["architecture"].update(width="4"), "filters='4': must be a whole number"),
-        (lambda content: content["architecture"].pop("width"), "model.width: missing"),
+        (lambda config: config["algorithm"].update({"_target_": "os.popen"}), "algorithm._target_=os.popen: is no"),
+        (lambda config: config["algorithm"].update({"_target_": "own_signs.os.popen"}), "is not found"),
+        (lambda config: config["algorithm"].update({"_target_": "own_signs.conv4"}), "that own_signs defines"),
+        (lambda config: config["model"].update(width="4"), "filters='4': must be a whole number"),
+        (lambda config: config["model"].pop("width"), "model.width: missing"),
     ],
 )
 def test_a_hostile_model_gets_no_more_than_the_caller_admits(
     change: Callable[[dict[str, Any]], Any], message: str, published: Path, tmp_path: Path
 ) -> None:
-    content = json.loads((published / "model.json").read_text())
-    change(content)
-    (tmp_path / "model.json").write_text(json.dumps(content))
-    (tmp_path / "model.safetensors").write_bytes((published / "model.safetensors").read_bytes())
+    shutil.copytree(published, tmp_path / "model")
+    forge(tmp_path / "model", lambda meta: change(meta["config"]))
     with pytest.raises(ConfigError) as caught:
-        metalearn.load(tmp_path, plugins=["own_signs"])
+        metalearn.load(tmp_path / "model", plugins=["own_signs"])
     assert message in str(caught.value)
 
 

@@ -10,9 +10,10 @@ from PIL import Image
 
 import metalearn
 from metalearn.api.learner import Classification
-from metalearn.api.program import FILES, ONNX, TORCH
 from metalearn.cli import adapt
 from metalearn.errors import ConfigError
+from metalearn.saved.card import ONNX, TORCH
+from metalearn.saved.exporter import FILES
 from tests import drawn_pictures
 from tests.metalearn.api.test_load import ALGORITHMS, TINY
 from tests.programs import needs_onnx, said_by_card

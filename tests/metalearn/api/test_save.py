@@ -1,6 +1,7 @@
 """`Learner.save` and `metalearn.load`: the same learner in another process, and what is refused."""
 
 import json
+import re
 import shutil
 import sys
 from collections.abc import Callable
@@ -18,8 +19,10 @@ from metalearn.algorithms.maml import maml
 from metalearn.api.learner import Learner
 from metalearn.cli import evaluate
 from metalearn.models.mlp import mlp
+from metalearn.saved.form import META, TENSORS
 from tests.metalearn.api.test_train import INNER, STEPS, Lines
 from tests.runs import ROOT, Program
+from tests.saved import forge
 
 
 def network() -> nn.Module:
@@ -102,7 +105,7 @@ def test_what_is_loaded_is_what_was_saved(name: str, saved: Callable[[str], tupl
     own = (Lines(),) if name.startswith("own") and learner.trained_ways is None else ()
     assert loaded.evaluate(*own, count=4) == learner.evaluate(count=4)
     loaded.save(folder.with_name("again"))
-    for file in ("model.safetensors", "model.json"):
+    for file in (TENSORS, META):
         assert (folder.with_name("again") / file).read_bytes() == (folder / file).read_bytes()
 
 
@@ -157,33 +160,26 @@ def test_tasks_that_were_an_object_are_given_to_evaluate(saved: Callable[[str], 
         loaded.evaluate()
 
 
-Content = dict[str, Any]
-
-
 @pytest.mark.parametrize(
-    ("damage", "message"),
+    ("change", "named"),
     [
-        (lambda content: content["architecture"].update(shape="large"), "architecture.shape must be list"),
-        (lambda content: content["architecture"].update(shape=[0]), "inputs="),
-        (lambda content: content["architecture"].update({"own-object": 3}), "architecture.own-object must be str"),
-        (lambda content: content["dataset"].update(classes=[]), "dataset.classes must be dict"),
-        (lambda content: content["dataset"].update(classes={"test": -1}), "classes=-1"),
-        (lambda content: content.update(probe=[{}]), "probe: must be a list of real numbers"),
-        (lambda content: content.update(probe=[0.5]), "gives other outputs"),
-        (lambda content: content.update(sha256="0"), "differs from what was published"),
-        (lambda content: content.pop("trainer"), "has no field trainer"),
+        (lambda meta: meta["config"]["model"].update(shape="large"), "shape=large"),
+        (lambda meta: meta["config"]["model"].update({"own-object": 3}), "own-object=3"),
+        (lambda meta: meta["config"]["dataset"].update(classes=[]), "classes=[]"),
+        (lambda meta: meta["config"].pop("trainer"), "no field trainer"),
+        (lambda meta: meta.update(probe=[0.5]), "gives other outputs"),
+        (lambda meta: meta.update(preprocessing=[]), "preprocessing=[]"),
+        (lambda meta: meta.update(preprocessing={"image_size": 9}), "preprocessing: has no field channels"),
     ],
 )
-def test_damage_is_refused(
-    damage: Callable[[Content], object], message: str, saved: Callable[[str], tuple[Learner, Path]], tmp_path: Path
+def test_what_does_not_fit_the_schema_is_refused(
+    change: Any, named: str, saved: Callable[[str], tuple[Learner, Path]], tmp_path: Path
 ) -> None:
-    _, folder = saved(OWN)
-    content = json.loads((folder / "model.json").read_text())
-    damage(content)
-    shutil.copy(folder / "model.safetensors", tmp_path)
-    (tmp_path / "model.json").write_text(json.dumps(content))
-    with pytest.raises(ValueError, match=message):
-        metalearn.load(tmp_path, **LEARNERS[OWN][1])
+    folder = tmp_path / "learner"
+    shutil.copytree(saved(OWN)[1], folder)
+    forge(folder, change)
+    with pytest.raises(ValueError, match=re.escape(named)):
+        metalearn.load(folder, **LEARNERS[OWN][1])
 
 
 def test_it_is_saved_in_a_new_folder_only(saved: Callable[[str], tuple[Learner, Path]], tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -27,11 +28,13 @@ from safetensors.torch import load_file
 from metalearn.api.results import wilson
 from metalearn.classifier.backbones import backbone_of
 from metalearn.classifier.classifier import PictureClassifier
-from metalearn.classifier.saved import DESCRIPTION, WEIGHTS
+from metalearn.classifier.saved import WEIGHTS
 from metalearn.cli import adapt, add, demo, fit, predict, remove
 from metalearn.errors import ConfigError
+from metalearn.saved.form import META
 from tests import drawn_pictures
 from tests.runs import Program, slow, until
+from tests.saved import forge
 
 pytestmark = pytest.mark.thorough
 
@@ -77,7 +80,7 @@ def files(folder: Path) -> tuple[list[Path], list[str]]:
 
 def test_a_folder_becomes_a_classifier_that_answers(made: Path, others: Path, tmp_path: Path) -> None:
     paths, truth = files(others)
-    report = json.loads((made / DESCRIPTION).read_text())["report"]
+    report = json.loads((made / META).read_text())["report"]
     assert report["accuracy"] >= 0.9 and report["learned_from"] == 20
     answers = tmp_path / "answers.csv"
     said(predict.main, made, others, "--out", answers)
@@ -100,7 +103,7 @@ def test_a_folder_becomes_a_classifier_that_answers(made: Path, others: Path, tm
 def test_its_page_says_what_the_report_says_and_runs_nothing_of_a_name(
     own: Path, pictures: Path, tmp_path: Path
 ) -> None:
-    report = json.loads((own / DESCRIPTION).read_text())["report"]
+    report = json.loads((own / META).read_text())["report"]
     low, high = report["interval95"]
     page = (own / "report.html").read_text()
     assert f"{report['accuracy']:.1%}" in page and f"95% interval {low:.1%} to {high:.1%}" in page
@@ -118,7 +121,7 @@ def test_its_page_says_what_the_report_says_and_runs_nothing_of_a_name(
     said(fit.main, tmp_path / "named", "--out", tmp_path / "c")
     page = (tmp_path / "c/report.html").read_text()
     assert "<script>" not in page and "\x1b" not in page and "&lt;script&gt;\\x1b&amp;" in page
-    wrong = json.loads((tmp_path / "c" / DESCRIPTION).read_text())["report"]["wrong"]
+    wrong = json.loads((tmp_path / "c" / META).read_text())["report"]["wrong"]
     assert wrong and page.count('<figure class="tile wrong">') == len(wrong)
 
 
@@ -187,14 +190,14 @@ def test_threads_may_ask_at_once(made: Path, others: Path, monkeypatch: pytest.M
 
 
 def test_classes_come_and_go_without_training(own: Path, pictures: Path, tmp_path: Path) -> None:
-    before = (own / DESCRIPTION).read_text()
+    before = (own / META).read_text()
     said(remove.main, own, "fish")
-    assert json.loads((own / DESCRIPTION).read_text())["classes"] == ["house", "ring", "star"]
+    assert json.loads((own / META).read_text())["classes"] == ["house", "ring", "star"]
     assert "is no class of it; allowed: house, ring, star" in said(remove.main, own, "fish", code=2)
     shutil.copytree(pictures / "fish", tmp_path / "more/fish")
     shutil.copytree(pictures / "star", tmp_path / "more/star")
     assert "5 new pictures, 5 that it had; 4 classes" in said(add.main, own, tmp_path / "more")
-    first, last = (json.loads(text)["report"] for text in (before, (own / DESCRIPTION).read_text()))
+    first, last = (json.loads(text)["report"] for text in (before, (own / META).read_text()))
     assert first["confusion"] == last["confusion"] and first["learned_from"] == last["learned_from"]
 
 
@@ -290,7 +293,7 @@ def test_a_network_of_torchvision_with_weights_of_ones_own(pictures: Path, tmp_p
     chosen = ("--backbone", "mobilenet_v3_small", "--weights", tmp_path / "w.pth")
     said(fit.main, pictures, "--out", tmp_path / "c", *chosen)
     assert (tmp_path / "c" / WEIGHTS).is_file()
-    assert json.loads((tmp_path / "c" / DESCRIPTION).read_text())["weights"] == ""  # no path
+    assert json.loads((tmp_path / "c" / META).read_text())["weights"] == ""  # no path
     query = files(pictures)[0][:2]
     fitted = PictureClassifier("mobilenet_v3_small", weights=str(tmp_path / "w.pth")).fit(*files(pictures))
     shutil.move(tmp_path / "w.pth", tmp_path / "elsewhere.pth")
@@ -299,9 +302,6 @@ def test_a_network_of_torchvision_with_weights_of_ones_own(pictures: Path, tmp_p
     loaded.save(tmp_path / "again")
     again, first = (load_file(tmp_path / name / WEIGHTS) for name in ("again", "c"))
     assert again.keys() == first.keys() and all(torch.equal(again[name], first[name]) for name in first)
-    (tmp_path / "c" / WEIGHTS).unlink()  # as earlier versions left it
-    with pytest.raises(ConfigError, match="weights that are not in it; name them: weights="):
-        PictureClassifier.load(tmp_path / "c")
     named = PictureClassifier.load(tmp_path / "c", weights=str(tmp_path / "elsewhere.pth"))
     np.testing.assert_array_equal(named.predict_proba(query), fitted.predict_proba(query))
     torch.save(models.mobilenet_v3_small(num_classes=7).state_dict(), tmp_path / "other.pth")
@@ -344,7 +344,7 @@ def test_the_demo_answers_its_own_page_alone(address: tuple[str, int], made: Pat
     assert asked(address, "GET", "/", **rebound)[0] == 404
     assert asked(address, "POST", "/predict", b"x", X_Picture="1", **rebound)[0] == 403
     assert asked(address, "POST", "/predict", b"x")[0] == 403  # as the form of another page sends it
-    assert asked(address, "GET", "/../classifier.json")[0] == 404
+    assert asked(address, "GET", "/../meta.json")[0] == 404
 
 
 def test_the_demo_listens_on_this_machine_alone_and_ends_with_ctrl_c(made: Path, tmp_path: Path) -> None:
@@ -353,6 +353,29 @@ def test_the_demo_listens_on_this_machine_alone_and_ends_with_ctrl_c(made: Path,
     os.kill(program.process.pid, signal.SIGINT)
     outcome = program.wait(60)
     assert outcome.code == 0 and "Traceback" not in outcome.text
+
+
+@pytest.mark.parametrize(
+    ("change", "tensors", "named"),
+    [
+        (lambda meta: meta.update(backbone=3), None, "backbone=3"),
+        (lambda meta: meta["report"].pop("threshold"), None, "report: has no field threshold"),
+        (lambda meta: meta["report"].update(head="x"), None, "head='x'"),
+        (lambda meta: meta["report"].update(sharpness=-1), None, "sharpness=-1"),
+        (lambda meta: meta["settings"].update(folds="5"), None, "folds=5"),
+        (lambda meta: meta["classes"].append("more"), None, "classes do not fit"),
+        (lambda meta: meta["names"].pop(), None, "names"),
+        (None, lambda t: t | {"labels": t["labels"] + 1}, "labels"),
+        (None, lambda t: t | {"features": t["features"][:, :7].contiguous()}, "other weights"),
+        (None, lambda t: t | {"features": t["features"] / 0}, "not finite"),
+        (None, lambda t: {"labels": t["labels"]}, "must have features and labels"),
+    ],
+)
+def test_a_forged_classifier_is_refused_in_one_line(change: Any, tensors: Any, named: str, own: Path) -> None:
+    forge(own, change, tensors)
+    with pytest.raises(ConfigError, match="path=") as refused:
+        PictureClassifier.load(own)
+    assert named in str(refused.value) and "\n" not in str(refused.value)
 
 
 @slow

@@ -2,7 +2,6 @@
 
 import json
 import logging
-import random
 import re
 import shutil
 import sys
@@ -19,11 +18,13 @@ from torch import Tensor, nn
 
 from metalearn.classifier.backbones import Backbone
 from metalearn.classifier.classifier import PictureClassifier
-from metalearn.classifier.exported import FILES, FORMATS, ONNX, TORCH
-from metalearn.classifier.saved import DESCRIPTION, TENSORS, WEIGHTS
+from metalearn.classifier.saved import WEIGHTS
 from metalearn.cli import export, predict
 from metalearn.errors import ConfigError
 from metalearn.nn.precision import compute_with
+from metalearn.saved.card import FORMATS, ONNX, TORCH
+from metalearn.saved.exporter import FILES
+from metalearn.saved.form import MANIFEST, META, TENSORS
 from metalearn.tasks.common.pictures import PictureForm
 from tests import drawn_pictures
 from tests.hub import Hub, needs_hub
@@ -131,7 +132,7 @@ def test_an_exported_folder_is_all_that_another_machine_needs(
     folder: Path, fitted: PictureClassifier, pictures: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert {path.name for path in folder.iterdir()} == {
-        DESCRIPTION, TENSORS, WEIGHTS, "preprocessing.json", "README.md",
+        META, MANIFEST, TENSORS, WEIGHTS, "preprocessing.json", "README.md",
     }  # fmt: skip
     here = str(Path(str(fitted.weights)).parent.parent).encode()
     assert not [path.name for path in folder.iterdir() if here in path.read_bytes()]
@@ -154,8 +155,8 @@ def test_an_exported_folder_is_all_that_another_machine_needs(
     assert "bsd-3-clause" in (tmp_path / "again/README.md").read_text()  # the licence goes with the weights
     capsys.readouterr()
     for arguments, message in (
-        (["nowhere", "--format", "onnx"], "--format=onnx: is for classifiers"),
-        ([str(folder), "--network", "x.Y"], "--network: is for runs"),
+        (["nowhere", "--format", "onnx"], "--format: is not for a run"),
+        ([str(folder), "--network", "x.Y"], "--network: is not for a classifier"),
     ):
         assert export.main([*arguments, "--out", str(tmp_path / "new")]) == 2
         assert message in capsys.readouterr().err
@@ -172,60 +173,19 @@ def test_a_changed_classifier_says_that_its_card_is_of_the_one_before(
     assert PictureClassifier.load(tmp_path / "out").classes_.tolist() == ["house", "star"]
 
 
-# Damage
-
-
-def damaged(genuine: Path, copy: Path, chance: random.Random) -> str:
-    """Makes a damaged copy of a folder; returns what was done."""
-    copy.mkdir()
-    names = (DESCRIPTION, TENSORS, WEIGHTS)
-    for name in names:
-        (copy / name).unlink(missing_ok=True)
-        (copy / name).hardlink_to(genuine / name)
-    file = copy / chance.choice(names)
-    content, kind = file.read_bytes(), chance.choice(("cut", "flip", "link", "pipe", "nothing", "field", "folder"))
-    file.unlink()
-    if kind == "cut":
-        file.write_bytes(content[: chance.randrange(len(content))])
-    elif kind == "flip":
-        changed = bytearray(content)
-        changed[chance.randrange(min(len(content), chance.choice((16, 4000, 10**9))))] ^= 1 << chance.randrange(8)
-        file.write_bytes(changed)
-    elif kind == "link":
-        file.symlink_to(genuine / file.name)
-    elif kind == "pipe":
-        import os
-
-        os.mkfifo(file)
-    elif kind == "folder":
-        file.mkdir()
-    elif kind == "field":
-        file.write_bytes(content)
-        fields = json.loads((genuine / DESCRIPTION).read_text())
-        del fields["sha256"]
-        holder = fields[chance.choice(("report", "settings"))] if chance.random() < 0.5 else fields
-        name = chance.choice(list(holder))
-        holder[name] = chance.choice(
-            [None, -1, 1e400, float("nan"), 2**63, "x" * 10**5, [], {}, [[[]]], True, "\x1b[2J"]
-        )
-        (copy / DESCRIPTION).unlink()
-        (copy / DESCRIPTION).write_text(json.dumps(fields))
-    return f"{kind} {file.name}"
-
-
-@pytest.mark.parametrize("tries", [20, pytest.param(200, marks=slow)])
-def test_a_damaged_folder_is_refused_in_one_line(folder: Path, tmp_path: Path, tries: int) -> None:
-    chance, refused = random.Random(tries), 0
-    for number in range(tries):
-        what = damaged(folder, tmp_path / f"{number}", chance)
-        try:
-            classifier = PictureClassifier.load(tmp_path / f"{number}")
-            found = classifier.predict_proba([np.zeros((9, 9, 3), np.uint8)])
-            assert np.isfinite(found).all() and what.startswith("field"), what
-        except ValueError as error:
-            refused += 1
-            assert "\n" not in str(error) and "\x1b" not in str(error) and len(str(error)) < 2000, what
-    assert refused >= tries * 0.7
+@pytest.mark.parametrize("name", [META, MANIFEST, TENSORS, WEIGHTS])
+def test_a_damaged_file_is_named(name: str, folder: Path, tmp_path: Path) -> None:
+    copy = shutil.copytree(folder, tmp_path / "copy")
+    genuine = (copy / name).read_bytes()
+    for content in (b"", genuine[:-9], genuine[:40] + b"x" + genuine[41:], None):
+        (copy / name).unlink()
+        if content is not None:
+            (copy / name).write_bytes(content)
+        with pytest.raises(ConfigError, match=name) as refused:
+            PictureClassifier.load(copy)
+        assert "\n" not in str(refused.value)
+        (copy / name).write_bytes(genuine)
+    PictureClassifier.load(copy)
 
 
 # The hub
@@ -237,18 +197,16 @@ def test_a_classifier_goes_to_a_hub_and_comes_back(
 ) -> None:
     address = fitted.push_to_hub("me/animals", private=True, licence="BSD-3-Clause", timeout=60)
     assert address.endswith("/me/animals") and hub.private == [True]
-    assert set(hub.files) == {DESCRIPTION, TENSORS, WEIGHTS, "preprocessing.json", "README.md"}
+    assert set(hub.files) == {META, MANIFEST, TENSORS, WEIGHTS, "preprocessing.json", "README.md"}
     assert b'from_pretrained("me/animals")' in hub.files["README.md"]
     hub.files["evil.py"] = b"raise SystemExit"
     back = PictureClassifier.from_pretrained("me/animals", revision="main", timeout=60)
     query = [pictures / "star/00.png"]
     np.testing.assert_array_equal(back.predict_proba(query), fitted.predict_proba(query))
     assert not list((tmp_path / "cache").rglob("evil.py"))
-    hub.sizes[TENSORS] = 2**40
-    with pytest.raises(ConfigError, match=r"classifier.safetensors: has 1,099,511,627,776 bytes, and at most"):
-        PictureClassifier.from_pretrained("me/animals", timeout=60)
     del hub.files[TENSORS]
-    with pytest.raises(ConfigError, match=r"classifier.safetensors: is not there"):
+    shutil.rmtree(tmp_path / "cache")
+    with pytest.raises(ConfigError, match=rf"{TENSORS}: No such file"):
         PictureClassifier.from_pretrained("me/animals", timeout=60)
     with pytest.raises(ConfigError, match=r"name=me/nothing: .*404"):
         PictureClassifier.from_pretrained("me/nothing", timeout=60)

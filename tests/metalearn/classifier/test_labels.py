@@ -11,8 +11,8 @@ from torch import nn
 
 from metalearn.classifier.backbones import Backbone, of_module
 from metalearn.classifier.classifier import PictureClassifier
-from metalearn.classifier.saved import FILES
 from metalearn.cli import add, predict, remove
+from metalearn.saved.form import META, TENSORS
 from tests import drawn_pictures
 from tests.metalearn.classifier.test_classifier import said
 
@@ -48,7 +48,7 @@ def test_folders_and_commands_name_classes_that_are_numbers(numbered: tuple[Path
     classifier, more = numbered
     assert "6 new pictures, 0 that it had; 3 classes" in said(add.main, classifier, more)
     assert PictureClassifier.load(classifier).classes_.tolist() == [1, 2, 3]
-    before = {name: (classifier / name).read_bytes() for name in FILES if (classifier / name).exists()}
+    before = {name: (classifier / name).read_bytes() for name in (META, TENSORS)}
     shutil.copytree(more / "1", tmp_path / "other/4")
     message = said(add.main, classifier, tmp_path / "other", code=2)
     assert "FOLDER: the class 4 is a text, and those of this classifier are numbers: 1, 2, 3" in message
@@ -71,13 +71,3 @@ def test_labels_that_are_none_are_refused(labels: list[Any], backbone: Backbone)
     with pytest.raises(ValueError, match=r"^y: |^y=") as refused:
         PictureClassifier(backbone).fit(pictures(4), labels if len(labels) == 3 else [*labels, *labels][:4])
     assert "give" in str(refused.value) or "must be" in str(refused.value)
-
-
-def test_nothing_is_saved_that_could_not_be_loaded(backbone: Backbone, tmp_path: Path) -> None:
-    classifier = PictureClassifier(backbone).fit(pictures(4), [1, 2, 1, 2])
-    classifier.save(tmp_path / "c")
-    before = (tmp_path / "c" / FILES[0]).read_bytes()
-    classifier.classes_ = np.array(["1", "1"])
-    with pytest.raises(ValueError, match="cannot be saved, since nothing could load it: classes must be there once"):
-        classifier.save(tmp_path / "c", replace=True)
-    assert (tmp_path / "c" / FILES[0]).read_bytes() == before

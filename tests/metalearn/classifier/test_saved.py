@@ -14,14 +14,14 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import nn
 
-from metalearn.classifier import saved
 from metalearn.classifier.backbones import Backbone, of_module
 from metalearn.classifier.classifier import PictureClassifier
 from metalearn.classifier.collected import Collected
-from metalearn.classifier.saved import FILES, Weights, read, write
+from metalearn.classifier.saved import WEIGHTS, Weights, read, write
 from metalearn.classifier.validation import report_of_changed
 from metalearn.cli import export, fit, predict
 from metalearn.errors import ConfigError, DataError
+from metalearn.saved import form
 from tests import drawn_pictures
 from tests.metalearn.classifier.test_classifier import said
 
@@ -67,53 +67,55 @@ class Killed(BaseException):
 def test_a_kill_while_it_is_replaced_leaves_a_whole_one(
     backbone: Backbone, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Before each renaming in turn; then the classifier is saved again."""
+    """Before each renaming in turn; then the classifier is saved again. Files of people's own stay."""
     folder, made = tmp_path / "c", [fitted(backbone, classes)._saved() for classes in (2, 3)]
     weights = [Weights({"w": torch.full((2,), float(number))}, None) for number in range(2)]
-    for calls in range(9):
+    for calls in range(4):
         shutil.rmtree(folder, ignore_errors=True)
         write(folder, made[0], replace=False, weights=weights[0], page=None)
-        left, rename = [calls], Path.replace
+        (folder / "notes.txt").write_text("mine")
+        left, rename = [calls], Path.rename
 
         def killed(path: Path, to: Any, left: list[int] = left, rename: Any = rename) -> Path:
             if not left[0]:
                 raise Killed
             left[0] -= 1
-            return rename(path, to)
+            return rename(path, to)  # type: ignore[no-any-return]
 
         with monkeypatch.context() as patch:
-            patch.setattr(Path, "replace", killed)
+            patch.setattr(Path, "rename", killed)
             try:
                 write(folder, made[1], replace=True, weights=weights[1], page=None)
             except Killed:
                 pass
             else:
-                assert calls == 5  # the number of renamings
+                assert calls == 2  # the number of renamings
                 break
         found, place = read(folder, "path")
-        number = made.index(next(one for one in made if one.classes == found.classes))
-        assert torch.equal(found.features, made[number].features) and place.weights is not None
-        assert torch.equal(load_file(place.weights)["w"], weights[number].state["w"])
+        assert found.classes == made[0].classes and place.weights is not None
+        assert torch.equal(load_file(place.weights)["w"], weights[0].state["w"])
         write(folder, made[0], replace=True, weights=weights[0], page=None, before=place.digest)
-        assert read(folder, "path")[0].classes == made[0].classes
-        assert {path.name for path in folder.iterdir() if not path.name.startswith(".")} == set(FILES)
+        assert (folder / "notes.txt").read_text() == "mine"
+        assert [path.name for path in tmp_path.iterdir()] == ["c"]
+    found, place = read(folder, "path")
+    assert found.classes == made[1].classes and torch.equal(load_file(place.weights or "")["w"], torch.ones(2))
     write(folder, made[1], replace=True, weights=None, page=None)
-    assert read(folder, "path")[1].weights is None and not (folder / FILES[2]).exists()
+    assert read(folder, "path")[1].weights is None and not (folder / WEIGHTS).exists()
 
 
 def test_who_reads_while_it_is_replaced_gets_the_new_one(
     backbone: Backbone, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fitted(backbone, 2).save(tmp_path / "c")
-    other, calls = fitted(backbone, 3), []
+    other, calls, digest_of = fitted(backbone, 3), list[Path](), form.digest_of
 
-    def replaced(path: Path) -> object:
+    def replaced(path: Path) -> str:
         if not calls:
             calls.append(path)
             other.save(tmp_path / "c", replace=True)
-        return load_file(path)
+        return digest_of(path)
 
-    monkeypatch.setattr(saved, "load_file", replaced)  # is called after the description was read
+    monkeypatch.setattr(form, "digest_of", replaced)  # is called after the manifest was read
     found = PictureClassifier.load(tmp_path / "c", backbone=backbone)
     assert calls and found.classes_.tolist() == other.classes_.tolist()
 
@@ -171,6 +173,6 @@ def test_a_full_disk_is_named(backbone: Backbone, tmp_path: Path, monkeypatch: p
     def full(*_: Any) -> None:
         raise SafetensorError("Error while serializing: IoError(No space left on device (os error 28))")
 
-    monkeypatch.setattr(saved, "save_file", full)
+    monkeypatch.setattr("safetensors.torch.save_file", full)
     with pytest.raises(ConfigError, match=r"path=.*c: cannot be written: .*No space left on device"):
         fitted(backbone, 2).save(tmp_path / "c")

@@ -15,10 +15,10 @@ from metalearn.classifier import tuning, validation
 from metalearn.classifier.backbones import Backbone, of_module
 from metalearn.classifier.classifier import PictureClassifier
 from metalearn.classifier.collected import Collected
-from metalearn.classifier.saved import DESCRIPTION
 from metalearn.cli import fit
 from metalearn.cli.fit import summary
 from metalearn.errors import ConfigError
+from metalearn.saved.form import META
 from tests import drawn_pictures
 from tests.runs import slow
 
@@ -114,7 +114,6 @@ def test_it_is_saved_loaded_pickled_changed_and_exported(
     query, truth = pictures(5, 4)
     expected = tuned.predict_proba(query)
     tuned.save(tmp_path / "c")
-    assert json.loads((tmp_path / "c" / DESCRIPTION).read_text())["format"] == 2
     loaded = PictureClassifier.load(tmp_path / "c", backbone=backbone)
     for one in (loaded, pickle.loads(pickle.dumps(tuned))):
         np.testing.assert_array_equal(one.predict_proba(query), expected)
@@ -196,5 +195,5 @@ def test_the_command_tunes_the_default_network(tmp_path: Path, capsys: pytest.Ca
     out = tmp_path / "c"
     assert fit.main([str(root), "--out", str(out), "--minutes", "10", "--steps", "2"]) == 0
     assert "tuning: 2 steps; nested cross-validation: frozen " in capsys.readouterr().out
-    report = json.loads((out / DESCRIPTION).read_text())["report"]
+    report = json.loads((out / META).read_text())["report"]
     assert report["tuning"]["steps"] == 2

@@ -1,28 +1,27 @@
-"""A network as one program that runs without this one: ONNX, or torch's own export. The folder also has what its reader
-needs: how pictures are shown to it, and a model card."""
+"""The one exporter: of a learner, an adapted task, a classifier or a table. It writes a folder for other machines, in
+the form that this program reads, or with one program that runs without it: ONNX, or torch's own export."""
 
 import importlib.util
 import json
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from metalearn.api.pictures import described
-from metalearn.checks import first_line
+from metalearn.checks import first_line, one_of
 from metalearn.errors import ConfigError
 from metalearn.nn.precision import computing_with
-from metalearn.storage.files import is_path_here
+from metalearn.saved.card import FOLDER, FORMATS, ONNX, TORCH, Card
+from metalearn.saved.form import CARD, META
+from metalearn.storage.files import is_path_here, whole_folder
 from metalearn.tasks.common.pictures import PictureForm, Pixels
 
-ONNX, TORCH = PROGRAMS = "onnx", "torch-export"
-
 FILES = {ONNX: "model.onnx", TORCH: "model.pt2"}
-"""The file of a format."""
+"""The file of a program."""
 
 PREPROCESSING = "preprocessing.json"
 
@@ -32,13 +31,72 @@ LARGEST_DIFFERENCE = 1e-4
 _NEEDED = ("onnx", "onnxscript", "onnxruntime")
 
 
-def check_packages(file_format: str) -> None:
-    """Raises ConfigError if packages are missing that a format needs."""
+class NetworkToExport(NamedTuple):
+    """A network that becomes a program.
+
+    Attributes:
+        network: from pictures, or rows of a table, float [n, …], as `x`, to a tuple of outputs [n, …].
+        x: four of them.
+        ours: what each output must be for them, computed `in_batches`.
+        name: what messages call the network.
+        outputs: the names of the outputs.
+        inputs: the name of the input.
+        folded: compute beforehand what does not depend on the input.
+    """
+
+    network: nn.Module
+    x: Tensor
+    ours: Sequence[Tensor]
+    name: str
+    outputs: Sequence[str]
+    inputs: str = "pictures"
+    folded: bool = False
+
+
+def export(
+    key: str,
+    out: Path,
+    file_format: str,
+    *,
+    fill: Callable[[Path], None],
+    program: Callable[[], NetworkToExport] | None,
+    about: tuple[str, Mapping[str, Any]] | None,
+    card: Card,
+) -> list[str]:
+    """Writes the new folder `out`, whole or not at all; returns what there is to say, in lines.
+
+    Args:
+        key: what messages call `out`.
+        file_format: one of `metalearn.saved.card.FORMATS`.
+        fill: writes the saved form into an empty folder.
+        program: gives the program; None: there is only the folder.
+        about: the name and the content of the file that says what a program reads and answers.
+        card: for README.md.
+
+    Raises:
+        ConfigError: a package is missing, the program differs from this one by more than 1e-4, a path of this machine
+            would be in the folder, or it cannot be written.
+    """
+    one_of("format", file_format, FORMATS if program else (FOLDER,))
     missing = [name for name in _NEEDED if file_format == ONNX and importlib.util.find_spec(name) is None]
     if missing:
         raise ConfigError(
             f"format={ONNX}: {' and '.join(missing)} are not installed; type pip install 'metalearn-train[onnx]'"
         )
+    lines = []
+    with whole_folder(key, out) as folder:
+        if program is None or file_format == FOLDER:
+            fill(folder)
+            _refuse_paths(json.loads((folder / META).read_text(encoding="utf-8")))
+        else:
+            difference = write_program(program(), folder / FILES[file_format], file_format)
+            lines.append(f"largest difference from this program: {difference:.1e}")
+        if about is not None:
+            name, content = about
+            _refuse_paths(content)
+            (folder / name).write_text(json.dumps(content, indent=1, allow_nan=False) + "\n", encoding="utf-8")
+        (folder / CARD).write_text(card.text(file_format), encoding="utf-8")
+    return lines
 
 
 def noise(form: PictureForm) -> list[Pixels]:
@@ -56,45 +114,25 @@ def in_batches(x: Tensor) -> tuple[Tensor, Tensor]:
     return x[:1], x[1:]
 
 
-def write_program(
-    network: nn.Module,
-    x: Tensor,
-    ours: Sequence[Tensor],
-    path: Path,
-    file_format: str,
-    *,
-    name: str,
-    outputs: Sequence[str],
-    given: str = "pictures",
-    folded: bool = False,
-) -> float:
+def write_program(program: NetworkToExport, path: Path, file_format: str) -> float:
     """Writes the program; returns the largest difference of an output from ours, as a part of the largest of it where
     that is above 1.
-
-    Args:
-        network: from pictures, or rows of a table, float [n, …], as `x`, to a tuple of outputs [n, …].
-        x: four of them.
-        ours: what each output must be for them, computed `in_batches`.
-        file_format: one of `PROGRAMS`.
-        name: what messages call the network.
-        outputs: the names of the outputs.
-        given: the name of the input.
-        folded: compute beforehand what does not depend on the input.
 
     Raises:
         ConfigError: the difference is above `LARGEST_DIFFERENCE`, or torch cannot export the network.
     """
+    network, x, ours, name, outputs, inputs, folded = program
     try:
         # torch.export asks a flag that torch cannot tell after a run in full precision; on a CPU it has no effect.
         with computing_with("tf32"), torch.no_grad():
-            program = _exported(network, x[:2])
+            graph = _exported(network, x[:2])
             if folded:
                 # Without operations in place, which would change a folded value at every call.
-                program = _exported(_folded(program.run_decompositions({})), x[:2])
+                graph = _exported(_folded(graph.run_decompositions({})), x[:2])
             if file_format == ONNX:
-                theirs = _run_as_onnx(program, path, x, given, outputs)
+                theirs = _run_as_onnx(graph, path, x, inputs, outputs)
             else:
-                theirs = _run_as_torch(program, path, x)
+                theirs = _run_as_torch(graph, path, x)
     except Exception as error:  # torch, onnx and onnxruntime raise many types
         raise ConfigError(f"format={file_format}: {name} cannot be exported: {first_line(error)}") from error
     sizes = [max(1.0, b.abs().max().item()) for b in ours]  # a mean may have any unit
@@ -129,51 +167,38 @@ def _run_as_torch(program: torch.export.ExportedProgram, path: Path, x: Tensor) 
 
 
 def _run_as_onnx(
-    program: torch.export.ExportedProgram, path: Path, x: Tensor, given: str, outputs: Sequence[str]
+    program: torch.export.ExportedProgram, path: Path, x: Tensor, inputs: str, outputs: Sequence[str]
 ) -> list[Tensor]:
     import onnxruntime
 
     # From torch.export's program, so that both formats hold the same. The exporter by TorchScript is deprecated since
     # torch 2.9, where this one became the default.
-    made = torch.onnx.export(program, dynamo=True, input_names=[given], output_names=list(outputs), verbose=False)
+    made = torch.onnx.export(program, dynamo=True, input_names=[inputs], output_names=list(outputs), verbose=False)
     assert made is not None
     made.save(path)
     session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
-    found = [session.run(None, {given: part.numpy()}) for part in in_batches(x)]
+    found = [session.run(None, {inputs: part.numpy()}) for part in in_batches(x)]
     return [torch.from_numpy(np.concatenate(parts)) for parts in zip(*found, strict=True)]
 
 
-# What lies beside it
+def picture_input(form: Mapping[str, Any], classes: Sequence[Any], **more: Any) -> tuple[str, dict[str, Any]]:
+    """How pictures in a form, as plain values, are shown to a program, and what its outputs mean."""
+    words = "pictures: float32 [n, channels, image_size, image_size], red, green, blue; on white if transparent"
+    return PREPROCESSING, {"input": words, **form, "classes": list(classes), **more}
 
 
-def write_preprocessing(folder: Path, form: PictureForm, classes: Sequence[Any], **more: Any) -> None:
-    """Writes how pictures are shown to a program, and what its outputs mean."""
-    content = {
-        "input": "pictures: float32 [n, channels, image_size, image_size], red, green, blue; on white if transparent",
-        **(described(form) or {}), "filter": form.resample, "crop": form.crop, "classes": list(classes), **more,
-    }  # fmt: skip
-    refuse_paths(content)
-    (folder / PREPROCESSING).write_text(json.dumps(content, indent=1, allow_nan=False) + "\n", "utf-8")
-
-
-def refuse_paths(content: object) -> None:
-    """Raises ConfigError if plain values have a path of this machine, such as a label that is one."""
-    for key, value in _texts(content):
-        if is_path_here(value):
-            raise ConfigError(
-                f"{key}={value}: is a path of this machine, and what is exported holds none; fit with other labels, "
-                "such as the names of the folders"
-            )
-
-
-def _texts(node: object, key: str = "") -> Iterator[tuple[str, str]]:
-    """(key, text) of every text, and of every name in an object."""
-    if isinstance(node, str):
-        yield key, node
-    for name, value in node.items() if isinstance(node, dict) else ():
-        yield from ((key, name), *_texts(value, name))
-    for value in node if isinstance(node, list) else ():
-        yield from _texts(value, key)
+def _refuse_paths(content: object, key: str = "") -> None:
+    """Raises ConfigError if plain values, or the names in them, have a path of this machine, such as a label."""
+    if isinstance(content, str) and is_path_here(content):
+        raise ConfigError(
+            f"{key}={content}: is a path of this machine, and what is exported holds none; fit with other labels, such "
+            "as the names of the folders"
+        )
+    for name, value in content.items() if isinstance(content, dict) else ():
+        _refuse_paths(name, key)
+        _refuse_paths(value, name)
+    for value in content if isinstance(content, list) else ():
+        _refuse_paths(value, key)
 
 
 def first_few_of(texts: Iterable[object], most: int = 100) -> str:
@@ -182,8 +207,17 @@ def first_few_of(texts: Iterable[object], most: int = 100) -> str:
     return ", ".join(every[:most]) + (f", and {len(every) - most} more" if len(every) > most else "")
 
 
-USES = {
-    ONNX: """With `pip install onnxruntime pillow`, in this folder: `python use.py picture.jpg`, where `use.py` is
+USE_TORCH = """`torch.export.load` may run code of a file: load those that you trust.
+
+```python
+import torch
+
+run = torch.export.load("model.pt2").module()
+CALL
+```"""
+"""How to use a program of torch. CALL is replaced."""
+
+USE_PICTURES = """With `pip install onnxruntime pillow`, in this folder: `python use.py picture.jpg`, where `use.py` is
 
 ```python
 import json
@@ -220,14 +254,11 @@ for number, path in enumerate(sys.argv[1:]):
     row, least = found["probabilities"][number], about.get("threshold")
     known = least is None or found["similarity"][number] >= least
     print(path, about["classes"][row.argmax()] if known else "none of these", f"{row.max():.6f}", sep="\\t")
-```""",
-    TORCH: """`torch.export.load` may run code of a file: load those that you trust.
+```"""
+"""How to use an ONNX program of pictures."""
 
-```python
-import torch
 
-run = torch.export.load("model.pt2").module()
-OUTPUTS = run(pictures)  # float32 [n, channels, size, size] from 0 to 1, see preprocessing.json
-```""",
-}
-"""How to use a program, by format. OUTPUTS is replaced."""
+def uses_of_pictures(outputs: str) -> dict[str, str]:
+    """How to use a program of pictures, by format."""
+    call = f"{outputs} = run(pictures)  # float32 [n, channels, size, size] from 0 to 1, see {PREPROCESSING}"
+    return {ONNX: USE_PICTURES, TORCH: USE_TORCH.replace("CALL", call)}

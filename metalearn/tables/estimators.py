@@ -10,13 +10,18 @@ from typing import Any, Self
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import Tensor, nn
 
 from metalearn.algorithms.pfn import answers
 from metalearn.api.learner import Learner
 from metalearn.api.load import load
 from metalearn.checks import fraction
 from metalearn.errors import ConfigError
+from metalearn.reporting.provenance import made_with
+from metalearn.saved import exporter, form
+from metalearn.saved.card import FOLDER, ONNX, TORCH, Card
+from metalearn.saved.exporter import USE_TORCH, NetworkToExport
+from metalearn.saved.form import Kind, SavedFolder
 from metalearn.storage.files import whole_folder
 from metalearn.tasks.priors.source import PriorTasks
 from metalearn.types import Batch, InContext
@@ -38,8 +43,20 @@ GROUPS, TASKS = 1000, 64
 MOST_TEXTS = 20
 """A column of so many different texts may hold categories, however few the rows are."""
 
-KNOWN, TARGETS, NETWORK = "known.parquet", "targets.parquet", "network"
-"""What a folder of a fitted estimator holds."""
+NETWORK = "network"
+"""The folder of the learner within that of a fitted estimator."""
+
+TABLE = Kind("table", 1, {
+    "columns": [{"name": str}], "named": bool, "classes": list | None, "labels_as": str | None,
+})  # fmt: skip
+"""Its tensors are `cells`, the known rows as numbers, and `targets`. A column of texts has `categories`, which its
+numbers stand for; they are `named` if they came from a data frame. numpy's type of the labels is `labels_as`."""
+
+COLUMNS = "columns.json"
+"""How the columns of a table become the numbers that a program reads."""
+
+LEVELS = (0.05, 0.5, 0.95)
+"""Quantiles that the program of a regressor gives."""
 
 log = logging.getLogger("metalearn")
 
@@ -53,24 +70,25 @@ class _Reader(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no types
     def fit(self, X: Any, y: Any) -> Self:  # noqa: N803
         raise NotImplementedError
 
-    def _show(self, X: Any, y: Tensor) -> None:  # noqa: N803 (scikit-learn's name)
-        """Remembers the known rows: their numbers, and the keys and values that queries read."""
-        learner = self._opened()
-        codes = _codes(X)
-        cells = _numbers(X, codes)
-        place = _mean_and_spread(cells) if self._standardizes() else None
-        x = _shown(cells, place)
+    def _show(self, columns: list[dict[str, Any]], cells: Tensor, targets: Tensor) -> None:
+        """Remembers the known rows: their numbers [n, d] and [n], and the keys and values that queries read."""
+        learner, of_classes = self._opened(), not targets.is_floating_point()
+        standardizes = self._standardizes()
+        place = _mean_and_spread(cells) if standardizes else None
+        target = _mean_and_spread(targets[:, None]) if standardizes and not of_classes else None
+        x, y = _shown(cells, place), targets if of_classes else _shown(targets[:, None], target, "y")
         rows, features = _trained_on(learner)
-        for what, found, most in (("known rows", len(x), rows), ("features", x.shape[1], features)):
-            if found > most:
+        for what, number, most in (("known rows", len(x), rows), ("features", x.shape[1], features)):
+            if number > most:
                 log.warning(
                     "%s: there are %d %s, and it was trained on tables of at most %d: nothing says how good it is here",
-                    self.path, found, what, most,
+                    self.path, number, what, most,
                 )  # fmt: skip
         with learner.computing(), torch.no_grad():
             support = Batch(learner.on_device(x[None]), y[None].to(learner.device))
             known = self._reads().remember(learner.params, support)
-        self._codes, self._place, self._known = codes, place, known
+        self._columns, self._cells, self._targets = columns, cells, targets
+        self._place, self._target, self._known = place, target, known
 
     def _standardizes(self) -> bool:
         """Whether the network reads columns and targets with mean 0 and variance 1. Then they are brought there in
@@ -78,57 +96,89 @@ class _Reader(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no types
         return bool(self._opened().taught.config.model.get("standardize", False))
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Saves what was fitted in a new folder: the network, as `Learner.save` does, and the known rows, a Parquet
-        file of one's data.
+        """Saves what was fitted in a new folder: the network, as `Learner.save` does, and the known rows, which are
+        your data.
 
         Raises:
-            ValueError: it is not fitted, there is something at `path`, it cannot be written, or the known rows are
-                nothing that Parquet has types for.
+            ValueError: it is not fitted, there is something at `path`, it cannot be written, or a label is neither a
+                text nor a number.
         """
         check_is_fitted(self)
-        import pyarrow
-        from pyarrow import parquet
-
-        x, y = self._table
-        columns = x if _is_frame(x) else {f"{number}": column for number, column in enumerate(x.T)}
-        try:
-            tables = {KNOWN: pyarrow.table(columns), TARGETS: pyarrow.table({"target": y})}
-        except pyarrow.ArrowException as error:
-            raise ConfigError(f"X, y: Parquet has no type for a column ({error}); give it numbers or texts") from error
         with whole_folder("path", Path(path)) as folder:
-            for name, table in tables.items():
-                parquet.write_table(table, folder / name)
-            self._opened().save(folder / NETWORK)
+            self._fill(folder)
 
-    def export(self, path: str | os.PathLike[str], *, format: str = "onnx", licence: str | None = None) -> str:  # noqa: A002 (the option's name)
+    def _fill(self, folder: Path) -> None:
+        classes = getattr(self, "classes_", None)
+        labels = None if classes is None else classes.tolist()
+        strange = [label for label in labels or () if not isinstance(label, str | int | float)]
+        if strange:
+            raise ConfigError(f"y: {strange[0]!r} is neither a text nor a number, and no other label can be saved")
+        self._opened().save(folder / NETWORK)
+        meta = {"columns": self._columns, "named": hasattr(self, "feature_names_in_"), "classes": labels}
+        meta["labels_as"] = None if classes is None else classes.dtype.str
+        form.fill(folder, TABLE, {"cells": self._cells, "targets": self._targets}, meta)
+
+    def export(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        format: str = "onnx",  # noqa: A002 (the option's name)
+        licence: str | None = None,
+        key: str = "path",
+    ) -> list[str]:
         """Writes a new folder with one program, which runs without this one: the network with the keys and values of
-        the known rows. columns.json says how columns become its numbers. Returns what there is to say.
+        the known rows. columns.json says how columns become its numbers. Returns what there is to say, in lines.
 
         Args:
-            format: `onnx` (`pip install metalearn-train[onnx]`) or `torch-export`.
+            format: `onnx` (`pip install metalearn-train[onnx]`) or `torch-export`; or `folder`, as `save`, with a card.
             licence: of the network and the known rows, for the model card.
+            key: how messages name the path.
 
         Raises:
             ValueError: it is not fitted, a package is missing, the program differs from this one by more than 1e-4, or
                 the folder cannot be written.
         """
-        from metalearn.api.exported_table import export
-
         check_is_fitted(self)
-        return export(self, Path(path), file_format=format, licence=licence, key="path")
+        out, of_classes = Path(path), isinstance(self, ClassifierMixin)
+        outputs = ["probabilities"] if of_classes else ["mean", "quantiles"]
+
+        def program() -> NetworkToExport:
+            if self._opened().device.type != "cpu":
+                raise ConfigError(f"format={format}: programs are made on the CPU; give the estimator device='cpu'")
+            x = torch.randn(4, len(self._columns), generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+            if self._place is not None:
+                x = x * self._place[1] + self._place[0]
+            for number, column in enumerate(self._columns):
+                if "categories" in column:
+                    x[:, number] = torch.arange(4) % len(column["categories"])
+            x[3, 0] = torch.nan
+            network = _Network(self)
+            with torch.no_grad():
+                ours = network(x)
+            return NetworkToExport(network, x, ours, f"path={self.path}", outputs, inputs="rows", folded=True)
+
+        words = "rows: float64 [n, columns]; NaN is a missing value, or a new category"
+        means = {"classes": self.classes_.tolist()} if of_classes else {"quantiles": list(LEVELS)}
+        rows = "" if format == FOLDER else "; their keys and values are in the program, not the rows themselves"
+        facts = {
+            "Predicts": "the probabilities of classes" if of_classes else "the mean, and quantiles",
+            "Known rows": f"{len(self._targets)}{rows}",
+            "Licence": licence or "not known", **made_with(),
+        }  # fmt: skip
+        call = f"{', '.join(outputs)} = run(rows)  # float64 [n, columns], see {COLUMNS}"
+        folder = _USE_FOLDER.replace("CLASS", type(self).__name__).replace("NAME", out.name)
+        use = {FOLDER: folder, ONNX: _USE_ONNX, TORCH: USE_TORCH.replace("CALL", call)}
+        task = f"tabular-{'classification' if of_classes else 'regression'}"
+        return exporter.export(
+            key, out, format, fill=self._fill, program=program,
+            about=(COLUMNS, {"input": words, "columns": self._columns, **means}),
+            card=Card(out.name, task, ["prior-fitted network"], licence, facts, use),
+        )  # fmt: skip
 
     def texts(self) -> list[str]:
         """The names of the columns whose values stand for categories."""
         check_is_fitted(self)
-        return [str(name) for place, name in enumerate(_names(self._table[0])) if place in self._codes]
-
-    def _columns(self) -> list[dict[str, Any]]:
-        """The name of each number of a row that the network reads, and the texts that it stands for."""
-        x = self._table[0]
-        return [
-            {"name": str(name)} | ({"categories": self._codes[place]} if place in self._codes else {})
-            for place, name in enumerate(_names(x))
-        ]
+        return [column["name"] for column in self._columns if "categories" in column]
 
     @classmethod
     def load(cls, path: str | os.PathLike[str], *, plugins: Sequence[str] = (), device: str = "cpu") -> Self:
@@ -141,18 +191,23 @@ class _Reader(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no types
         Raises:
             ValueError: there is no such folder, it holds something else, or a file is damaged.
         """
-        return cls(Path(path) / NETWORK, plugins=plugins, device=device)._show_again(Path(path))
+        saved = _saved(Path(path))
+        return cls(Path(path) / NETWORK, plugins=plugins, device=device)._show_saved(saved)
 
-    def _show_again(self, folder: Path) -> Self:
-        """Fits to the known rows that `save` has put into a folder."""
-        from pyarrow import parquet
-
-        if not (folder / KNOWN).exists():
-            raise ConfigError(f"path={folder}: holds no {KNOWN}; give a folder that PFNClassifier.save has made")
-        table, y = (parquet.read_table(folder / name) for name in (KNOWN, TARGETS))
-        was_frame = b"pandas" in (table.schema.metadata or {})
-        x = table.to_pandas() if was_frame else np.column_stack([column.to_numpy() for column in table.columns])
-        return self.fit(x, y["target"].to_numpy())
+    def _show_saved(self, saved: SavedFolder) -> Self:
+        self._reads()
+        tensors, meta, folder = saved
+        names = [column["name"] for column in meta["columns"]]
+        cells, targets = (tensors.get(name, torch.empty(0)) for name in ("cells", "targets"))
+        if cells.shape != (len(targets), len(names)) or not len(targets):
+            raise ConfigError(f"path={folder}: its cells, targets and columns do not fit each other")
+        self.n_features_in_ = len(names)
+        if meta["named"]:
+            self.feature_names_in_ = np.array(names, dtype=object)
+        if meta["classes"] is not None:
+            self.classes_ = np.array(meta["classes"], dtype=meta["labels_as"])
+        self._show(meta["columns"], cells, targets)
+        return self
 
     def _outputs(self, X: Any) -> Tensor:  # noqa: N803
         """The outputs [n, d] of the network. Those of a row have the same bits in any call."""
@@ -161,7 +216,7 @@ class _Reader(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no types
         checked = validate_data(
             self, X, reset=False, dtype=None, ensure_all_finite="allow-nan", skip_check_array=is_frame
         )
-        x, learner = _shown(_numbers(X if is_frame else checked, self._codes), self._place), self._opened()
+        x, learner = _shown(_numbers(X if is_frame else checked, self._columns), self._place), self._opened()
         with learner.computing(), torch.no_grad():
             found = answers(self._reads(), learner.params, self._known, learner.on_device(x[None]))[0].double().cpu()
         if not found.isfinite().all():
@@ -230,8 +285,9 @@ class PFNClassifier(ClassifierMixin, _Reader):  # type: ignore[misc]
                 f"y: has {len(classes)} classes, and path={self.path} was made for {most}; give fewer, or a run with "
                 f"model.classes={len(classes)} or more"
             )
-        self._show(X, torch.from_numpy(numbers))
-        self.classes_, self._table = classes, (X.copy(), y.copy())  # the caller may change theirs
+        columns = _columns(X)
+        self._show(columns, _numbers(X, columns), torch.from_numpy(numbers))
+        self.classes_ = classes
         return self
 
     def predict_proba(self, X: Any) -> NDArray[np.float64]:  # noqa: N803
@@ -260,10 +316,8 @@ class PFNRegressor(RegressorMixin, _Reader):  # type: ignore[misc]
         """
         X, y = _checked(self, X, y, y_numeric=True)  # noqa: N806
         self._reads()
-        targets = y.astype(np.float64)[:, None]
-        place = _mean_and_spread(targets) if self._standardizes() else None
-        self._show(X, _shown(targets, place, "y"))
-        self._target, self._table = place, (X.copy(), y.copy())  # the caller may change theirs
+        columns = _columns(X)
+        self._show(columns, _numbers(X, columns), torch.from_numpy(y.astype(np.float64)))
         return self
 
     def predict(self, X: Any) -> NDArray[np.float64]:  # noqa: N803
@@ -313,7 +367,15 @@ def fitted(path: str | os.PathLike[str], *, plugins: Sequence[str] = ()) -> PFNC
     Raises:
         ValueError: as `PFNClassifier.load`.
     """
-    return estimator(Path(path) / NETWORK, plugins=plugins)._show_again(Path(path))
+    saved = _saved(Path(path))
+    return estimator(Path(path) / NETWORK, plugins=plugins)._show_saved(saved)
+
+
+def _saved(folder: Path) -> SavedFolder:
+    try:
+        return form.load(folder, TABLE)
+    except ValueError as error:
+        raise ConfigError(f"path={folder}: {error}; give a folder that PFNClassifier.save has made") from error
 
 
 def _checked(model: Any, X: Any, y: Any, **kinds: bool) -> tuple[Any, Array]:  # noqa: N803
@@ -331,31 +393,26 @@ def _is_frame(X: Any) -> bool:  # noqa: N803
     return hasattr(X, "columns") and hasattr(X, "dtypes")
 
 
-def _names(X: Any) -> list[Any]:  # noqa: N803
-    return list(X.columns) if _is_frame(X) else list(range(X.shape[1]))
+def _columns(X: Any) -> list[dict[str, Any]]:  # noqa: N803
+    """The name of each column, and, of those that do not hold numbers, the values as texts in their order."""
+    import pandas as pd
 
-
-def _columns_of(X: Any) -> list[Any]:  # noqa: N803
-    return [X.iloc[:, place] for place in range(X.shape[1])] if _is_frame(X) else list(X.T)
-
-
-def _codes(X: Any) -> dict[int, list[str]]:  # noqa: N803
-    """The values, as texts in their order, of the columns of `X` that do not hold numbers, by their places."""
-    codes: dict[int, list[str]] = {}
-    for place, (name, column) in enumerate(zip(_names(X), _columns_of(X), strict=True)):
-        if _as_numbers(column) is not None:
+    columns: list[dict[str, Any]] = []
+    for name, cells in pd.DataFrame(X).items():
+        columns.append({"name": str(name)})
+        if _as_numbers(cells) is not None:
             continue
-        values = {text: value for value in column if (text := _text(value)) is not None}
+        values = {text: value for value in cells if (text := _text(value)) is not None}
         try:
-            codes[place] = sorted(values, key=lambda text, of=values: of[text])  # type: ignore[misc]
+            columns[-1]["categories"] = sorted(values, key=lambda text, of=values: of[text])  # type: ignore[misc]
         except TypeError:  # of several types
-            codes[place] = sorted(values)
+            columns[-1]["categories"] = sorted(values)
         if len(values) > max(MOST_TEXTS, len(X) / 2):
             log.warning(
                 "X: column %s has %d different texts in %d rows, which are no categories: leave it out, or give what "
                 "they mean as numbers", name, len(values), len(X),
             )  # fmt: skip
-    return codes
+    return columns
 
 
 _TRUTHS = {"true": "True", "false": "False"}
@@ -373,45 +430,45 @@ def _text(value: Any) -> str | None:
 
 def _as_numbers(column: Any) -> NDArray[np.float64] | None:
     """A column as numbers, NaN for what is missing; None if it holds something else."""
-    if getattr(column.dtype, "kind", "O") not in "iufOU":
+    if column.dtype.kind not in "iufO":
         return None
     try:
-        if hasattr(column, "to_numpy"):
-            found: NDArray[np.float64] = column.to_numpy(dtype=np.float64, na_value=np.nan)
-            return found
-        return np.asarray(column, dtype=np.float64)
+        numbers: NDArray[np.float64] = column.to_numpy(dtype=np.float64, na_value=np.nan)
+        return numbers
     except (TypeError, ValueError):
         return None
 
 
-def _numbers(X: Any, codes: dict[int, list[str]]) -> NDArray[np.float64]:  # noqa: N803
-    """The cells [n, d] as numbers, with NaN for what is missing or new.
+def _numbers(X: Any, columns: Sequence[dict[str, Any]]) -> Tensor:  # noqa: N803
+    """The cells [n, d] as numbers, float64, with NaN for what is missing or new.
 
     Raises:
         ConfigError: a text, or infinity, in a column of numbers.
     """
-    columns: list[NDArray[np.float64]] = []
-    for place, (name, column) in enumerate(zip(_names(X), _columns_of(X), strict=True)):
-        if place not in codes:
-            numbers = _as_numbers(column)
+    import pandas as pd
+
+    found: list[NDArray[np.float64]] = []
+    for (name, cells), column in zip(pd.DataFrame(X).items(), columns, strict=True):
+        if "categories" not in column:
+            numbers = _as_numbers(cells)
             if numbers is None:
-                numbers = _as_numbers(np.array([_text(value) for value in column], object))
+                numbers = _as_numbers(pd.Series([_text(value) for value in cells], dtype=object))
             if numbers is None:
-                raise ConfigError(f"X: column {name} holds {_first_text(column)}; the known rows have numbers there")
+                raise ConfigError(f"X: column {name} holds {_first_text(cells)}; the known rows have numbers there")
             if np.isinf(numbers).any():
                 raise ConfigError(f"X: column {name} holds infinity; NaN stands for a missing value")
-            columns.append(numbers)
+            found.append(numbers)
             continue
-        known = {text: float(number) for number, text in enumerate(codes[place])}
-        texts = [_text(value) for value in column]
+        texts = [_text(value) for value in cells]
+        codes = pd.Categorical(texts, categories=column["categories"]).codes  # -1 of what is missing or new
         there = [text for text in texts if text is not None]
-        if there and not known.keys() & set(there):
+        if there and (codes < 0).all():
             log.warning(
                 "X: column %s has no value that the known rows have, such as %s; all of it counts as missing",
                 name, there[0],
             )  # fmt: skip
-        columns.append(np.array([known.get(text, np.nan) if text is not None else np.nan for text in texts]))
-    return np.stack(columns, axis=1) if columns else np.zeros((len(X), 0))
+        found.append(np.where(codes < 0, np.nan, codes))
+    return torch.from_numpy(np.stack(found, axis=1) if found else np.zeros((len(X), 0)))
 
 
 def _first_text(column: Any) -> str:
@@ -431,8 +488,9 @@ FARTHEST = 1e6
 """How many spreads from the mean a value may lie; what is beyond is brought there, so that float32 has its square."""
 
 
-def _mean_and_spread(x: NDArray[np.float64]) -> Place:
+def _mean_and_spread(cells: Tensor) -> Place:
     """Over rows [n, d], without missing values. The spread of a column that is constant or missing is 1."""
+    x = cells.numpy()
     there = ~np.isnan(x)
     largest = np.where(there, np.abs(x), 0.0).max(axis=0, initial=0.0)
     unit = np.where(largest > 0, largest, 1.0)  # the squares of 1e200 are no numbers
@@ -443,15 +501,15 @@ def _mean_and_spread(x: NDArray[np.float64]) -> Place:
     return torch.from_numpy(mean * unit), torch.from_numpy(np.where(varies, spread * unit, 1.0))
 
 
-def _shown(x: NDArray[np.float64], place: Place | None, what: str = "X") -> Tensor:
+def _shown(x: Tensor, place: Place | None, what: str = "X") -> Tensor:
     """The float32 tensor [n, d] that the network reads.
 
     Raises:
         ConfigError: a number that float32 does not hold.
     """
-    if place is None and (np.abs(x) > np.finfo(np.float32).max).any():
+    if place is None and bool((x.abs() > torch.finfo(torch.float32).max).any()):
         raise ConfigError(f"{what}: holds a value too large for float32")
-    return in_spreads(torch.from_numpy(x), place)
+    return in_spreads(x, place)
 
 
 def in_spreads(x: Tensor, place: Place | None) -> Tensor:
@@ -467,3 +525,69 @@ def _trained_on(learner: Learner) -> tuple[int, int]:
         return max(shape.support for shape in shapes), max(shape.features for shape in shapes)
     tasks = [source.episodes("train", torch.tensor([number])).support.x for number in range(TASKS)]
     return max(x.shape[1] for x in tasks), max(x.shape[2:].numel() for x in tasks)
+
+
+class _Network(nn.Module):
+    """From rows float64 [n, columns] to the probabilities [n, classes], or to the mean [n] and the quantiles
+    [n, levels]."""
+
+    def __init__(self, model: _Reader) -> None:
+        super().__init__()
+        self._model = model
+
+    def forward(self, rows: Tensor) -> tuple[Tensor, ...]:
+        model, learner, reads = self._model, self._model._opened(), self._model._reads()
+        with learner.computing():
+            answered = reads.answer(learner.params, model._known, in_spreads(rows, model._place)[None]).double()
+        if reads.predictive is None:
+            return (answered[0, :, : len(model.classes_)].softmax(dim=1).float(),)
+        levels = torch.tensor(LEVELS, dtype=torch.float64)
+        mean, quantiles = reads.predictive.mean(answered)[0, :, 0], reads.predictive.quantiles(answered, levels)[0]
+        return model._in_units(mean), model._in_units(quantiles)
+
+
+_USE_FOLDER = """With `pip install 'metalearn-train[tables]'`, beside this folder `metalearn predict NAME table.csv`, or
+
+```python
+import metalearn
+
+print(metalearn.CLASS.load("NAME").predict(x))
+```"""
+
+_USE_ONNX = """With `pip install onnxruntime`, in this folder: `python use.py table.csv`, where `use.py` is
+
+```python
+import csv
+import json
+import sys
+
+import numpy as np
+import onnxruntime
+
+with open("columns.json", encoding="utf-8") as file:
+    about = json.load(file)
+session = onnxruntime.InferenceSession("model.onnx", providers=["CPUExecutionProvider"])
+MISSING = {"", "NA", "N/A", "NaN", "nan", "NULL", "null", "None", "<NA>", "n/a", "#N/A"}
+
+
+def number(column, text):
+    names = column.get("categories")
+    if text in MISSING:
+        return np.nan
+    if names is None:
+        return float(text)
+    text = {"true": "True", "false": "False"}.get(text.lower(), text)
+    return float(names.index(text)) if text in names else np.nan
+
+
+with open(sys.argv[1], encoding="utf-8-sig", newline="") as file:
+    rows = [[number(column, row[column["name"]]) for column in about["columns"]] for row in csv.DictReader(file)]
+names = [output.name for output in session.get_outputs()]
+found = dict(zip(names, session.run(None, {"rows": np.array(rows, np.float64)})))
+for row in range(len(rows)):
+    if "classes" in about:
+        votes = found["probabilities"][row]
+        print(about["classes"][votes.argmax()], f"{votes.max():.6f}", sep="\\t")
+    else:
+        print(*(f"{value:.6g}" for value in (found["mean"][row], *found["quantiles"][row])), sep="\\t")
+```"""

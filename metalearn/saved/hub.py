@@ -1,0 +1,82 @@
+"""Hugging Face's hub: saved folders go there and come from there. What comes may be from anybody, so only files of a
+saved form are fetched, and none of them is run."""
+
+import os
+from collections.abc import Callable
+from concurrent.futures import Future
+from pathlib import Path
+from threading import Thread
+from typing import Any, TypeVar
+
+from metalearn.errors import ConfigError
+
+SECONDS = 600.0
+"""For all that a call sends and gets."""
+
+FILES = ("*.safetensors", "*.json", "*.md")
+
+Result = TypeVar("Result")
+
+
+def push(folder: Path, repo_id: str, *, private: bool, timeout: float) -> str:
+    """Uploads a saved folder to a repository, which is made if it is not there; returns its address.
+
+    Raises:
+        ConfigError: the hub refuses it, or does not answer within `timeout` seconds.
+    """
+    api = _api()
+
+    def work() -> str:
+        address = api.create_repo(repo_id, private=private, exist_ok=True)
+        api.upload_folder(
+            repo_id=repo_id, folder_path=folder, allow_patterns=list(FILES), commit_message="Upload by metalearn"
+        )
+        return str(address)
+
+    return _within(timeout, f"repo_id={repo_id}", work)
+
+
+def fetch(repo_id: str, *, revision: str | None, timeout: float) -> Path:
+    """Fetches a repository into the hub's cache; returns the folder.
+
+    Raises:
+        ConfigError: there is no such repository, or the hub does not answer within `timeout` seconds.
+    """
+    api = _api()
+    patterns = list(FILES)
+    return _within(
+        timeout, f"name={repo_id}",
+        lambda: Path(api.snapshot_download(repo_id, revision=revision, allow_patterns=patterns)),
+    )  # fmt: skip
+
+
+def _api() -> Any:
+    try:
+        from huggingface_hub import HfApi
+    except ImportError as error:
+        raise ConfigError("huggingface_hub is not installed; type pip install 'metalearn-train[hub]'") from error
+    return HfApi(endpoint=os.environ.get("HF_ENDPOINT"))  # which the package reads only when it is imported
+
+
+def _within(seconds: float, what: str, work: Callable[[], Result]) -> Result:
+    """What `work` returns.
+
+    Raises:
+        ConfigError: it fails, or takes longer than this.
+    """
+    outcome: Future[Result] = Future()
+
+    def call() -> None:
+        try:
+            outcome.set_result(work())
+        except BaseException as error:
+            outcome.set_exception(error)
+
+    # Some calls of the package wait without a limit, and none limits a transfer; a thread can be left behind.
+    Thread(target=call, daemon=True).start()
+    try:
+        return outcome.result(seconds)
+    except TimeoutError:
+        raise ConfigError(f"{what}: the hub has not answered within {seconds:g} s; give a longer timeout") from None
+    except Exception as error:
+        raise ConfigError(f"{what}: {' '.join(str(error).split()):.300}") from error

@@ -1,0 +1,1 @@
+"""Prior-fitted networks as estimators of tables, without training a run."""
