@@ -4,7 +4,7 @@ import importlib
 import inspect
 import sys
 import types
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from typing import Any, get_args, get_origin, get_type_hints
 
@@ -13,7 +13,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from metalearn.checks import Invalid
 from metalearn.config.compose import composed_by_hydra
-from metalearn.config.options import common, groups, shipped
+from metalearn.config.options import check_option, common, shipped
 from metalearn.errors import ConfigError, NotAdmittedError, nearest
 
 _NOT_CHOSEN = {"inner": "metalearn.algorithms.common.inner.sgd"}
@@ -40,16 +40,25 @@ def build(config: DictConfig, group: str, **parts: Any) -> Any:
     node = config[group]
     if not isinstance(node, DictConfig):
         raise ConfigError(f"{group}={node}: is a group of keys; type {group}.KEY=VALUE")
-    factory = _factory(group, str(node.get("_target_")), config.get("plugins") or ())
-    parameters = inspect.signature(factory).parameters
-    parts = _wanted(config, group, parts, set(parameters))
-    bundles = _bundles(factory, parameters.keys() - parts.keys())
+    plugins = config.get("plugins") or ()
+    factory = _factory(group, str(node.get("_target_")), plugins)
+    parameters, hints = inspect.signature(factory).parameters, get_type_hints(factory)
+    for name in sorted(parts.keys() - parameters.keys()):
+        if config[name]._target_ != _NOT_CHOSEN.get(name):
+            raise ConfigError(f"{name}: {node._target_} has no use for {config[name]._target_}; leave {name}=… out")
+    parts = {name: part for name, part in parts.items() if name in parameters}
+    bundles = {
+        name: hint
+        for name, hint in hints.items()
+        if name in parameters.keys() - parts.keys() and inspect.isclass(hint) and hasattr(hint, "_fields")
+    }
     _check_keys(group, node, _accepted(parameters, bundles), parts)
     values: Any = OmegaConf.to_container(node, resolve=True, throw_on_missing=True)
-    for name in _several(factory) & values.keys():
-        values[name] = _beside_each_other(config, group, name, values)
-    for name in _modules(factory) & values.keys():
-        values[name] = _module(f"{group}.{name}", values[name], config.get("plugins") or ())
+    for name in hints.keys() & values.keys():
+        if get_origin(hints[name]) is Mapping and get_args(hints[name])[1] is hints["return"]:
+            values[name] = _beside_each_other(config, group, name, values)
+        elif hints[name] is types.ModuleType:
+            values[name] = _module(f"{group}.{name}", values[name], plugins)
     try:
         return factory(**_arguments(parameters, bundles, values) | parts)
     except Invalid as error:
@@ -111,17 +120,11 @@ def _factory(group: str, target: str, plugins: Sequence[str]) -> Callable[..., A
         factory: Callable[..., Any] = get_object(target)
     except Exception as error:  # whatever a package's code raises
         raise ConfigError(f"{key}: is not found ({' '.join(str(error).split())}); type package.module.name") from error
-    if target not in allowed and not _defines(str(admitting), factory):
+    # What admitted packages import from elsewhere is not theirs: a saved config could name every function of Python.
+    is_theirs = inspect.isfunction(factory) or inspect.isclass(factory)
+    if target not in allowed and not (is_theirs and f"{factory.__module__}.".startswith(f"{admitting}.")):
         raise ConfigError(f"{key}: must be a function or class that {admitting} defines; type package.module.name")
     return factory
-
-
-def _several(factory: Callable[..., Any]) -> set[str]:
-    """The parameters of a factory that are several objects of the kind that it makes, by the names of their options."""
-    hints = get_type_hints(factory)
-    return {
-        name for name, hint in hints.items() if get_origin(hint) is Mapping and get_args(hint)[1] is hints["return"]
-    }
 
 
 def _beside_each_other(config: DictConfig, group: str, name: str, values: Mapping[str, Any]) -> dict[str, Any]:
@@ -131,30 +134,23 @@ def _beside_each_other(config: DictConfig, group: str, name: str, values: Mappin
     Raises:
         ConfigError: no list of different options; or as `build`.
     """
-    options, allowed = values[name], [option for option in groups()[group] if option != "several"]
+    options = values[name]
     key = f"{group}.{name}={options}"
-    if not isinstance(options, list) or len(options) < 2 or len(set(options)) < len(options):
+    if not isinstance(options, list) or not 2 <= len(set(options)) == len(options) or "several" in options:
         raise ConfigError(f"{key}: must be a list of different options of {group}; type {group}=[NAME,NAME]")
     built: dict[str, Any] = {}
     for option in options:
-        if option not in allowed:
-            hint = nearest(str(option), allowed)
-            raise ConfigError(f"{key}: {option} is no option of {group}{hint}; allowed: {', '.join(allowed)}")
-        own = composed_by_hydra(["~experiment", f"{group}={option}"])[group]
-        node = {inner: values.get(inner, own._get_node(inner)) for inner in own if inner != "_target_"}
-        beside = config.copy()
-        OmegaConf.set_struct(beside, False)
-        beside[group] = {"_target_": own._target_} | node
         try:
+            check_option(group, str(option))
+            defaults = composed_by_hydra(["~experiment", f"{group}={option}"])[group]
+            node = {inner: values.get(inner, defaults._get_node(inner)) for inner in defaults if inner != "_target_"}
+            beside = config.copy()
+            OmegaConf.set_struct(beside, False)
+            beside[group] = {"_target_": defaults._target_} | node
             built[option] = build(beside, group)
         except ConfigError as error:
             raise ConfigError(f"{key}: {option}: {error}") from error
     return built
-
-
-def _modules(factory: Callable[..., Any]) -> set[str]:
-    """The parameters of a factory that are modules of the user's own."""
-    return {name for name, hint in get_type_hints(factory).items() if hint is types.ModuleType and name != "return"}
 
 
 def _module(key: str, name: object, plugins: Sequence[str]) -> types.ModuleType:
@@ -170,32 +166,6 @@ def _module(key: str, name: object, plugins: Sequence[str]) -> types.ModuleType:
         raise NotAdmittedError(f"{key}={name}: its code would run here", name.partition(".")[0])
     import_plugins([name])
     return sys.modules[name]
-
-
-def _defines(package: str, value: object) -> bool:
-    """Whether a function or class is the package's own. Through what it has imported from elsewhere, a saved config
-    could name every function of Python."""
-    is_factory = inspect.isfunction(value) or inspect.isclass(value)
-    return is_factory and f"{value.__module__}.".startswith(f"{package}.")
-
-
-def _wanted(config: DictConfig, group: str, parts: Mapping[str, Any], accepted: set[str]) -> dict[str, Any]:
-    """The parts that the object of a group takes.
-
-    Raises:
-        ConfigError: the object does not take a part that was chosen, that is, a part that is not the default.
-    """
-    for name in sorted(parts.keys() - accepted):
-        target = config[name]._target_
-        if target != _NOT_CHOSEN.get(name):
-            raise ConfigError(f"{name}: {config[group]._target_} has no use for {target}; leave {name}=… out")
-    return {name: part for name, part in parts.items() if name in accepted}
-
-
-def _bundles(factory: Callable[..., Any], names: Collection[str]) -> Bundles:
-    """Those of the parameters `names` that are annotated with a NamedTuple class."""
-    hints = {name: hint for name, hint in get_type_hints(factory).items() if name in names}
-    return {name: hint for name, hint in hints.items() if inspect.isclass(hint) and hasattr(hint, "_fields")}
 
 
 def _accepted(parameters: Parameters, bundles: Bundles) -> Parameters:

@@ -22,7 +22,7 @@ from omegaconf.errors import InterpolationKeyError, InterpolationResolutionError
 
 from metalearn.config.links import check_links
 from metalearn.config.names import AUTO, DEFAULT, RESOLVERS, UNNAMED, experiment_of, run_name
-from metalearn.config.options import CONF, SEVERAL, choice_hint, common, groups, own_folders, text_of
+from metalearn.config.options import CONF, SEVERAL, check_option, choice_hint, common, groups, own_folders, text_of
 from metalearn.config.source import SOURCE
 from metalearn.config.values import Config, as_typed, is_below, keys_of, leaves, quoted, to_container
 from metalearn.errors import ConfigError, nearest
@@ -305,14 +305,7 @@ def check_choice(override: Override) -> None:
     if isinstance(value, list) and group not in SEVERAL:
         raise ConfigError(f"{override.input_line}: takes one choice; type {group}=NAME")
     for option in value if isinstance(value, list) else [value]:
-        _check_option(group, str(option))
-
-
-def _check_option(group: str, option: str) -> None:
-    options = groups()[group]
-    if option not in options:
-        hint = nearest(option, options)
-        raise ConfigError(f"{group}={option}: there is no such choice{hint}; allowed: {', '.join(options)}")
+        check_option(group, str(option))
 
 
 def check_key(key: str, known: set[str]) -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from omegaconf import DictConfig, OmegaConf
 
-from metalearn.errors import ConfigError
+from metalearn.errors import ConfigError, nearest
 
 
 def _conf() -> Path:
@@ -110,6 +110,14 @@ def common() -> DictConfig:
 def keys_in(group: str, option: str) -> DictConfig:
     """What the yaml of an option holds."""
     return OmegaConf.create(text_of(group, option))
+
+
+def check_option(group: str, option: str) -> None:
+    """Raises ConfigError for an option that its group does not have; the message names the nearest one."""
+    options = groups()[group]
+    if option not in options:
+        hint = nearest(option, options)
+        raise ConfigError(f"{group}={option}: there is no such choice{hint}; allowed: {', '.join(options)}")
 
 
 def choice_hint(word: str) -> str:

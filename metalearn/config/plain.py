@@ -5,8 +5,7 @@ from typing import Any, NamedTuple
 
 from omegaconf import DictConfig, OmegaConf
 
-from metalearn.config.options import CONF, groups, keys_in
-from metalearn.errors import ConfigError, nearest
+from metalearn.config.options import CONF, check_option, groups, keys_in
 
 _NO_PARTS = ("experiment", "sweep")
 """Groups whose options change other groups."""
@@ -46,17 +45,11 @@ def plain_config(parts: Mapping[str, Named | Mapping[str, Any]], keys: Mapping[s
         group, option = next(iter(entry.items())) if isinstance(entry, DictConfig) else (entry, "")
         if group in groups() and group not in _NO_PARTS:
             part = parts.get(group, Named(str(option), {}))
-            shared = config.get(group, {})  # keys of all options
-            config[group] = OmegaConf.merge(shared, _option(group, part) if isinstance(part, Named) else part)
+            if isinstance(part, Named):
+                check_option(group, part.name)
+                part = OmegaConf.merge(keys_in(group, part.name), _without_arrays(part.settings))
+            config[group] = OmegaConf.merge(config.get(group, {}), part)  # after the keys of all options
     return OmegaConf.merge(config, _without_arrays(keys))  # type: ignore[return-value]
-
-
-def _option(group: str, part: Named) -> DictConfig:
-    options = groups()[group]
-    if part.name not in options:
-        hint = nearest(str(part.name), options)
-        raise ConfigError(f"{group}={part.name}: there is no such choice{hint}; allowed: {', '.join(options)}")
-    return OmegaConf.merge(keys_in(group, part.name), _without_arrays(part.settings))  # type: ignore[return-value]
 
 
 def _without_arrays(value: Any) -> Any:

@@ -7,7 +7,6 @@ import sys
 import pytest
 
 from distributed.doctor import Check, Report, measured, worst
-from metalearn.cli.doctor import as_text
 from tests.runs import said_by, slow
 
 pytestmark = pytest.mark.thorough
@@ -39,12 +38,6 @@ def test_the_doctor_alone_prints_a_table() -> None:
     done = doctor()
     assert done.returncode == 0, done.stdout + done.stderr
     assert "all is well" in done.stdout and "RPC round trip" in done.stdout
-
-
-def test_names_from_elsewhere_do_not_reach_the_terminal_raw() -> None:
-    worker = {"host": "\x1b[2Jhost", "pid": 1, "python": "3", "torch": "2", "threads": 1, "cores": 1, "gpus": ["\x07"]}
-    said = as_text(Report([Check("a", False, note="\x1b]0;x\x07")], {"worker0": worker}, {}, "\x9b1m"))
-    assert r"\x1b[2Jhost" in said and all(sign.isprintable() or sign == "\n" for sign in said)
 
 
 def test_failed_checks_are_reported() -> None:
