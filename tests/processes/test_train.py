@@ -318,25 +318,15 @@ def test_two_launchers_make_one_world(start: Start, tmp_path: Path, reference: P
 
 
 @slow
-def test_a_multirun_ends_with_the_largest_exit_code_of_its_jobs(start: Start, tmp_path: Path) -> None:
-    outcome = start("--multirun", *TINY, "trainer.steps=2", "algorithm.inner_lr=1e30,0.1").wait()
+def test_a_multirun_gives_each_job_its_folder_and_ends_with_the_largest_code(start: Start, tmp_path: Path) -> None:
+    outcome = start("--multirun", *TINY, "trainer.steps=2", "algorithm.inner_lr=1e30,0.1", "workers=1,2").wait()
     assert outcome.code == 3 and "HYDRA_FULL_ERROR" not in outcome.text, outcome.text
-    results = [json.loads(path.read_text()) for path in (tmp_path / OUTPUTS).glob("*/result.json")]
-    assert sorted(result["status"] for result in results) == ["completed", "diverged"]
-
-
-@slow
-def test_a_multirun_gives_each_job_its_folder(start: Start, tmp_path: Path) -> None:
-    good(start("--multirun", *TINY, "trainer.steps=2", "seed=0,1", "workers=1,2").wait())
-    results = {path.parent.name: json.loads(path.read_text()) for path in (tmp_path / OUTPUTS).glob("*/result.json")}
-    assert sorted((result["seed"], result["workers"]) for result in results.values()) == [
-        (0, 1),
-        (0, 2),
-        (1, 1),
-        (1, 2),
-    ]
-    params = {(r["seed"], r["workers"]): params_of(tmp_path / OUTPUTS / name) for name, r in results.items()}
-    assert params[0, 1] == params[0, 2] != params[1, 1] == params[1, 2]
+    folders = list((tmp_path / OUTPUTS).iterdir())
+    results = [json.loads((folder / "result.json").read_text()) for folder in folders]
+    ends = sorted((result["status"], result["workers"]) for result in results)
+    assert ends == [("completed", 1), ("completed", 2), ("diverged", 1), ("diverged", 2)]
+    done = [folder for folder, result in zip(folders, results, strict=True) if result["status"] == "completed"]
+    assert params_of(done[0]) == params_of(done[1])
 
 
 @slow
@@ -377,17 +367,6 @@ def test_resuming_from_an_earlier_checkpoint_goes_back_to_it(
     assert [(row["split"], row["step"]) for row in metrics(finished)] == [
         (row["split"], row["step"]) for row in metrics(reference)
     ]
-
-
-@slow
-def test_resuming_from_the_checkpoint_of_another_folder(reference: Path, start: Start, tmp_path: Path) -> None:
-    command = [*TINY, "run=copy", f"resume={reference / 'checkpoints/step_000038'}"]
-    rarely = "checkpoint.every=1000"
-    (tmp_path / OUTPUTS / "copy/.hydra").mkdir(parents=True)  # as if killed before its first checkpoint
-    (tmp_path / OUTPUTS / "copy/train.log").touch()
-    output = good(start(*command, rarely).wait())
-    assert "going on after step 38" in output
-    assert params_of(tmp_path / OUTPUTS / "copy") == params_of(reference)
 
 
 def test_a_worker_that_cannot_start_reports_why(start: Start, tmp_path: Path) -> None:
