@@ -27,7 +27,8 @@ def show_by_hydra() -> int:
 def run_by_hydra(task: Callable[[DictConfig], int], whole: DictConfig, run_dir: Path) -> int:
     """Lets Hydra make the run folder and its `.hydra`, then call `task`; returns the task's exit code.
 
-    This is what `hydra.main` does, but for composing the config, which `whole` is already.
+    This is what `hydra.main` does, but for composing the config, which `whole` is already: to do it again takes half a
+    second, and `hydra.main` cannot name a run by what was typed and differs from the defaults of its experiment.
 
     Raises:
         RunError: the folder cannot be written.

@@ -52,7 +52,12 @@ def run(command: str, arguments: Sequence[str], started: Path | None = None) -> 
 
             return streams.print_all(versions())
         main = importlib.import_module(command).main
-        code: int = main(arguments, *_program(started))
+        program: tuple[object, ...] = ()
+        if started is not None:
+            from metalearn.app.job import script  # imports Hydra, which not every command needs
+
+            program = (script(started),)
+        code: int = main(arguments, *program)
         sys.stdout.flush()
     except BrokenPipeError:
         if not streams.reader_has_left():
@@ -66,14 +71,6 @@ def run(command: str, arguments: Sequence[str], started: Path | None = None) -> 
         sys.stderr.write(f"error: {why}\n")
         code = _FAILED
     return code
-
-
-def _program(started: Path | None) -> tuple[object, ...]:
-    if started is None:
-        return ()
-    from metalearn.app.job import script
-
-    return (script(started),)
 
 
 def _unfit() -> str:

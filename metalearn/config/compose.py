@@ -114,7 +114,13 @@ def compose_config(overrides: Sequence[str]) -> Composed:
         chosen = {group: str(option) for group, option in whole.hydra.runtime.choices.items() if group in known_groups}
         config = OmegaConf.masked_copy(whole, [str(key) for key in whole if key != "hydra"])
         for key in sorted(keys_of(config) - known):
-            _check_key_of_experiment(key, known, chosen["experiment"])
+            try:
+                check_key(key, known)
+            except ConfigError as error:
+                raise ConfigError(
+                    f"{error}. experiment={chosen['experiment']} sets it, so it does not go with this "
+                    f"{key.partition('.')[0]}; type another experiment, one of {', '.join(known_groups['experiment'])}"
+                ) from error
         check_links(config, chosen, {override.key_or_group for override in values})
         check_plugins(config, {override.key_or_group for override in values})
         _check_effects(config, {override.key_or_group for override in values})
@@ -322,18 +328,6 @@ def check_key(key: str, known: set[str]) -> None:
     whole = nearest(key, [*sorted(known), *groups()])
     hint = by_tail if name in last else whole or by_tail
     raise ConfigError(f"{key}: there is no such key{hint} (python train.py --help lists all)")
-
-
-def _check_key_of_experiment(key: str, known: set[str], experiment: str) -> None:
-    """As `check_key`, for a key that the experiment sets."""
-    try:
-        check_key(key, known)
-    except ConfigError as error:
-        group = key.partition(".")[0]
-        raise ConfigError(
-            f"{error}. experiment={experiment} sets it, so it does not go with this {group}; type another "
-            f"experiment, one of {', '.join(groups()['experiment'])}"
-        ) from error
 
 
 def _check_effects(config: DictConfig, typed: Collection[str]) -> None:

@@ -53,16 +53,6 @@ def _as_name(value: object) -> str:
     return as_typed(value)
 
 
-def trial_folder(overrides: str, number: int, study: str | None) -> str:
-    """The folder of a job of a multirun: its number where a study keeps the jobs' parameters, else its overrides."""
-    return folder_name(overrides) if study is None else f"trial_{number:04d}"
-
-
-def study_folder(study: str | None) -> str:
-    """The folder of the study, if there is one, below the experiment's folder."""
-    return "" if study is None else f"/{study}"
-
-
 def run_group(experiment: str, algorithm: str, dataset: str) -> str:
     """The name of the folder that holds a run's folder: the experiment.
 
@@ -77,22 +67,16 @@ def experiment_of(chosen: Mapping[str, str]) -> str:
     return run_group(chosen["experiment"], chosen["algorithm"], chosen["dataset"])
 
 
-def slurm_port(job: str | int) -> int:
-    """A port for a job of Slurm, so that two jobs on one host do not meet; 0, any free one, outside of Slurm."""
-    return 20_000 + int(job) % 10_000 if int(job) else 0
-
-
-def inner_rate(ways: int | None) -> float:
-    """The rate of inner steps that learns tasks of classes (`ways`, by a network with norms), or of real numbers."""
-    return 0.01 if ways is None else 1.0
-
-
 RESOLVERS: dict[str, Callable[..., Any]] = {
     "folder_name": folder_name,
-    "trial_folder": trial_folder,
-    "study_folder": study_folder,
+    # The folder of a job of a multirun: its number where a study keeps the jobs' parameters, else its overrides.
+    "trial_folder": lambda overrides, number, study: folder_name(overrides) if study is None else f"trial_{number:04d}",
+    # The folder of the study, if there is one, below the experiment's folder.
+    "study_folder": lambda study: "" if study is None else f"/{study}",
     "run_group": run_group,
-    "inner_rate": inner_rate,
+    # The rate of inner steps that learns tasks of classes (`ways`, by a network with norms), or of real numbers.
+    "inner_rate": lambda ways: 0.01 if ways is None else 1.0,
     "sagemaker": sagemaker.value,
-    "slurm_port": slurm_port,
+    # A port for a job of Slurm, so that two jobs on one host do not meet; 0, any free one, outside of Slurm.
+    "slurm_port": lambda job: 20_000 + int(job) % 10_000 if int(job) else 0,
 }

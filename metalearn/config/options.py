@@ -15,15 +15,11 @@ from omegaconf import DictConfig, OmegaConf
 
 from metalearn.errors import ConfigError, nearest
 
+_PACKAGE = Path(__file__).resolve().parents[1]
 
-def _conf() -> Path:
-    """The folder of our yamls: inside the package where it is installed, beside it in a checkout."""
-    package = Path(__file__).resolve().parents[1]
-    inside = package / "conf"
-    return inside if inside.is_dir() else package.parent / "conf"
+CONF = _PACKAGE / "conf" if (_PACKAGE / "conf").is_dir() else _PACKAGE.parent / "conf"
+"""The folder of our yamls: inside the package where it is installed, beside it in a checkout."""
 
-
-CONF = _conf()
 NO_GROUPS = ("reproduce",)
 """Folders of `conf` that are not config groups."""
 
