@@ -12,7 +12,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from hydra import initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
+from omegaconf import OmegaConf
 
 from distributed.strategies.common.work import WorkPlan
 from metalearn.app.job import Job, script
@@ -96,6 +98,21 @@ def test_every_yaml_composes_and_builds_and_is_explained_by_help(group: str, opt
         for key in composed.config[group]:
             named = f"  {group}.{key}=" in explained or f"  {group}.{key}." in explained
             assert key == "_target_" or named, key
+
+
+def test_hydra_lists_the_options_of_tables_as_those_of_folders() -> None:
+    with initialize_config_dir(str(options.CONF), version_base="1.3"):
+        loader = GlobalHydra.instance().config_loader()
+        listed = {group: loader.get_group_options(group, config_name="config") for group in options.groups()}
+    assert listed == options.groups() and {"maml_omniglot", "maml_glyphs"} <= {*listed["experiment"]}
+
+
+@pytest.mark.parametrize("path", sorted(options.CONF.glob("[!c]*.yaml")), ids=lambda path: path.name)
+def test_a_table_is_a_yaml_of_yamls(path: Path) -> None:
+    table = OmegaConf.to_container(OmegaConf.load(path))
+    assert isinstance(table, dict) and table
+    group = path.name.partition(".")[0]
+    assert table == {option: OmegaConf.to_container(options.keys_in(group, str(option))) for option in table}
 
 
 def test_the_keys_of_no_group_are_explained_by_help(explained: str) -> None:
