@@ -22,7 +22,17 @@ from omegaconf.errors import InterpolationKeyError, InterpolationResolutionError
 
 from metalearn.config.links import check_links
 from metalearn.config.names import AUTO, DEFAULT, RESOLVERS, UNNAMED, experiment_of, run_name
-from metalearn.config.options import CONF, SEVERAL, check_option, choice_hint, common, groups, own_folders, text_of
+from metalearn.config.options import (
+    CONF,
+    SEVERAL,
+    check_option,
+    choice_hint,
+    common,
+    from_yaml,
+    groups,
+    own_folders,
+    text_of,
+)
 from metalearn.config.source import SOURCE
 from metalearn.config.values import Config, as_typed, is_below, keys_of, leaves, quoted, to_container
 from metalearn.errors import ConfigError, nearest
@@ -382,7 +392,7 @@ def _keys_in(group: str, option: str) -> frozenset[str]:
 
 @functools.cache
 def _keys_of_text(text: str, prefix: str) -> tuple[frozenset[str], tuple[str, ...]]:
-    config = OmegaConf.create(text)
+    config = from_yaml(text)
     others = [name for name in config.pop("defaults", []) if isinstance(name, str) and name != "_self_"]
     return frozenset(keys_of(config, prefix)), tuple(others)
 

@@ -100,12 +100,19 @@ def text_of(group: str, option: str) -> str:
 def common() -> DictConfig:
     """What all runs have in common: config.yaml, but for Hydra's part and the defaults. A copy is the caller's work."""
     config = OmegaConf.load(CONF / "config.yaml")
+    assert isinstance(config, DictConfig)
     return OmegaConf.masked_copy(config, [str(key) for key in config if key not in ("hydra", "defaults")])
 
 
 def keys_in(group: str, option: str) -> DictConfig:
     """What the yaml of an option holds."""
-    return OmegaConf.create(text_of(group, option))
+    return from_yaml(text_of(group, option))
+
+
+def from_yaml(text: str) -> DictConfig:
+    config = OmegaConf.create(text)
+    assert isinstance(config, DictConfig)
+    return config
 
 
 def check_option(group: str, option: str) -> None:

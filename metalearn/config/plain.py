@@ -45,10 +45,13 @@ def plain_config(parts: Mapping[str, Named | Mapping[str, Any]], keys: Mapping[s
         group, option = next(iter(entry.items())) if isinstance(entry, DictConfig) else (entry, "")
         if group in groups() and group not in _NO_PARTS:
             part = parts.get(group, Named(str(option), {}))
+            keys_of_all = config.get(group, {})
             if isinstance(part, Named):
                 check_option(group, part.name)
-                part = OmegaConf.merge(keys_in(group, part.name), _without_arrays(part.settings))
-            config[group] = OmegaConf.merge(config.get(group, {}), part)  # after the keys of all options
+                keys_of_option = keys_in(group, part.name)
+                config[group] = OmegaConf.merge(keys_of_all, keys_of_option, _without_arrays(part.settings))
+            else:
+                config[group] = OmegaConf.merge(keys_of_all, part)
     return OmegaConf.merge(config, _without_arrays(keys))  # type: ignore[return-value]
 
 

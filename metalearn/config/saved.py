@@ -81,8 +81,8 @@ def typed_keys(run_dir: Path) -> dict[str, str]:
         OSError, ValueError: as `read_config`.
     """
     path = run_dir / ".hydra" / "overrides.yaml"
-    words = _loaded(path) if path.exists() else ListConfig([])
-    pairs = (str(word).lstrip("+~").partition("=") for word in OmegaConf.to_container(words))
+    words = OmegaConf.to_container(_loaded(path)) if path.exists() else []
+    pairs = (str(word).lstrip("+~").partition("=") for word in (words if isinstance(words, list) else ()))
     return {key: value for key, _, value in pairs}
 
 
@@ -135,7 +135,7 @@ def changed_config(
     try:
         config = composed_by_hydra(["~experiment", *(f"{group}={option}" for group, option in chosen.items())])
         OmegaConf.set_struct(config, False)  # a network's arguments have any names
-        for name in config.keys() & plain.keys() - {*OF_THE_MACHINE, *TRUST, *OF_TRAINING, *chosen}:
+        for name in {*map(str, config)} & plain.keys() - {*OF_THE_MACHINE, *TRUST, *OF_TRAINING, *chosen}:
             config[name] = plain[name]
         config.workers = None
         known, saved_values = keys_of(config), dict(leaves(plain))
