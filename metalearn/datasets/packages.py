@@ -19,9 +19,6 @@ from metalearn.storage.files import writing
 SECONDS = 300.0
 """How long a client may take for all packages."""
 
-LARGEST_MEMBER, LARGEST_PACKAGE = 2**27, 2**29
-"""The most bytes of a file in a package, and of all of them."""
-
 _DIGITS = 12
 """A message shows so many digits of a SHA-256."""
 
@@ -99,7 +96,7 @@ def _fetch(missing: Sequence[Package], client: Client, folder: Path, files: dict
         incoming.mkdir()
         answer = _run(client.fetch(missing), incoming)
         for path in sorted(incoming.iterdir()):
-            digest = _digest(path) if path.is_file() and not path.is_symlink() else ""
+            digest = _digest(path) if path.is_file() else ""
             if digest in wanted:
                 path.replace(files[wanted.pop(digest).name])
             elif digest:
@@ -169,18 +166,14 @@ def members(package: Path, names: Collection[str], *, debian: bool = False) -> d
 
     Raises:
         ConfigError: the program is missing that opens packages of Debian.
-        DataError: a file is missing, or is too large.
+        DataError: a file is missing.
     """
     found: dict[str, bytes] = {}
-    total = 0
     with _opened(package, debian) as archive:
         for member in archive:
-            total += member.size
-            if member.size > LARGEST_MEMBER or total > LARGEST_PACKAGE:
-                raise DataError(f"{package}: {member.name} is too large")
             file = archive.extractfile(member) if member.name in names and member.isfile() else None
             if file is not None:
-                found[member.name] = file.read(LARGEST_MEMBER)
+                found[member.name] = file.read()
     missing = sorted(set(names) - set(found))
     if missing:
         raise DataError(f"{package}: has no file {missing[0]}")
