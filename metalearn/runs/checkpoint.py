@@ -191,19 +191,14 @@ def _saving(final: Path, temporary: Path) -> Iterator[None]:
     except (OSError, SafetensorError, RuntimeError) as error:
         with suppress(OSError):
             _remove(temporary)
-        cause = _behind(error)
-        if cause is not None:
+        # torch wraps the error of the disk, and safetensors has its number in the text.
+        cause = error if isinstance(error, OSError) else error.__context__
+        number = re.search(r"\(os error ([0-9]+)\)", str(error))
+        if number is not None:
+            cause = OSError(int(number[1]), os.strerror(int(number[1])))
+        if isinstance(cause, OSError):
             raise unwritten(final, OSError(cause.errno, cause.strerror), "saved") from error
         raise RunError(f"{final}: cannot be saved: {str(error).splitlines()[0]}; {STANDS}") from error
-
-
-def _behind(error: Exception) -> OSError | None:
-    """The error of the disk, which torch wraps, and of which safetensors has the number in its text."""
-    for one in (error, error.__context__):
-        if isinstance(one, OSError):
-            return one
-    number = re.search(r"\(os error ([0-9]+)\)", str(error))
-    return None if number is None else OSError(int(number[1]), os.strerror(int(number[1])))
 
 
 def read(path: Path) -> Snapshot:
@@ -428,12 +423,10 @@ def _point_to_next_best(folder: Path, count: int, step: int) -> None:
     best = (folder / "best").resolve()
     ranked = _ranked([path for path in _steps(folder) if _number(path) <= step]) if count > 1 else []
     others = [path for path in ranked if path.resolve() != best][: count - 1]
-    links = [folder / f"best_{place}" for place, _ in enumerate(others, start=2)]
-    for link, path in zip(links, others, strict=True):
-        _point(link, path.name)
     for link in _next_best(folder):
-        if link not in links:
-            link.unlink()
+        link.unlink()
+    for place, path in enumerate(others, start=2):
+        _point(folder / f"best_{place}", path.name)
 
 
 def _next_best(folder: Path) -> list[Path]:
