@@ -26,7 +26,7 @@ from metalearn.checks import first_line, whole_number
 from metalearn.config.check import job_id, restarted
 from metalearn.errors import ConfigError, DiskError, RunError
 from metalearn.runs.metrics import better, deciding
-from metalearn.saved.form import CARD, MANIFEST, META, TENSORS, Kind, NotSavedError, fill, kind_of, load, sync
+from metalearn.saved.form import MANIFEST, META, TENSORS, Kind, NotSavedError, fill, kind_of, load, sync
 from metalearn.saved.learner import LEARNER
 from metalearn.saved.learner import read as read_learner
 from metalearn.storage import locks
@@ -46,9 +46,6 @@ log = logging.getLogger(__name__)
 CHECKPOINT = Kind("checkpoint", 1, {"step": int, "config": dict, "versions": dict})
 
 STATE = "state.pt"
-
-FILES = (TENSORS, STATE, META, MANIFEST, CARD)
-"""What the folder of a checkpoint may hold."""
 
 ORIGIN = "origin"
 """The key of the checkpoint of another run, by `origin_of`, from which `resume` has begun a run, in its checkpoints."""

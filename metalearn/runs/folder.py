@@ -1,7 +1,6 @@
 """The run folder: what it holds already, whether this run may go on in it, and its result."""
 
 import json
-import os
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -16,7 +15,7 @@ from metalearn.config.saved import read_config
 from metalearn.config.values import Config, differences, is_below, leaves, to_container
 from metalearn.errors import ConfigError, RunError
 from metalearn.runs.checkpoint import (
-    FILES,
+    CHECKPOINT,
     ORIGIN,
     Snapshot,
     fitted,
@@ -26,12 +25,14 @@ from metalearn.runs.checkpoint import (
     read_named,
 )
 from metalearn.runs.metrics import BY_SET, PARTS, describe, from_json, jsonable, main_metric
+from metalearn.saved.form import kind_of, replacing
 from metalearn.storage.files import (
-    creating,
     is_disk_fault,
     read_json,
     refuse_nameless,
+    refuse_used,
     unwritten,
+    whole_folder,
     write_atomically,
 )
 from metalearn.storage.locks import held, holder_of
@@ -186,27 +187,12 @@ def write_result(run_dir: Path, result: dict[str, Any]) -> None:
 
 
 def check_copy(target: str | None) -> None:
-    """Raises ConfigError if `copy_best` would replace foreign files, or if `target`, launch.model, cannot be
-    written."""
-    if target is None:
-        return
-    refuse_nameless("launch.model", Path(target))
-    with creating("launch.model", Path(target)):
-        if not _is_replaceable(Path(target)):
-            raise ConfigError(f"launch.model={target}: holds something else than a copy of a checkpoint; {_ANOTHER}")
-
-
-_ANOTHER = "type another folder"
-
-
-def _is_replaceable(target: Path) -> bool:
-    """Whether nothing is there, or an empty folder, or an earlier copy: the files of a checkpoint and a result."""
-    if not target.exists() and not target.is_symlink():
-        return True
-    if target.is_symlink() or not target.is_dir():
-        return False
-    names = {entry.name for entry in target.iterdir()}
-    return not names or {"manifest.json", "result.json"} <= names <= {*FILES, "result.json"}
+    """Raises ConfigError if launch.model, where `copy_best` puts the best checkpoint, names something else than a new
+    folder or an earlier copy."""
+    if target is not None:
+        refuse_nameless("launch.model", Path(target))
+        if kind_of(Path(target)) != CHECKPOINT.name or not (Path(target) / "result.json").exists():
+            refuse_used("launch.model", Path(target))
 
 
 def copy_best(run_dir: Path, target: Path) -> None:
@@ -216,23 +202,13 @@ def copy_best(run_dir: Path, target: Path) -> None:
     Raises:
         RunError: the folder cannot be written.
     """
-    if not _is_replaceable(target):
-        raise RunError(f"launch.model={target}: holds something else; the run itself is complete; {_ANOTHER}")
-    fresh, replaced = (target.with_name(f".{target.name}.{os.getpid()}.{what}") for what in ("tmp", "old"))
+    check_copy(str(target))
     try:
-        shutil.copytree(run_dir / "checkpoints/best", fresh)
-        shutil.copy2(run_dir / "result.json", fresh)
-        if target.exists():
-            target.rename(replaced)
-        fresh.replace(target)
-        shutil.rmtree(replaced, ignore_errors=True)
-    except OSError as error:  # shutil.Error is one
-        raise RunError(
-            f"launch.model={target}: cannot be written ({error.strerror or error}); the run itself is complete. Make "
-            "room, and type the same command"
-        ) from error
-    finally:
-        shutil.rmtree(fresh, ignore_errors=True)
+        with (replacing if kind_of(target) else whole_folder)("launch.model", target) as temporary:
+            shutil.copytree(run_dir / "checkpoints/best", temporary, dirs_exist_ok=True)
+            shutil.copy2(run_dir / "result.json", temporary)
+    except ConfigError as error:
+        raise RunError(f"{error}; the run itself is complete") from error
 
 
 def pause_of(run_dir: Path, pause_after: int | None) -> str:
