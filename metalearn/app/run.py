@@ -113,9 +113,9 @@ def look_into_folder(job: Job, parts: Parts) -> FoundInFolder:
     check_copy(job.config.launch.model)
     state = inspect(job.run_dir, job.config, parts.start, lambda saved: restored(saved, parts))
     done = report_if_done(job.run_dir, job.config, state)
-    if done is not None and state.snapshot is not None:
-        compare_with_saved(job, parts, state.snapshot, goes_on=False)
     if state.result is not None:
+        if state.snapshot is not None:
+            compare_with_saved(job, parts, state.snapshot, goes_on=False)
         hand_out(job)
     return FoundInFolder(state, done)
 

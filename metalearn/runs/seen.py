@@ -38,15 +38,6 @@ UNKNOWN_OVERLAP = {"trained_on": None, "validated_on": None, "classes": None, "c
 """The report on classes that have no identities."""
 
 
-def is_count(value: object) -> bool:
-    """Whether a value from a file has the form of a report on seen classes."""
-    return (
-        isinstance(value, dict)
-        and value.keys() == UNKNOWN_OVERLAP.keys()
-        and all(count is None or isinstance(count, int) for count in value.values())
-    )
-
-
 def overlap(seen: Seen, split: str, identities: frozenset[str]) -> Overlap:
     """Counts the classes of a split, `test` or `val`, that were seen. Validation classes may be validated on again."""
     trained_on = identities & seen.train
