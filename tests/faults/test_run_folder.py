@@ -23,6 +23,7 @@ from metalearn.config.compose import compose_config
 from metalearn.errors import ConfigError, DiskError
 from metalearn.reporting.logging import RunLog, Window, detach, log_to_file, run_log
 from metalearn.runs import checkpoint, folder
+from metalearn.storage.locks import holder_of
 from tests.runs import ROOT, Program, Start, metrics, slow, until
 
 TINY = (
@@ -114,7 +115,7 @@ def test_the_holder_of_a_folder_is_named_and_a_kill_frees_it(tmp_path: Path) -> 
     if pid == 0:
         with folder.lock(tmp_path):
             signal.pause()
-    until(lambda: str(pid) in folder.holder_of(tmp_path / folder.LOCK), "the lock")
+    until(lambda: str(pid) in holder_of(tmp_path / folder.LOCK), "the lock")
     with pytest.raises(ConfigError, match=f"in use by process {pid} on "), folder.lock(tmp_path):
         pass
     os.kill(pid, signal.SIGKILL)
