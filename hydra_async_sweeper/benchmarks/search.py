@@ -21,7 +21,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
 
 from search_functions import PROBLEMS, Problem
 
-from hydra_async_sweeper.islands import Populations, ScoredTrial, fold, islands, offspring
+from hydra_async_sweeper.islands import IslandSettings, Populations, ScoredTrial, fold, offspring
 from hydra_async_sweeper.space import Params
 
 POP_SIZE = 8
@@ -33,13 +33,13 @@ Search = Callable[[Problem, int], float]
 
 def random_search(problem: Problem, seed: int) -> float:
     """Every parameter uniform in its limits: an island that never has enough individuals to breed."""
-    settings, nobody = islands(seed=seed, pop_size=problem.evaluations), Populations(((),))
+    settings, nobody = IslandSettings(seed=seed, pop_size=problem.evaluations), Populations(((),))
     return min(loss_of(problem, offspring(n, nobody, problem.space, settings)) for n in range(problem.evaluations))
 
 
 def island_search(problem: Problem, seed: int, *, num_islands: int, pollination: bool = True) -> float:
     """Our islands of one worker each."""
-    settings = islands(seed=seed, pop_size=POP_SIZE, num_islands=num_islands, pollination=pollination)
+    settings = IslandSettings(seed=seed, pop_size=POP_SIZE, num_islands=num_islands, pollination=pollination)
     populations = Populations(((),) * num_islands)
     best = float("inf")
     for number in range(problem.evaluations):

@@ -10,12 +10,11 @@ from optuna.samplers import RandomSampler
 
 from hydra_async_sweeper.controller import SweepController
 from hydra_async_sweeper.report import SweepView
-from hydra_async_sweeper.samplers import ParamChoice, SearchMethod
 from hydra_async_sweeper.settings import SweeperSettings, settings_of
 from hydra_async_sweeper.slots import TrialSlots
 from hydra_async_sweeper.space import Number, Space
-from hydra_async_sweeper.study import Study
-from hydra_async_sweeper.trials import StartedTrial
+from hydra_async_sweeper.study import ParamChoice, Search, Study
+from hydra_async_sweeper.trials import FinishedTrials, StartedTrial
 from hydra_plugins.async_sweeper import AsyncSweeperConf, PbtSweeperConf
 
 Work = Callable[[int, Sequence[str]], Any]
@@ -47,7 +46,7 @@ def controller(
     *,
     n_jobs: int = 1,
     max_retries: int = 0,
-    choose: Callable[[int], ParamChoice] = drawn,
+    choose: Search = drawn,
     overrides_of: Callable[[StartedTrial], list[str]] = lambda trial: [],
     record: Callable[[], None] = lambda: None,
 ) -> Iterator[tuple[SweepController, Study]]:
@@ -56,11 +55,10 @@ def controller(
     study = Study(folder / "study.journal", "s", LINE, ["minimize"], {})
     study.enqueue(count)
     chosen = settings(LINE, n_trials=count, n_jobs=n_jobs, max_retries=max_retries, objective="val.mse")
-    view = SweepView(count, ["val.mse"], ["minimize"], n_jobs)
+    view = SweepView(count, n_jobs, FinishedTrials([], ["val.mse"], ["minimize"]))
     try:
         yield SweepController(
-            study, slots, chosen, overrides_of=overrides_of, search=SearchMethod(choose), watch=None, view=view,
-            record=record,
+            study, slots, chosen, overrides_of=overrides_of, search=choose, watch=None, view=view, record=record
         ), study  # fmt: skip
     finally:
         slots.close()

@@ -14,9 +14,8 @@ import pytest
 from by_hand import Work, completed, controller, drawn
 from optuna.samplers import RandomSampler
 
-from hydra_async_sweeper.samplers import ParamChoice
 from hydra_async_sweeper.slots import PausedError, fault_at, fault_in, line_of
-from hydra_async_sweeper.study import Study
+from hydra_async_sweeper.study import ParamChoice, Study
 from hydra_async_sweeper.trials import COMPLETED, StartedTrial, StudyError
 
 DONE = [(number, COMPLETED, (float(number),)) for number in range(3)]

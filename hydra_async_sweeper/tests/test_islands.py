@@ -20,7 +20,6 @@ from hydra_async_sweeper.islands import (
     breed,
     fold,
     offspring,
-    slots_per_island,
 )
 from hydra_async_sweeper.space import Category, Number, Params, Space, Value
 
@@ -230,7 +229,7 @@ def test_a_fold_continues_from_any_prefix(slots: int, pollination: bool) -> None
 
 def test_a_search_continues_from_what_a_file_holds() -> None:
     """The settings and the results in their order are all its state: it may go on with any number of slots."""
-    settings = IslandSettings(seed=7, pop_size=4, num_islands=2, island_size=slots_per_island(4, 2))
+    settings = IslandSettings(seed=7, pop_size=4, num_islands=2, island_size=2)
     finished = search(PLAIN, settings, 40, slots=4)
     saved = json.loads(json.dumps([settings._asdict(), finished]))
     again, results = IslandSettings(**saved[0]), [ScoredTrial(*trial) for trial in saved[1]]
@@ -268,7 +267,3 @@ def test_a_larger_island_exchanges_less_often() -> None:
     ]
     assert counts[0] / 2000 == pytest.approx(0.9, abs=0.03)
     assert counts[1] / 2000 == pytest.approx(0.3, abs=0.03)
-
-
-def test_slots_are_shared_by_the_islands() -> None:
-    assert [slots_per_island(jobs, 4) for jobs in (1, 4, 7, 8, 12)] == [1, 1, 1, 2, 3]

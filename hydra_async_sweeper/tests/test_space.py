@@ -100,6 +100,11 @@ def test_a_key_of_the_sweeper_is_checked(name: str) -> None:
     assert str(caught.value).startswith(f"hydra.sweeper.{name}")
 
 
+def test_a_population_needs_a_space() -> None:
+    with pytest.raises(SpaceError, match="no key has several values"):
+        settings({}, pbt=True)
+
+
 @pytest.mark.parametrize(
     "override",
     [

@@ -7,16 +7,16 @@ from typing import Any
 
 import pytest
 from by_hand import settings
+from optuna.pruners import NopPruner
 from optuna.samplers import BaseSampler, RandomSampler
 
 from hydra_async_sweeper.controller import PruningWatch
 from hydra_async_sweeper.islands import IslandSettings, fold, offspring
-from hydra_async_sweeper.samplers import search_of
 from hydra_async_sweeper.settings import PACKAGES
 from hydra_async_sweeper.slots import TrialExit
 from hydra_async_sweeper.space import Category, Number, Space, combinations, contains
-from hydra_async_sweeper.study import Study
-from hydra_async_sweeper.trials import COMPLETED, DIVERGED, FAILED, PRUNED, StudyError, result_of
+from hydra_async_sweeper.study import Study, search_of
+from hydra_async_sweeper.trials import COMPLETED, DIVERGED, FAILED, PRUNED, StudyError, TrialResult, result_of
 
 SPACE: Space = {"lr": Number(1e-3, 1e-1, log=True), "model": Category(("a", "b")), "steps": Number(1, 9, whole=True)}
 
@@ -27,7 +27,7 @@ def opened(folder: Path, **identity: object) -> Study:
 
 def sampler_of(study: Study, number: int, sampler: str = "random") -> BaseSampler:
     chosen = settings(SPACE, sampler=sampler, n_trials=9, islands={"pop_size": 4})
-    choice = search_of(study, chosen).choose(number)
+    choice = search_of(study, chosen)(number)
     assert choice is not None and choice.parent is None
     return choice.sampler
 
@@ -48,7 +48,7 @@ def searched(study: Study, sampler: str, count: int) -> None:
     while numbers := [*study.interrupted(), *study.waiting()]:
         params: dict[str, Any] = study.begin(numbers[0], sampler_of(study, numbers[0], sampler)).params
         loss = abs(math.log10(params["lr"]) + 2) + params["steps"] / 9 + (params["model"] == "a")
-        study.tell(numbers[0], COMPLETED, (loss,))
+        study.tell(numbers[0], TrialResult(COMPLETED, (loss,)))
 
 
 def told(study: Study) -> list[tuple[int, Any, Any, int]]:
@@ -102,7 +102,7 @@ def test_a_trial_under_way_is_interrupted_and_a_told_one_is_not(tmp_path: Path) 
     study = opened(tmp_path)
     study.enqueue(3)
     params = begun(study)
-    study.tell(1, COMPLETED, (0.5,))
+    study.tell(1, TrialResult(COMPLETED, (0.5,)))
     study.close()
     study = opened(tmp_path)
     assert again(study) == {0: params[0], 2: params[2]}
@@ -180,8 +180,8 @@ def test_only_a_completed_trial_with_a_finite_value_is_a_parent(
     study = opened(tmp_path)
     study.enqueue(2)
     begun(study)
-    study.tell(1, outcome, values)
-    study.tell(0, COMPLETED, (2.0,))
+    study.tell(1, TrialResult(outcome, values))
+    study.tell(0, TrialResult(COMPLETED, (2.0,)))
     study.close()
     study = opened(tmp_path)
     first, second = study.finished()
@@ -205,7 +205,7 @@ def test_a_grid_has_every_combination_once(tmp_path: Path) -> None:
     grid: Space = {"x": Category(("a", "b")), "n": Number(2, 8, step=3, whole=True)}
     study = Study(tmp_path / "study.journal", "s", grid, ["minimize"], {})
     for _ in range(2):
-        study.enqueue_grid(combinations(grid))
+        study.enqueue(6, combinations(grid))
     params = [study.begin(number, RandomSampler()).params for number in study.waiting()]
     assert params == [{"x": x, "n": n} for x in ("a", "b") for n in (2, 5, 8)]
     study.close()
@@ -221,7 +221,7 @@ def test_the_size_of_an_island_stays_as_it_was_at_first(tmp_path: Path) -> None:
 @pytest.mark.parametrize("sampler", ["random", "tpe"])
 def test_a_date_is_a_seed(tmp_path: Path, sampler: str) -> None:
     study = opened(tmp_path)
-    choice = search_of(study, settings(SPACE, sampler=sampler, n_trials=1, seed=20261125)).choose(0)
+    choice = search_of(study, settings(SPACE, sampler=sampler, n_trials=1, seed=20261125))(0)
     assert choice is not None
     study.close()
 
@@ -232,11 +232,10 @@ def test_a_trial_has_the_value_it_was_told_with(tmp_path: Path) -> None:
     study.enqueue(3)
     begun(study)
     for number in range(3):
-        study.report(number, 10, 0.9)
-        study.report(number, 20, 0.4)
-    study.tell(0, PRUNED, (0.9,), seconds=100.5)
-    study.tell(1, DIVERGED, None)
-    study.tell(2, PRUNED, None)
+        assert not study.prunes(number, 10, 0.9, NopPruner()) and not study.prunes(number, 20, 0.4, NopPruner())
+    study.tell(0, TrialResult(PRUNED, (0.9,), seconds=100.5))
+    study.tell(1, TrialResult(DIVERGED, None))
+    study.tell(2, TrialResult(PRUNED, None))
     assert [trial.values for trial in study.finished()] == [(0.9,), None, None]
     by_trial, by_clock, _ = (trial.seconds for trial in study.finished())
     assert by_trial == 100.5 and by_clock is not None and by_clock < 100  # a sweep may stand still for a night

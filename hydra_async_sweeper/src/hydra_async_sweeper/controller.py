@@ -16,16 +16,14 @@ from typing import Any
 import optuna
 
 from hydra_async_sweeper.report import SweepView
-from hydra_async_sweeper.samplers import SearchMethod
 from hydra_async_sweeper.settings import SweeperSettings
 from hydra_async_sweeper.slots import PausedError, TrialExit, TrialSlots, fault_at, line_of
-from hydra_async_sweeper.study import Study
+from hydra_async_sweeper.study import Search, Study
 from hydra_async_sweeper.trials import (
     DISK,
     FAILED,
     RETRY,
     STOPPED,
-    FinishedTrial,
     StartedTrial,
     TrialResult,
     result_of,
@@ -75,10 +73,7 @@ class PruningWatch:
             folder = self._folder_of(number)
             for step, value in self._new_values(number, folder):
                 self._progress(number, step, value)
-                if self._pruner is None:
-                    continue
-                self._study.report(number, step, value)
-                if self._study.should_prune(number, self._pruner):
+                if self._pruner is not None and self._study.prunes(number, step, value, self._pruner):
                     (folder / STOP_FILE).touch()
 
     def _new_values(self, number: int, folder: Path) -> list[tuple[int, float]]:
@@ -95,16 +90,13 @@ class PruningWatch:
             return []
         whole = text[: text.rfind(b"\n") + 1]
         self._read[number] = (status.st_ino, at + len(whole))
-        return [row for line in whole.splitlines() if (row := _validation(line, self._metric))]
-
-
-def _validation(line: bytes, metric: str) -> tuple[int, float] | None:
-    """The step and the value of a validation; None for another line, which may be of another program."""
-    try:
-        row: dict[str, Any] = json.loads(line)
-        return (int(row["step"]), float(row[metric])) if row["split"] == "val" else None
-    except (ValueError, TypeError, KeyError):
-        return None
+        values = []
+        for line in whole.splitlines():
+            with contextlib.suppress(ValueError, TypeError, KeyError):  # another line, which may be of another program
+                row: dict[str, Any] = json.loads(line)
+                if row["split"] == "val":
+                    values.append((int(row["step"]), float(row[self._metric])))
+        return values
 
 
 class SweepController:
@@ -128,7 +120,7 @@ class SweepController:
         chosen: SweeperSettings,
         *,
         overrides_of: Callable[[StartedTrial], list[str]],
-        search: SearchMethod,
+        search: Search,
         watch: PruningWatch | None,
         view: SweepView,
         record: Callable[[], None],
@@ -173,44 +165,39 @@ class SweepController:
     # Starting
 
     def _fill(self) -> None:
+        """Starts trials while a slot is free. Values of equal parameters are copied, and not computed again, but for a
+        population, whose trials start from checkpoints."""
+        repeats = self._chosen.population is not None
         while self._free and not self._stop:
             trial = self._next()
             if trial is None or self._stop:  # the signal may come while parameters are drawn
                 return
-            twin = self._twin(trial)
-            if twin is not None:
-                self._study.tell(trial.number, twin.outcome, twin.values, same_as=twin.number)
+            same = [t for t in self._study.finished() if t.params == trial.params and t.outcome != FAILED]
+            if same and not repeats:
+                self._study.tell(trial.number, TrialResult(same[0].outcome, same[0].values), same_as=same[0].number)
                 self._told(trial.number)
-            elif self._is_running(trial):
+            elif self._is_running(trial) and not repeats:
                 self._twins.append(trial)
             else:
                 self._start(trial)
 
     def _next(self) -> StartedTrial | None:
-        for trial in self._twins:
-            if not self._is_running(trial):
-                self._twins.remove(trial)
-                return trial
+        twin = next((trial for trial in self._twins if not self._is_running(trial)), None)
+        if twin is not None:
+            self._twins.remove(twin)
+            return twin
         if self._ready:
             return self._ready.popleft()
         return next(filter(None, map(self._begin, self._study.waiting())), None)
 
     def _begin(self, number: int) -> StartedTrial | None:
         """Gives a trial its parameters; None if they are not known yet."""
-        choice = self._search.choose(number)
+        choice = self._search(number)
         return None if choice is None else self._study.begin(number, *choice)
-
-    def _twin(self, trial: StartedTrial) -> FinishedTrial | None:
-        """A trial that has ended with the same parameters; its values need not be computed again."""
-        if self._search.repeats:
-            return None
-        same = (t for t in self._study.finished() if t.params == trial.params and t.outcome != FAILED)
-        return next(same, None)
 
     def _is_running(self, trial: StartedTrial) -> bool:
         """Whether a trial with the same values is under way."""
-        same = any(other.params == trial.params for other, _ in self._running.values())
-        return same and not self._search.repeats
+        return any(other.params == trial.params for other, _ in self._running.values())
 
     def _start(self, trial: StartedTrial) -> None:
         overrides, slot = self._overrides_of(trial), self._free[0]
@@ -244,7 +231,7 @@ class SweepController:
             result = TrialResult(FAILED, failure=f"{result.failure}, {count} times")
         else:
             self.returned[trial.number] = ended.outcome
-        self._study.tell(trial.number, result.outcome, result.values, failure=result.failure, seconds=result.seconds)
+        self._study.tell(trial.number, result)
         if result.outcome == FAILED:
             log.warning("trial %d: %s; its output: %s", trial.number, result.failure, self._slots.log_of(trial.number))
         self._told(trial.number)

@@ -23,7 +23,7 @@ class IslandSettings(NamedTuple):
     seed: of all random numbers.
     pop_size: parents are two of an island's best `pop_size`; until it has as many, trials are random.
     num_islands: how many populations evolve side by side.
-    island_size: slots that work for an island, from `slots_per_island` when the study is made. It must not change when
+    island_size: slots that work for an island, `n_jobs // num_islands` when the study is made. It must not change when
         the study resumes with other slots: exchanges would become more or less frequent.
     migration_probability: an exchange follows a result with `migration_probability / island_size`.
     pollination: True sends copies, and the target drops its worst. False lets the individuals leave.
@@ -85,11 +85,6 @@ class Populations(NamedTuple):
 def topology_of(count: int) -> list[list[int]]:
     """Every island sends one individual to every other."""
     return [[int(row != column) for column in range(count)] for row in range(count)]
-
-
-def slots_per_island(n_jobs: int, num_islands: int) -> int:
-    """The `island_size` of a study that is made for `n_jobs` trials at a time."""
-    return max(1, n_jobs // num_islands)
 
 
 def offspring(number: int, populations: Populations, space: Space, settings: IslandSettings) -> Params:

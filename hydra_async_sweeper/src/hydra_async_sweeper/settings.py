@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import yaml  # type: ignore[import-untyped]
 from omegaconf import OmegaConf
 
-from hydra_async_sweeper.islands import IslandSettings, slots_per_island, topology_of
+from hydra_async_sweeper.islands import IslandSettings, topology_of
 from hydra_async_sweeper.population import PopulationSettings
 from hydra_async_sweeper.space import Params, Space, SpaceError, contains, size
 from hydra_async_sweeper.trials import ONE_LANE, Direction, Lanes, direction_of
@@ -200,7 +200,7 @@ def _directions(value: Any, objectives: list[str] | None, maximized: Collection[
 def _islands(values: Mapping[str, Any], seed: int, n_jobs: int) -> IslandSettings:
     keys = {"seed": seed, "pop_size": POPULATION, **values}
     count = keys.get("num_islands", 1)
-    keys.setdefault("island_size", slots_per_island(n_jobs, count))
+    keys.setdefault("island_size", max(1, n_jobs // count))
     topology = keys.get("topology", topology_of(count))
     square = [len(row) for row in topology] == [count] * count
     if not square or min(map(min, topology)) < 0 or any(topology[island][island] for island in range(count)):

@@ -124,7 +124,10 @@ class TrialSlots:
             else:
                 del self._pids[number]
                 self._unsent.pop(number, None)
-                ended.append(TrialExit(number, code, _read_outcome(self.folder, number)))
+                path = _outcome_path(self.folder, number)
+                outcome = json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
+                path.unlink(missing_ok=True)
+                ended.append(TrialExit(number, code, outcome))
                 self._socket.settimeout(0)
         return ended
 
@@ -247,16 +250,6 @@ def _send_signal(pid: int, what: signal.Signals) -> None:
 
 def _outcome_path(folder: Path, number: int) -> Path:
     return folder / f"trial_{number:04d}.json"
-
-
-def _read_outcome(folder: Path, number: int) -> Any:
-    path = _outcome_path(folder, number)
-    try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        return None
-    finally:
-        path.unlink(missing_ok=True)
 
 
 # Disks that are full or gone: no trial is to blame

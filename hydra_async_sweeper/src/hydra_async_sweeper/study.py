@@ -8,36 +8,37 @@ import contextlib
 import json
 import math
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import optuna
 from filelock import FileLock, Timeout
 from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution, IntDistribution
+from optuna.samplers import BaseSampler
 from optuna.storages.journal import JournalFileBackend, JournalStorage
 from optuna.trial import FrozenTrial, TrialState
 
-from hydra_async_sweeper.islands import ScoredTrial
+from hydra_async_sweeper.islands import ScoredTrial, fold, offspring
+from hydra_async_sweeper.population import decide
+from hydra_async_sweeper.settings import SweeperSettings
 from hydra_async_sweeper.space import Category, Dimension, Params, Space, values_of
 from hydra_async_sweeper.trials import (
     COMPLETED,
     DIVERGED,
     FAILED,
-    PRUNED,
     Direction,
     FinishedTrial,
     FinishedTrials,
     StartedTrial,
     StudyError,
-    Values,
+    TrialResult,
 )
 
-OUTCOME, TOLD, VALUES, SAME_AS, RETRIES, FAILURE = "outcome", "told", "values", "same_as", "retries", "failure"
-PARENT, SECONDS = "parent", "seconds"
-"""Names of what is noted at a trial: how it ended; its place in the order of ends; its values; the trial whose values
-were copied; how often it has been run again; why it failed; the trial whose checkpoint it goes on from; and the seconds
-that it says it took."""
+END, PARENT, RETRIES = "end", "parent", "retries"
+"""What is noted at a trial: how it ended, as the fields of a FinishedTrial that Optuna has not; the trial whose
+checkpoint it goes on from; and how often it has been run again."""
 
 
 class Study:
@@ -124,22 +125,17 @@ class Study:
 
     def _has_no_values(self) -> bool:
         """Whether all trials have completed, and none has returned a value."""
-        ends = [(trial.user_attrs.get(OUTCOME), trial.values) for trial in self._trials()]
-        return bool(ends) and all(end == (COMPLETED, None) for end in ends)
+        ends = [trial.user_attrs.get(END) for trial in self._trials()]
+        return bool(ends) and all(end and (end["outcome"], end["values"]) == (COMPLETED, None) for end in ends)
 
     # Trials
 
-    def enqueue(self, count: int) -> None:
-        """Adds waiting trials until there are `count` trials in all. If there are more, the last ones wait on."""
+    def enqueue(self, count: int, grid: Sequence[Params] = ()) -> None:
+        """Adds waiting trials until there are `count` trials in all, with the parameters of the grid, if there is one.
+        If there are more, the last ones wait on."""
         self._wanted = count
-        for _ in range(count - len(self._trials())):
-            self._study.enqueue_trial({})
-
-    def enqueue_grid(self, combinations: Sequence[Params]) -> None:
-        """Adds a waiting trial for each combination that has none yet. If there are more, the last ones wait on."""
-        self._wanted = len(combinations)
-        for params in combinations[len(self._trials()) :]:
-            self._study.enqueue_trial(dict(params))
+        for number in range(len(self._trials()), count):
+            self._study.enqueue_trial(dict(grid[number]) if grid else {})
 
     def waiting(self) -> list[int]:
         """The numbers of the trials that are to start."""
@@ -149,7 +145,7 @@ class Study:
         """The numbers of the trials that were under way when the last controller ended."""
         return sorted(trial.number for trial in self._trials(TrialState.RUNNING))
 
-    def begin(self, number: int, sampler: optuna.samplers.BaseSampler, parent: int | None = None) -> StartedTrial:
+    def begin(self, number: int, sampler: BaseSampler, parent: int | None = None) -> StartedTrial:
         """Gives a trial its parameters. One that was interrupted keeps those that it has; the sampler draws the others.
 
         Args:
@@ -171,34 +167,24 @@ class Study:
             params[name] = trial._suggest(name, drawn)
         return StartedTrial(number, params, parent)
 
-    def tell(
-        self, number: int, outcome: str, values: Values | None, *, same_as: int | None = None, failure: str = "",
-        seconds: float | None = None,
-    ) -> None:  # fmt: skip
-        """Notes how a trial has ended. If a value is not finite, it has diverged."""
+    def tell(self, number: int, result: TrialResult, *, same_as: int | None = None) -> None:
+        """Notes how a trial has ended. If one of its values is not finite, it has diverged."""
+        outcome, values, failure, seconds = result
         if values is not None and not all(map(math.isfinite, values)):
             outcome, values = DIVERGED, None
-        storage, trial_id = self._study._storage, self._id(number)
-        notes = {OUTCOME: outcome, TOLD: len(self.finished()), SAME_AS: same_as, FAILURE: failure or None}
-        notes[SECONDS] = seconds
-        if outcome == PRUNED and values is not None:
-            notes[VALUES] = list(values)  # Optuna keeps a pruned trial's last intermediate value
-        for name, value in notes.items():
-            if value is not None:
-                storage.set_trial_user_attr(trial_id, name, value)
+        # The values, too: Optuna gives a pruned trial its last intermediate value.
+        end = {"outcome": outcome, "values": values, "told": len(self.finished()), "same_as": same_as,
+               "failure": failure, "seconds": seconds}  # fmt: skip
+        self._study._storage.set_trial_user_attr(self._id(number), END, end)
         if outcome == COMPLETED and values is not None:
             self._study.tell(number, list(values))
         else:
             self._study.tell(number, state=TrialState.FAIL if outcome == FAILED else TrialState.PRUNED)
 
-    def report(self, number: int, step: int, value: float) -> None:
-        """Notes an intermediate value for the pruner."""
-        trial = optuna.trial.Trial(self._study, self._id(number))
+    def prunes(self, number: int, step: int, value: float, pruner: optuna.pruners.BasePruner) -> bool:
+        """Notes an intermediate value; returns whether the pruner would stop the trial now."""
         if step not in self._frozen(number).intermediate_values:
-            trial.report(value, step)
-
-    def should_prune(self, number: int, pruner: optuna.pruners.BasePruner) -> bool:
-        """Whether the pruner would stop a trial now."""
+            optuna.trial.Trial(self._study, self._id(number)).report(value, step)
         return pruner.prune(self._study, self._frozen(number))
 
     def retry(self, number: int) -> int:
@@ -238,16 +224,13 @@ class Study:
 
 def finished_of(trial: FrozenTrial) -> FinishedTrial:
     """A trial that has ended, as Optuna has it."""
-    notes = trial.user_attrs
-    values = tuple(trial.values if trial.state == TrialState.COMPLETE else notes.get(VALUES, ())) or None
-    # Else by the clock, which also runs while a sweep that was stopped does not.
-    by_clock = trial.duration.total_seconds() if trial.duration is not None else None
-    seconds = notes.get(SECONDS, by_clock)
-    outcome = str(notes.get(OUTCOME, FAILED))
+    end: dict[str, Any] = dict(trial.user_attrs[END])
+    values = end.pop("values")
+    if end["seconds"] is None and trial.duration is not None:  # which also runs while a sweep that was stopped does not
+        end["seconds"] = trial.duration.total_seconds()
     return FinishedTrial(
-        trial.number, dict(trial.params), outcome, values, int(notes.get(TOLD, 0)), notes.get(SAME_AS),
-        str(notes.get(FAILURE, "")), seconds, notes.get(PARENT),
-    )  # fmt: skip
+        trial.number, dict(trial.params), values=values and tuple(values), parent=trial.user_attrs.get(PARENT), **end
+    )
 
 
 def distribution(dimension: Dimension) -> BaseDistribution:
@@ -286,3 +269,48 @@ def without_experimental_warnings() -> Iterator[None]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
         yield
+
+
+# Where a trial's parameters come from. A sampler is made again for every trial, from seed and number: a seeded Optuna
+# sampler that is made once repeats its first draws after every restart.
+
+
+PRUNERS: dict[str, Callable[[], optuna.pruners.BasePruner | None]] = {
+    "none": lambda: None, "median": optuna.pruners.MedianPruner, "hyperband": optuna.pruners.HyperbandPruner,
+}  # fmt: skip
+
+
+class ParamChoice(NamedTuple):
+    """A trial's parameters, as a sampler that gives them; and the trial whose checkpoint it goes on from."""
+
+    sampler: BaseSampler
+    parent: int | None = None
+
+
+Search = Callable[[int], ParamChoice | None]
+"""From a trial's number to what it does; None: what decides that is not known yet."""
+
+
+def search_of(study: Study, chosen: SweeperSettings) -> Search:
+    """The search that the settings ask for."""
+    samplers: dict[str, Callable[..., BaseSampler]] = {
+        "tpe": partial(optuna.samplers.TPESampler, constant_liar=True, n_startup_trials=10),
+        "cmaes": optuna.samplers.CmaEsSampler, "gp": optuna.samplers.GPSampler,
+    }  # fmt: skip
+
+    @without_experimental_warnings()
+    def choose(number: int) -> ParamChoice | None:
+        seed, parent = (chosen.seed * 1_000_003 + number) % 2**32, None  # what numpy takes
+        if chosen.population is not None:
+            decision = decide(number, study.losses(), study.space, chosen.population)
+            if decision is None:
+                return None
+            params, parent = decision
+        elif chosen.sampler == "islands":
+            params = offspring(number, fold(study.losses(), chosen.islands), study.space, chosen.islands)
+        else:
+            return ParamChoice(samplers.get(chosen.sampler, optuna.samplers.RandomSampler)(seed=seed))
+        sampler = optuna.samplers.PartialFixedSampler(params, optuna.samplers.RandomSampler(seed=seed))
+        return ParamChoice(sampler, parent)
+
+    return choose

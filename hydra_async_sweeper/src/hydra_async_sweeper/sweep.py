@@ -20,7 +20,7 @@ from hydra.types import TaskFunction
 from omegaconf import DictConfig, OmegaConf
 
 from hydra_async_sweeper import report
-from hydra_async_sweeper.settings import JOURNAL, PBT, SweeperSettings, settings_of
+from hydra_async_sweeper.settings import JOURNAL, SweeperSettings, settings_of
 from hydra_async_sweeper.slots import (
     DISK_FAULT,
     DISK_FAULTS,
@@ -72,7 +72,6 @@ class TaskTraits(NamedTuple):
 
 
 def sweep(
-    *,
     settings: Mapping[str, Any],
     arguments: Sequence[str],
     config: DictConfig,
@@ -143,26 +142,16 @@ class SweepRun:
     def run(self, slots: TrialSlots) -> list[list[JobReturn]]:
         """Runs the trials, and writes the records."""
         from hydra_async_sweeper.controller import PruningWatch, SweepController
-        from hydra_async_sweeper.samplers import PRUNERS, search_of
+        from hydra_async_sweeper.study import PRUNERS, search_of
 
         study, chosen, folder_of = self._study, self._chosen, self._folder_of
         with closing(study):
             ended = self._ended()
-            view = report.SweepView(
-                study.count(), ended.objectives, ended.directions, chosen.n_jobs, ended.trials, lanes=chosen.lanes
-            )
+            view = report.SweepView(study.count(), chosen.n_jobs, ended)
             watch = None
-            if folder_of is not None:
-                lost = [t.number for t in ended.trials if t.values and t.same_as is None
-                        and not folder_of(t.number).is_dir()]  # fmt: skip
-                if lost:
-                    log.warning(
-                        "%s: %d of the trials that have ended have no folder any more, such as trial %d; their values "
-                        "stand, and they are not run again", folder_of(lost[0]), len(lost), lost[0],
-                    )  # fmt: skip
-                if chosen.objective:
-                    metric = chosen.objective[0].rpartition(".")[2]
-                    watch = PruningWatch(study, PRUNERS[chosen.pruner](), folder_of, metric, view.progress)
+            if folder_of is not None and chosen.objective:
+                metric = chosen.objective[0].rpartition(".")[2]
+                watch = PruningWatch(study, PRUNERS[chosen.pruner](), folder_of, metric, view.progress)
             controller = SweepController(
                 study, slots, chosen, overrides_of=self.overrides_of, search=search_of(study, chosen), watch=watch,
                 view=view, record=self._record,
@@ -193,10 +182,8 @@ class SweepRun:
         with _creating(key, journal):
             study = Study(journal, chosen.study_name, plan.space, chosen.directions, self._identity(chosen))
         write_atomically(self._folder / "multirun.yaml", OmegaConf.to_yaml(self._config))
-        if chosen.sampler == "grid":
-            study.enqueue_grid(combinations(plan.space)[: chosen.n_trials])
-        else:
-            study.enqueue(chosen.n_trials or 0)
+        grid = combinations(plan.space)[: chosen.n_trials] if chosen.sampler == "grid" else []
+        study.enqueue(len(grid) or chosen.n_trials or 0, grid)
         if chosen.n_trials is not None and study.count() > chosen.n_trials:
             log.warning(
                 "hydra.sweeper.n_trials=%d: %d trials have begun already, and all of them count; type another "
@@ -239,7 +226,6 @@ class SweepRun:
         folder_of = self._folder_of
         report.write_tables(
             self._folder, self._ended(), total=self._study.count(), command=self._command(),
-            name=PBT if self._chosen.population else "async",
             folder_of=lambda number: folder_of(number).name if folder_of else str(number),
         )  # fmt: skip
 

@@ -97,14 +97,8 @@ class AsyncSweeper(Sweeper):
         from hydra_async_sweeper.sweep import sweep
 
         assert self.config is not None and self.launcher is not None and self.hydra_context is not None
-        return sweep(
-            settings=self._settings,
-            arguments=arguments,
-            config=self.config,
-            launcher=self.launcher,
-            loader=self.hydra_context.config_loader,
-            task_function=self.task_function,
-        )
+        loader = self.hydra_context.config_loader
+        return sweep(self._settings, arguments, self.config, self.launcher, loader, self.task_function)
 
 
 class PbtSweeper(AsyncSweeper):

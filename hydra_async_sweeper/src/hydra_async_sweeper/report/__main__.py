@@ -59,19 +59,14 @@ def open_study(journal: Path, name: str | None) -> optuna.Study:
         )
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     with without_experimental_warnings():
+        names: list[str] = []
         try:
-            backend = optuna.storages.journal.JournalFileBackend(str(journal))
-            storage = optuna.storages.JournalStorage(backend)
+            storage = optuna.storages.JournalStorage(optuna.storages.journal.JournalFileBackend(str(journal)))
+            names += sorted(study.study_name for study in storage.get_all_studies())
+            study = optuna.load_study(study_name=name, storage=storage)
         except Exception as error:  # what Optuna raises depends on the line that is damaged
-            reason = f"{type(error).__name__}: {error}"
-            raise ValueError(f"{journal}: is damaged, or no journal of Optuna's ({reason})") from error
-        names = sorted(study.study_name for study in storage.get_all_studies())
-        if not names:
-            raise ValueError(f"{journal}: holds no study yet; let its first trial start")
-        if name not in names and (name is not None or len(names) > 1):
-            asked = "" if name is None else f"--study-name {name}: "
-            raise ValueError(f"{asked}{journal} holds {', '.join(names)}; type --study-name {names[0]}")
-        study = optuna.load_study(study_name=name or names[0], storage=storage)
+            several = f"type --study-name {names[0]}" if names else "it is damaged, or holds no study yet"
+            raise ValueError(f"{journal}: {error}; it holds {', '.join(names) or 'none'}; {several}") from error
     if "identity" not in study.user_attrs:
         raise ValueError(f"study {study.study_name!r}: has no identity, so hydra/sweeper=async has not made it")
     return study
@@ -83,8 +78,8 @@ def rebuild(folder: Path, study: optuna.Study, *, tables: bool = True) -> list[P
     frozen = study.get_trials(deepcopy=False)
     trials = sorted((finished_of(t) for t in frozen if t.state.is_finished()), key=lambda t: (t.told, t.number))
     directions = [direction.name.lower() for direction in study.directions]
-    in_rounds, lanes = identity["sampler"] == PBT, ONE_LANE
-    if in_rounds:
+    lanes = ONE_LANE
+    if identity["sampler"] == PBT:
         lanes = Lanes("member", identity["population"]["members"], by_round=True)
     elif identity["islands"]:
         lanes = Lanes("island", identity["islands"]["num_islands"])
@@ -100,7 +95,7 @@ def rebuild(folder: Path, study: optuna.Study, *, tables: bool = True) -> list[P
         best = ended.best()
         write_tables(
             folder, ended, total=len(frozen), command=best_command(folder, best[0].number) if best else None,
-            name=PBT if in_rounds else "async", folder_of=folder_of,
+            folder_of=folder_of,
         )  # fmt: skip
     exchanges = exchanges_of(ended, {**study.user_attrs, **identity["islands"]})
     plots = draw(folder, study, ended, from_plain(identity["space"]), exchanges)

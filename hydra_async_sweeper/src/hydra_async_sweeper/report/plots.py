@@ -15,10 +15,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hydra_async_sweeper.islands import Exchange
-from hydra_async_sweeper.report.view import count_text
 from hydra_async_sweeper.slots import fault_in
 from hydra_async_sweeper.space import Number, Space
-from hydra_async_sweeper.trials import OUTCOMES, FinishedTrial, FinishedTrials
+from hydra_async_sweeper.trials import FinishedTrial, FinishedTrials
 
 if TYPE_CHECKING:
     import optuna
@@ -144,13 +143,10 @@ def scale(axes: Any, values: Sequence[float], direction: str) -> None:
 
 def islands_plot(ended: FinishedTrials, exchanges: Sequence[Exchange]) -> Any:
     """The best trial of each island over time, and what the islands sent to each other."""
-    from matplotlib.ticker import MaxNLocator
-
     islands = ended.lanes.size
-    figure, (top, bottom) = _panels(9.5, [3.6, 0.8 + 0.32 * islands], ended, "Best trial of each island")
+    figure, (top, bottom) = _panels([3.6, 0.8 + 0.32 * islands], ended, "Best trial of each island")
     places = {trial.number: place for place, trial in enumerate(ended.trials, 1)}
     for island in range(islands):
-        colour, line = f"C{island % 10}", ("-", "--", ":")[island // 10 % 3]
         bred = [trial for trial in ended.completed() if trial.number % islands == island]
         best: list[FinishedTrial] = []
         for trial in bred:
@@ -158,50 +154,33 @@ def islands_plot(ended: FinishedTrials, exchanges: Sequence[Exchange]) -> Any:
                 best.append(trial)
         x, y = [places[trial.number] for trial in best], [trial.values[0] for trial in best if trial.values]
         if best:
-            style = {"drawstyle": "steps-post", "color": colour, "ls": line, "lw": 1.6, "alpha": 0.9}
-            top.plot([*x, len(places) + 0.5], [*y, y[-1]], label=f"island {island}", **style)
-            top.plot(x, y, ".", color=colour, ms=5)
-        bottom.scatter([places[trial.number] for trial in bred], [island] * len(bred), s=16, color=colour, zorder=3)
-        bottom.scatter(x, [island] * len(x), s=46, facecolors="none", edgecolors=colour, zorder=3)
-    gains = _draw_gains(bottom, ended, exchanges)
-    bottom.set_yticks(range(islands), [f"island {island}" for island in range(islands)])
-    bottom.set_ylim(islands - 0.5, -0.5)
-    bottom.set_xlim(0.5, max(len(places), 1) + 0.5)
-    bottom.xaxis.set_major_locator(MaxNLocator("auto", integer=True, min_n_ticks=1))
-    arrows = f"\narrow: an exchange that gives its target a better trial than all it had ({gains} of {len(exchanges)})"
-    bottom.set_xlabel(
-        f"trials in the order in which they ended; ring: a new best of its island{arrows if exchanges else ''}"
-    )
-    _legend_below(figure, top)
-    return figure
-
-
-def _draw_gains(axes: Any, ended: FinishedTrials, exchanges: Sequence[Exchange]) -> int:
-    """Draws an arrow, in the colour of its source, for each exchange that gives its target a better trial than all it
-    had; returns how many these are."""
+            steps = {"drawstyle": "steps-post", "color": f"C{island % 10}", "marker": ".", "alpha": 0.9}
+            top.plot([*x, len(places)], [*y, y[-1]], label=f"island {island}", **steps)
+        bottom.scatter([places[trial.number] for trial in bred], [island] * len(bred), s=16, color=f"C{island % 10}")
+    # An arrow, in the colour of its source, for each exchange that gives its target a better trial than all it had.
     losses = {trial.number: (trial.losses(ended.directions) or (math.inf,))[0] for trial in ended.trials}
-    best = [math.inf] * ended.lanes.size
-    gains = 0
+    lowest, arrows = [math.inf] * islands, 0
     for place, trial in enumerate(ended.trials, 1):
-        home = trial.number % ended.lanes.size
-        best[home] = min(best[home], losses[trial.number])
+        lowest[trial.number % islands] = min(lowest[trial.number % islands], losses[trial.number])
         for exchange in exchanges:
             sent = min((losses.get(number, math.inf) for number in exchange.numbers), default=math.inf)
-            if exchange.told == trial.told and sent < best[exchange.target]:
-                best[exchange.target] = sent
-                gains += 1
-                style = {"lw": 1.2, "color": f"C{exchange.source % 10}", "zorder": 2}
-                down = exchange.target > exchange.source
-                tip = exchange.target + (-0.14 if down else 0.14)
-                axes.plot([place, place], [exchange.source, tip], **style)
-                axes.plot(place, tip, marker="v" if down else "^", ms=4, **style)
-    return gains
+            if exchange.told == trial.told and sent < lowest[exchange.target]:
+                lowest[exchange.target] = sent
+                arrows += 1
+                style = {"arrowstyle": "->", "color": f"C{exchange.source % 10}"}
+                bottom.annotate("", (place, exchange.target), (place, exchange.source), arrowprops=style)
+    bottom.set_yticks(range(islands), [f"island {island}" for island in range(islands)])
+    bottom.set_ylim(islands - 0.5, -0.5)
+    better = f"; arrow: an exchange with a better trial than all of its target ({arrows} of {len(exchanges)})"
+    bottom.set_xlabel(f"trials in the order in which they ended{better if exchanges else ''}")
+    _legend_below(figure, top)
+    return figure
 
 
 def population_plot(ended: FinishedTrials, space: Space) -> Any:
     """The value of each member, and the numbers that it trains with, against the rounds; the winner's lineage bold."""
     numbers = {key: dimension for key, dimension in space.items() if isinstance(dimension, Number)}
-    figure, panels = _panels(9.0, [3.4] + [1.5] * len(numbers), ended, "Value of each member after each round")
+    figure, panels = _panels([3.4] + [1.5] * len(numbers), ended, "Value of each member after each round")
     best = ended.best()
     chain = [trial.number for trial in ended.lineage(best[0].number)] if best else []
     _draw_members(panels[0], ended, chain, {t.number: t.values[0] for t in ended.trials if t.values})
@@ -225,32 +204,24 @@ def _draw_members(axes: Any, ended: FinishedTrials, chain: Sequence[int], values
         if line:
             axes.plot(*zip(*line, strict=True), ".", ms=7, color=f"C{member % 10}", label=f"member {member}")
     for number, point in points.items():
-        parent = parents[number]
-        if parent in points:
-            dots = ":" if parent % members != number % members else "-"
-            axes.plot(
-                *zip(points[parent], point, strict=True), dots, lw=1.0, alpha=0.8, color=f"C{number % members % 10}"
-            )
+        if (parent := parents[number]) in points:
+            style = {"ls": ":" if parent % members != number % members else "-", "lw": 1.0, "alpha": 0.8}
+            axes.plot(*zip(points[parent], point, strict=True), color=f"C{number % members % 10}", **style)
     winner = [points[number] for number in chain if number in points]
     if winner:
         axes.plot(*zip(*winner, strict=True), color="black", lw=2.6, alpha=0.35, label="the winner's lineage", zorder=1)
 
 
-def _panels(width: float, heights: Sequence[float], ended: FinishedTrials, title: str) -> tuple[Any, Any]:
-    """A figure with panels one below the other. The first shows the first objective. It needs no global state."""
+def _panels(heights: Sequence[float], ended: FinishedTrials, title: str) -> tuple[Any, Any]:
+    """A figure with panels one below the other, of which the first shows the first objective."""
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(width, 1.0 + sum(heights)), layout="constrained")
+    figure = Figure(figsize=(9.0, 1.0 + sum(heights)), layout="constrained")  # of no global state
     panels = figure.subplots(len(heights), 1, sharex=True, squeeze=False, height_ratios=heights)[:, 0]
     counts = Counter(trial.outcome for trial in ended.trials)
-    parts = ", ".join(f"{counts[outcome]} {outcome}" for outcome in OUTCOMES if counts[outcome])
-    figure.suptitle(f"{title}\n{count_text(len(ended.trials), 'trial')}{': ' if parts else ''}{parts}", fontsize=11)
-    values = [trial.values[0] for trial in ended.completed() if trial.values]
-    if not values:
-        panels[0].set_title("no completed trial has a value yet", fontsize=10)
-    scale(panels[0], values, ended.directions[0])
-    better = "higher" if ended.directions[0] == "maximize" else "lower"
-    panels[0].set_ylabel(f"{_escaped(ended.objectives[0])}\n({better} is better)")
+    figure.suptitle(f"{title}\n{', '.join(f'{count} {outcome}' for outcome, count in counts.items())}", fontsize=11)
+    scale(panels[0], [trial.values[0] for trial in ended.completed() if trial.values], ended.directions[0])
+    panels[0].set_ylabel(f"{_escaped(ended.objectives[0])}\n({ended.directions[0]})")
     for axes in panels:
         axes.grid(alpha=0.25)
     return figure, panels
@@ -259,8 +230,7 @@ def _panels(width: float, heights: Sequence[float], ended: FinishedTrials, title
 def _legend_below(figure: Any, axes: Any) -> None:
     handles, labels = axes.get_legend_handles_labels()
     if handles:
-        style = {"loc": "outside lower center", "frameon": False, "fontsize": 9}
-        figure.legend(handles, labels, ncols=min(6, len(handles)), **style)
+        figure.legend(handles, labels, ncols=min(6, len(handles)), loc="outside lower center", fontsize=9)
 
 
 def _escaped(text: str) -> str:

@@ -25,7 +25,6 @@ def write_tables(
     *,
     total: int,
     command: str | None,
-    name: str = "async",
     folder_of: Callable[[int], str] = str,
 ) -> None:
     """Writes trials.csv and, with the field names of Hydra's Optuna sweeper, optimization_results.yaml.
@@ -35,7 +34,6 @@ def write_tables(
         ended: all trials that have ended.
         total: how many trials the sweep is to have.
         command: the command that trains the best configuration.
-        name: of the sweeper.
         folder_of: from a trial's number to its folder in the sweep's.
     """
     ordered = sorted(ended.trials, key=lambda trial: trial.number)
@@ -56,7 +54,7 @@ def write_tables(
     write_atomically(folder / "trials.csv", text.getvalue())
     counts = Counter(trial.outcome for trial in ended.trials)
     results = {
-        "name": name,
+        "name": "pbt" if ended.lanes.by_round else "async",
         **_best(ended, folder_of),
         "command": command,
         "objectives": dict(zip(ended.objectives, ended.directions, strict=True)),

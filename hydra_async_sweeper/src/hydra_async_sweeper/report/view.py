@@ -4,11 +4,11 @@ import logging
 import os
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from datetime import timedelta
 from typing import Any, NamedTuple, TextIO
 
-from hydra_async_sweeper.trials import COMPLETED, ONE_LANE, PRUNED, FinishedTrial, Lanes, StartedTrial, best_trials
+from hydra_async_sweeper.trials import COMPLETED, PRUNED, FinishedTrial, FinishedTrials, StartedTrial, best_trials
 
 log = logging.getLogger("hydra_async_sweeper")
 
@@ -28,11 +28,8 @@ class SweepView:
 
     Args:
         total: how many trials the sweep is to have.
-        objectives: their names.
-        directions: `minimize` or `maximize` for each objective.
-        slots: how many trials run at a time.
-        done: trials that ended in earlier sessions.
-        lanes: the islands, or the members of a population.
+        slots: how many run at a time.
+        done: the trials that ended in earlier sessions.
         stream: where the table goes; stderr by default.
         clock: seconds that never go back.
     """
@@ -40,20 +37,16 @@ class SweepView:
     def __init__(
         self,
         total: int,
-        objectives: Sequence[str],
-        directions: Sequence[str],
         slots: int,
-        done: Sequence[FinishedTrial] = (),
+        done: FinishedTrials,
         *,
-        lanes: Lanes = ONE_LANE,
         stream: TextIO | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._total, self._slots, self._lanes, self._clock = total, slots, lanes, clock
-        self._objectives, self._directions = tuple(objectives), tuple(directions)
-        self._ended = list(done)
-        self._best = best_trials(self._ended, self._directions, lanes)
-        self._elapsed = [trial.seconds for trial in done if trial.seconds is not None]
+        self._total, self._slots, self._clock = total, slots, clock
+        self._objectives, self._directions, self._lanes = done.objectives, done.directions, done.lanes
+        self._ended, self._best = list(done.trials), done.best()
+        self._elapsed = [trial.seconds for trial in done.trials if trial.seconds is not None]
         self._running: dict[int, _Running] = {}
         stream = sys.stderr if stream is None else stream
         self._stream = stream if stream.isatty() and os.environ.get("TERM") not in ("dumb", "unknown") else None
