@@ -1,23 +1,24 @@
 """A multirun: its jobs are checked before the first one starts; then Hydra's sweeper runs each as a trial."""
 
-import json
 import os
 import re
 import shlex
 import shutil
 import sys
 import traceback
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from functools import partial
 from importlib.util import find_spec
-from itertools import islice
+from multiprocessing import get_context
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from omegaconf import DictConfig, OmegaConf
 
 from metalearn.app.job import Job, Program, to_job
-from metalearn.app.outcome import BAD_CONFIG, DISK, DIVERGED, FAILED, OK, Ending, ending_of, exit_code_of
+from metalearn.app.outcome import BAD_CONFIG, DISK, DIVERGED, FAILED, OK, ending_of, exit_code_of
 from metalearn.app.process import log_sweep, set_up_process
 from metalearn.app.with_hydra import run_grid_by_hydra, run_trials_by_hydra
 from metalearn.config.check import check_rank_variables, started_as_rank
@@ -52,12 +53,6 @@ READ = ("dataset.file", "dataset.root", "dataset.shards", "init_from", "model.we
 _DECIDING = ("trainer.steps", "trainer.patience", "pause_after", "resume", "resume_changes", "dataset.root")
 """Keys that may differ when a run goes on, but not among the trials of a sweep, which are compared."""
 
-_MOST_FOLDERS = 1000
-"""Folders in one of these that are looked at."""
-
-_LOG_END = 4096
-"""The bytes at the end of a log that are read for the reason of its end."""
-
 RunJob = Callable[[Job], int]
 
 
@@ -77,7 +72,8 @@ def run_sweep(program: Program, overrides: Sequence[str], run_job: RunJob) -> in
     sweeper, folder = _sweeper(overrides)
     if not str(sweeper.pop("_target_")).startswith(OURS):
         run_one = pausing(check_grid(program, overrides), run_job)
-        _share_import_path()
+        paths = [str(ROOT), sys.path[0], os.environ.get("PYTHONPATH", "")]
+        os.environ["PYTHONPATH"] = os.pathsep.join(dict.fromkeys(filter(None, paths)))  # for a launcher's Pythons
         return run_grid_by_hydra(lambda config: exit_code_of(lambda: run_one(job_of(config, program))), folder)
     checked = check_trials(program, overrides, sweeper)
     if isinstance(checked, int):
@@ -133,12 +129,6 @@ def _has_plugin(name: str) -> bool:
         return False
 
 
-def _share_import_path() -> None:
-    """From now on a Python that a launcher starts finds this program."""
-    paths = [str(ROOT), sys.path[0], os.environ.get("PYTHONPATH", "")]
-    os.environ["PYTHONPATH"] = os.pathsep.join(dict.fromkeys(filter(None, paths)))
-
-
 def segment(steps: int, round_: int, rounds: int, parent: Path | None, keys: Sequence[str]) -> list[str]:
     """The overrides of a run that trains one of several rounds, as even as can be.
 
@@ -189,39 +179,28 @@ def trial(config: DictConfig, program: Program, run_job: RunJob) -> dict[str, An
     ending = ending_of(run)
     result = read_json(folder / "result.json") if ending.code in (OK, FAILED, DIVERGED) else {}
     error = ending.error or (reason_in(folder / "train.log") if ending.code in (FAILED, DIVERGED) else "")
-    return {**result, "status": _status(ending, result), "exit": ending.code, "error": error}
+    statuses = {BAD_CONFIG: "refused", FAILED: "failed", DISK: "failed", **dict.fromkeys(STOPPED, "stopped")}
+    status = statuses.get(ending.code) or result.get("status", "failed")
+    return {**result, "status": status, "exit": ending.code, "error": error}
 
 
 def reason_in(path: Path) -> str:
     """The last line of a log, without its time: what has ended a run whose ranks are other processes."""
     try:
-        with path.open("rb") as file:
-            file.seek(max(0, path.stat().st_size - _LOG_END))
-            lines = file.read().decode("utf-8", "replace").splitlines()
+        lines = path.read_text("utf-8", errors="replace").splitlines()
     except OSError as error:
         return f"its log cannot be read: {error.strerror}"
     last = next((line for line in reversed(lines) if line.strip()), "nothing is in its log")
     return printable(re.sub(r"^\S+ \S+\s+[A-Z]+\s+(ended by \w+: )?", "", last))
 
 
-def _status(ending: Ending, result: Mapping[str, Any]) -> str:
-    if ending.code in STOPPED:
-        return "stopped"
-    if ending.code in (FAILED, DISK):
-        return "failed"
-    return "refused" if ending.code == BAD_CONFIG else str(result.get("status", "failed"))
-
-
 # What jobs read
 
 
 def sources_of(config: DictConfig) -> set[str]:
-    """The files and folders that a job reads, of those that are there; and the folders in them, where other disks may
-    be mounted."""
-    named = [OmegaConf.select(config, key) for key in READ]
-    paths = [Path(str(value)).absolute() for value in named if value is not None]
-    below = [folder for path in paths for folder in islice(path.glob("*/"), _MOST_FOLDERS)]
-    return {str(path) for path in (*paths, *below) if _is_there(path)}
+    """The files and folders that a job reads, of those that are there."""
+    values = [OmegaConf.select(config, key) for key in READ]
+    return {str(path) for value in values if value is not None and _is_there(path := Path(str(value)).absolute())}
 
 
 def _is_there(path: Path) -> bool:
@@ -293,36 +272,44 @@ def check_trials(program: Program, overrides: Sequence[str], sweeper: Mapping[st
         settings_of(sweeper, plan.space)
     except SpaceError as error:
         raise ConfigError(str(error)) from error
-    reader, writer = os.pipe()
     sys.stdout.flush()
     sys.stderr.flush()
-    child = os.fork()
-    if child == 0:
-        code = FAILED
+    with ProcessPoolExecutor(1, get_context("fork")) as child:
         try:
-            code = exit_code_of(lambda: _check(program, plan, others, sweeper, writer))
-        except Exception:
-            traceback.print_exc()
-        finally:
-            try:
-                sys.stderr.flush()
-            finally:
-                os._exit(code)
-    os.close(writer)
-    with os.fdopen(reader, encoding="utf-8") as pipe:
-        found = pipe.read()
-    _, status = os.waitpid(child, 0)
-    code = os.waitstatus_to_exitcode(status)
+            code, checked = child.submit(_in_child, program, plan, others, sweeper).result()
+        except BrokenProcessPool:
+            code, checked = FAILED, None
     if code not in (OK, BAD_CONFIG, DISK):
         raise ConfigError(f"the check of the trials has ended with exit code {code}")
-    return Checked(**json.loads(found)) if code == OK else code
+    return code if checked is None else checked
 
 
-def _check(program: Program, plan: "SweepPlan", others: Sequence[str], sweeper: Mapping[str, Any], writer: int) -> int:
+def _in_child(
+    program: Program, plan: "SweepPlan", others: Sequence[str], sweeper: Mapping[str, Any]
+) -> tuple[int, Checked | None]:
+    checked: list[Checked] = []
+
+    def check() -> int:
+        checked.append(_check(program, plan, others, sweeper))
+        return OK
+
+    try:
+        code = exit_code_of(check)
+    except Exception:
+        traceback.print_exc()
+        code = FAILED
+    return code, checked[0] if checked else None
+
+
+def _check(program: Program, plan: "SweepPlan", others: Sequence[str], sweeper: Mapping[str, Any]) -> Checked:
+    from hydra_async_sweeper.space import ends_of
+
     in_rounds = "rounds" in sweeper
     metric, steps, shapes, sources = "", 0, None, set[str]()
-    first = next(_checked(plan))
-    for params in _checked(plan):
+    # The first value of every dimension; then, one at a time, each other option or end.
+    first = {key: ends_of(dimension)[0] for key, dimension in plan.space.items()}
+    others_of = [first | {key: value} for key, dimension in plan.space.items() for value in ends_of(dimension)[1:]]
+    for params in [first, *others_of]:
         config, parts = _assemble_one(program, others, plan.overrides(params))
         if params == first or any(params[key] != first[key] for key in params if key in groups()):
             _try_on_tasks(parts, others)
@@ -336,22 +323,18 @@ def _check(program: Program, plan: "SweepPlan", others: Sequence[str], sweeper: 
             )
         _check_objective(sweeper["objective"], metric, in_rounds, sweeper.get("pruner", "none"))
         steps = parts.settings.steps
-        own = {name: value.shape for name, value in parts.start.items()}
-        if in_rounds and own != (shapes or own):
+        before_shapes, shapes = shapes, {name: value.shape for name, value in parts.start.items()}
+        if in_rounds and before_shapes not in (None, shapes):
             raise ConfigError(
                 f"hydra/sweeper=pbt: {' '.join(plan.overrides(params))} gives the model other parameters, so it cannot "
                 "take over a checkpoint; search for keys that leave the model's parameters as they are"
             )
-        shapes = own
     if in_rounds:
         _check_rounds(plan, config, sweeper["rounds"], steps)
     from metalearn.runs.metrics import ERRORS, METRIC_NAMES  # imports torch, as `_assemble_one` has done here
 
     maximized = [name for name in METRIC_NAMES if name not in ERRORS]
-    found = Checked(f"val.{metric}", steps, sorted(sources), maximized)
-    with os.fdopen(writer, "w", encoding="utf-8") as pipe:
-        json.dump(found._asdict(), pipe)
-    return OK
+    return Checked(f"val.{metric}", steps, sorted(sources), maximized)
 
 
 def _try_on_tasks(parts: Any, others: Sequence[str]) -> None:
@@ -384,17 +367,6 @@ def _check_rounds(plan: "SweepPlan", config: DictConfig, rounds: int, steps: int
                           f"hydra.sweeper.rounds={max(steps, 1)} or fewer")  # fmt: skip
 
 
-def _checked(plan: "SweepPlan") -> Iterator[dict[str, Any]]:
-    """The first value of every dimension; then, one at a time, each other option or end."""
-    from hydra_async_sweeper.space import ends_of
-
-    first = {key: ends_of(dimension)[0] for key, dimension in plan.space.items()}
-    yield first
-    for key, dimension in plan.space.items():
-        for value in ends_of(dimension)[1:]:
-            yield first | {key: value}
-
-
 def _check_objective(objective: Any, metric: str, in_rounds: bool, pruner: str) -> None:
     splits = ("val",) if in_rounds else ("val", "test")
     fields = [f"{split}.{name}" for split in splits for name in (metric, "loss", "ci95")]
@@ -417,12 +389,12 @@ def _assemble_one(program: Program, others: Sequence[str], searched: Sequence[st
     try:
         return _assemble(program, [*others, *searched])
     except ConfigError as error:
-        options = [text for text in searched if text.partition("=")[0] in groups()]
+        options = " ".join(text for text in searched if text.partition("=")[0] in groups())
         if not options:
             raise
         raise ConfigError(
-            f"{error}; the search combines it with {' '.join(options)}: type keys that all its options have, or one "
-            "search for each option"
+            f"{error}; the search combines it with {options}: type keys that all its options have, or one search for "
+            "each option"
         ) from error
 
 

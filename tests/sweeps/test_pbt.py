@@ -86,31 +86,3 @@ def test_members_that_diverge_take_over_and_no_member_left_ends_the_sweep(tmp_pa
     assert outcome.code == 1, outcome.text
     assert "no member of the latest round has a value" in outcome.text
     assert [row["outcome"] for row in rows(tmp_path / "sweep")] == ["diverged", "diverged"]
-
-
-@pytest.mark.parametrize(
-    ("overrides", "message"),
-    [
-        (("trainer.steps=91,92",), "trainer.steps: all members"),
-        pytest.param(("model.hidden=[40,40],[20,20]",), "gives the model other parameters", marks=slow),
-        ((*SPACE, "hydra.sweeper.rounds=92"), "hydra.sweeper.rounds=92: trainer.steps=91"),
-        ((*SPACE, "pause_after=9"), "pause_after=9: ends a member before its round; type pause_after=null"),
-        pytest.param((*SPACE, "hydra.sweeper.members=1"), "hydra.sweeper.members=1: must be", marks=slow),
-        pytest.param((*SPACE, "hydra.sweeper.objective=test.mse"), "allowed: val.mse", marks=slow),
-        ((*SPACE, "hydra.sweeper.replay=nowhere"), "has no optimization_results.yaml with a lineage"),
-        pytest.param((), "no key has several values", marks=slow),
-    ],
-)
-def test_a_population_that_cannot_train_makes_no_folder(
-    tmp_path: Path, overrides: tuple[str, ...], message: str
-) -> None:
-    outcome = sweep(tmp_path / "sweep", *SEARCH, *overrides).wait()
-    assert outcome.code == 2, outcome.text
-    assert message in outcome.text
-    assert not (tmp_path / "sweep").exists()
-
-
-def test_a_recorded_schedule_must_lie_in_the_space(tmp_path: Path, undisturbed: tuple[Path, str]) -> None:
-    others = (f"hydra.sweeper.replay={undisturbed[0]}", "algorithm.inner_lr=interval(0.2,0.3)", SPACE[0])
-    outcome = sweep(tmp_path / "sweep", *SEARCH, *others).wait()
-    assert outcome.code == 2 and "which the space of this command does not hold" in outcome.text, outcome.text

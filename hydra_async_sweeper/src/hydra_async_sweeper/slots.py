@@ -178,15 +178,16 @@ class _Nursery:
             os._exit(1)
 
     def _loop(self) -> None:
+        controller = self._controller.fileno()
         trials: dict[int, tuple[int, int]] = {}  # from a descriptor of a trial's process to its number and pid
         while True:
-            ready, _, _ = select.select([self._controller, *trials], [], [])
+            ready, _, _ = select.select([controller, *trials], [], [])
             for descriptor in trials.keys() & set(ready):
                 number, pid = trials.pop(descriptor)
                 _, status = os.waitpid(pid, 0)
                 os.close(descriptor)
                 self._controller.send(json.dumps([number, pid, os.waitstatus_to_exitcode(status)]).encode())
-            if self._controller in ready:
+            if controller in ready:
                 message = self._controller.recv(_LARGEST_MESSAGE)
                 if not message:
                     return

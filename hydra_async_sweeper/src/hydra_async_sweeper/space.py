@@ -93,20 +93,21 @@ def dimension_of(override: Override, options: Callable[[str], Sequence[str]]) ->
         SpaceError: an interval that is empty, reversed or not finite, a logarithm of 0, or an empty list.
     """
     value: Any = override.value()
-    if isinstance(value, IntervalSweep) or (isinstance(value, RangeSweep) and not value.shuffle):
-        number = (_interval if isinstance(value, IntervalSweep) else _range)(override, value)
-        if isinstance(number, Number) and number.log and number.low <= 0:
-            raise SpaceError(
-                f"{override.input_line}: a logarithmic scale must begin above 0; it begins at {number.low}"
-            )
-        return number
-    if isinstance(value, Glob):
-        names = tuple(value.filter(list(options(override.key_or_group))))
+    dimension: Dimension
+    if isinstance(value, IntervalSweep):
+        dimension = _interval(override, value)
+    elif isinstance(value, RangeSweep) and not value.shuffle:
+        dimension = _range(override, value)
+    elif isinstance(value, Glob):
+        dimension = Category(tuple(value.filter(list(options(override.key_or_group)))))
     else:
-        names = tuple(dict.fromkeys(map(str, override.sweep_iterator(transformer=Transformer.encode))))
-    if not names:
+        texts = map(str, override.sweep_iterator(transformer=Transformer.encode))
+        dimension = Category(tuple(dict.fromkeys(texts)))
+    if isinstance(dimension, Category) and not dimension.options:
         raise SpaceError(f"{override.input_line}: has no values")
-    return Category(names)
+    if isinstance(dimension, Number) and dimension.log and dimension.low <= 0:
+        raise SpaceError(f"{override.input_line}: a logarithmic scale must begin above 0, not at {dimension.low}")
+    return dimension
 
 
 def _interval(override: Override, value: IntervalSweep) -> Number:
