@@ -26,8 +26,8 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from metalearn.__main__ import COMMANDS, main  # noqa: E402 (the path comes first, here and below)
-from metalearn.config import help as config_help  # noqa: E402
-from metalearn.config.options import shipped  # noqa: E402
+from metalearn.config.help import PROGRAM, owners, summary  # noqa: E402
+from metalearn.config.options import groups, shipped, text_of  # noqa: E402
 
 ALGORITHMS = "reference/algorithms"
 
@@ -101,7 +101,28 @@ def pages() -> Iterator[tuple[str, str]]:
 @functools.cache
 def config_page() -> str:
     """Every group with its options, and every key with its default."""
-    return config_help.config_page()
+    lines = [
+        "# Config",
+        "",
+        "From the comments in `conf/`; `metalearn help` prints the same. Choose an option by `GROUP=OPTION`, set a key",
+        "by `KEY=VALUE`, sweep with `--multirun KEY=A,B`. `${…}` is another key's value.",
+        "",
+        "## Groups",
+    ]
+    for group, options in groups().items():
+        lines += ["", f"### `{group}`", "", "| option | what |", "| --- | --- |"]
+        lines += [f"| `{option}` | {_cell(summary(text_of(group, option)))} |" for option in options]
+    lines += ["", "## Keys"]
+    for owner, keys in owners():
+        name = owner if owner == PROGRAM else f"`{owner}`"
+        lines += ["", f"### Keys of {name}", "", "| key | default | meaning |", "| --- | --- | --- |"]
+        lines += [f"| `{key.name}` | `{key.default}` | {_cell(key.meaning)} |" for key in keys]
+    return "\n".join(lines) + "\n"
+
+
+def _cell(text: str) -> str:
+    """Text in a cell of a Markdown table."""
+    return text.replace("|", "\\|")
 
 
 def from_the_top(text: str) -> str:

@@ -1,4 +1,4 @@
-"""The text of `metalearn train --help`, and the site's page of the config, from the comments of the yaml files."""
+"""What `metalearn train --help` and `metalearn help` print, from the comments of the yamls; the site has it too."""
 
 from collections.abc import Collection, Iterator
 from typing import NamedTuple
@@ -31,8 +31,8 @@ def help_text() -> str:
     ]
     for group, options in groups().items():
         lines += [f"  {group}"]
-        lines += [f"    {option:22} {_summary(text_of(group, option))}" for option in options]
-    for owner, keys in _owners():
+        lines += [f"    {option:22} {summary(text_of(group, option))}" for option in options]
+    for owner, keys in owners():
         lines += [f"Keys of {owner}:", *map(_line, keys)]
     lines += ["", "Hydra's own flags (--multirun, --cfg job, …): python train.py --hydra-help"]
     return "\n".join(lines)
@@ -47,49 +47,28 @@ def topic_text(topic: str, others: Collection[str] = ()) -> str:
     """
     group, _, option = topic.partition("=")
     options = groups().get(group, [])
-    owners = [(owner, keys) for owner, keys in _owners()]
-    keys = [key for _, own in owners for key in own if key.name == topic or key.name.startswith(f"{topic}.")]
+    all_keys = [*owners()]
+    keys = [key for _, own in all_keys for key in own if key.name == topic or key.name.startswith(f"{topic}.")]
     if (option and option not in options) or not (options or keys):
-        known = {*groups(), *(key.name for _, own in owners for key in own), *others}
+        known = {*groups(), *(key.name for _, own in all_keys for key in own), *others}
         known |= {f"{group}={name}" for name in options}
         hint = choice_hint(topic) or nearest(topic, sorted(known))
         raise ConfigError(f"help {topic}: is no command, group, option or key{hint}; type metalearn help")
     if not options:
         return "\n".join(dict.fromkeys(_line(key) for key in keys))
     shown = [option] if option else options
-    lines = [f"{group}={name:22} {_summary(text_of(group, name))}" for name in shown]
-    for owner, own in owners:
+    lines = [f"{group}={name:22} {summary(text_of(group, name))}" for name in shown]
+    for owner, own in all_keys:
         if owner in {f"{group}={name}" for name in shown}:
             lines += ["", f"Keys of {owner}:", *map(_line, own)]
-    lines += [_line(key) for _, own in owners[:1] for key in own if key.name.startswith(f"{group}.") and not option]
+    lines += [_line(key) for _, own in all_keys[:1] for key in own if key.name.startswith(f"{group}.") and not option]
     return "\n".join(lines)
-
-
-def config_page() -> str:
-    """The site's page of the config: every group with its options, and every key with its default."""
-    lines = [
-        "# Config",
-        "",
-        "From the comments in `conf/`; `metalearn help` prints the same. Choose an option by `GROUP=OPTION`, set a key",
-        "by `KEY=VALUE`, sweep with `--multirun KEY=A,B`. `${…}` is another key's value.",
-        "",
-        "## Groups",
-    ]
-    for group, options in groups().items():
-        lines += ["", f"### `{group}`", "", "| option | what |", "| --- | --- |"]
-        lines += [f"| `{option}` | {_cell(_summary(text_of(group, option)))} |" for option in options]
-    lines += ["", "## Keys"]
-    for owner, keys in _owners():
-        name = owner if owner == PROGRAM else f"`{owner}`"
-        lines += ["", f"### Keys of {name}", "", "| key | default | meaning |", "| --- | --- | --- |"]
-        lines += [f"| `{key.name}` | `{key.default}` | {_cell(key.meaning)} |" for key in keys]
-    return "\n".join(lines) + "\n"
 
 
 PROGRAM = "the program"
 
 
-def _owners() -> Iterator[tuple[str, list[Key]]]:
+def owners() -> Iterator[tuple[str, list[Key]]]:
     """The program's own keys, then those of every option that has keys."""
     yield PROGRAM, _keys((CONF / "config.yaml").read_text(encoding="utf-8"), "")
     for group, options in groups().items():
@@ -103,12 +82,7 @@ def _line(key: Key) -> str:
     return f"  {key.name + '=' + key.default:52} {key.meaning}"
 
 
-def _cell(text: str) -> str:
-    """Text in a cell of a Markdown table."""
-    return text.replace("|", "\\|")
-
-
-def _summary(text: str) -> str:
+def summary(text: str) -> str:
     """The first comment of a yaml that is not a directive to Hydra."""
     comments = (line[1:].strip() for line in text.splitlines() if line.startswith("#"))
     return next((comment for comment in comments if not comment.startswith("@package")), "")

@@ -143,6 +143,7 @@ def test_the_page_of_an_algorithm_has_its_formula_its_keys_and_its_experiments(m
     page = made["reference/algorithms/cavia.md"]
     assert "φᵢ = φ₀ − α ∇φ L_support(φ₀, θ)" in page and "::: metalearn.algorithms.cavia.cavia" in page
     assert "| `algorithm.contexts` | `5` |" in page and "| `cavia_sinusoid` |" in page
+    assert "| `dataset.train_ways` | `null` |" in made["reference/config.md"]
     table = made["reference/algorithms/index.md"]
     assert re.findall(r"^\| \[(\w+)\]", table, re.MULTILINE) == sorted(
         p.stem for p in (ROOT / "conf/algorithm").iterdir()

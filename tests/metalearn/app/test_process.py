@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from metalearn.app.ranks import check_gpus
-from metalearn.config.help import config_page
 from metalearn.config.names import folder_name
 from metalearn.errors import ConfigError
 from tests.runs import ROOT
@@ -40,10 +39,6 @@ def test_a_folder_of_a_multirun_is_one_short_name() -> None:
     assert folder_name("init_from=../../y/s20,seed=1") == "init_from=..-..-y-s20,seed=1"
     long = folder_name("name=" + "ü" * 100)
     assert len(long.encode()) <= 120 and long != folder_name("name=" + "ü" * 101)
-
-
-def test_the_page_of_keys_has_every_key_with_its_default() -> None:
-    assert "| `dataset.train_ways` | `null` |" in config_page()
 
 
 def test_fewer_gpus_than_workers_are_refused_only_where_gpus_are_asked_for() -> None:
