@@ -107,6 +107,8 @@ def compose_config(overrides: Sequence[str]) -> Composed:
     for override in all_overrides:
         if override.is_sweep_override():
             raise ConfigError(f"{override.input_line}: several values need a multirun; type --multirun before them")
+        if override.key_or_group == "hydra.searchpath":  # it would take the place of our tables
+            raise ConfigError(f"{override.input_line}: is set already; type --config-dir=FOLDER to add yamls of yours")
     try:
         choices, values = sorted_out(all_overrides)
         for override in choices:

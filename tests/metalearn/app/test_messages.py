@@ -89,6 +89,7 @@ CASES: list[tuple[Main, str, str]] = [
     (training, "resume=run/checkpoints/best resume_changes=[precision]", "goes on in its own precision; type init"),
     (training, "hydra.nope=1", "Key 'nope' not in 'HydraConf'; python train.py --cfg hydra lists"),
     (training, "--config-name=mine", "=mine: this program composes its own conf; type --config-dir=FOLDER"),
+    (training, "hydra.searchpath=[file:///mine]", "hydra.searchpath=[file:///mine]: is set already; type --config-dir"),
     (training, "--config-path=mine", "=mine: this program composes its own conf; type --config-dir=FOLDER"),
     (training, "optimizer.lr=1e38", "optimizer.lr=1e+38: must be at most 1e+30; type optimizer.lr=0.001"),
     (training, "launch.nnodes=2 workers=3", "it counts those of all hosts; type workers=4"),
