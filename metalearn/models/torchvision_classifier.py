@@ -1,7 +1,8 @@
 """Any classifier of torchvision by its name, as pure functions."""
 
 import difflib
-from typing import Any
+from collections.abc import Callable
+from functools import partial
 
 import torch
 from torch import nn
@@ -56,89 +57,61 @@ def torchvision_classifier(
         ValueError: a name that torchvision does not know, images that the network cannot take, or weights that cannot
             be read or are not those of the network.
     """
+    from torchvision import models  # takes a second
+
     for argument, value in (("ways", ways), ("channels", channels), ("image_size", image_size)):
         whole_number(argument, value, at_least=1)
     one_of("channels", channels, (3, 1))
     true_or_false("transductive", transductive)
+    true_or_false("dropout", dropout)
     if not isinstance(frozen, bool) and frozen != LAST:
         raise Invalid("frozen", frozen, f"must be true, false or {LAST}", f"type KEY={LAST}")
-    true_or_false("dropout", dropout)
-    _check_name(name)
-    if weights is not None:
-        return _pretrained(name, weights, frozen, input_size, ways, image_size, transductive, dropout)
-    if frozen or input_size is not None:
-        argument, given = ("frozen", str(frozen).lower()) if frozen else ("input_size", str(input_size))
-        advice = "type GROUP.weights=/path/to/file as well"
-        raise Invalid(argument, given, "is for pretrained weights", advice, quoted=False)
-    options = {"aux_logits": False, "init_weights": True} if name in ("googlenet", "inception_v3") else {}
-
-    def make() -> nn.Module:
-        return _network(name, num_classes=ways, **options)
-
+    names = models.list_models(module=models)
+    if name not in names:
+        nearest = difflib.get_close_matches(str(name), names, n=3, cutoff=0)
+        reason = f"torchvision has no such classifier; nearest are {', '.join(nearest)}"
+        raise Invalid("name", name, reason, f"type KEY={nearest[0]}")
     shape = (3, image_size, image_size)
-    return model_of(make, name=name, inputs=of_reals(shape), transductive=transductive, advice=_ADVICE, dropout=dropout)
-
-
-_ADVICE = "type dataset.image_size=224, which all of torchvision's classifiers take"
-
-
-def _pretrained(
-    name: str,
-    weights: str,
-    frozen: bool | str,
-    input_size: int | None,
-    ways: int,
-    image_size: int,
-    transductive: bool,
-    dropout: bool,
-) -> Model:
+    learning = partial(
+        model_of, name=name, inputs=of_reals(shape), transductive=transductive, advice=_ADVICE, dropout=dropout
+    )
+    options = {"aux_logits": False, "init_weights": True} if name in ("googlenet", "inception_v3") else {}
+    network: Callable[[], nn.Module] = partial(models.get_model, name, weights=None, num_classes=ways, **options)
+    if weights is None:
+        if frozen or input_size is not None:
+            argument, given = ("frozen", str(frozen).lower()) if frozen else ("input_size", str(input_size))
+            advice = "type GROUP.weights=/path/to/file as well"
+            raise Invalid(argument, given, "is for pretrained weights", advice, quoted=False)
+        return learning(network)
     one_of("name", name, HEADS)
     if input_size is not None:
         whole_number("input_size", input_size, at_least=1)
+    if frozen and dropout:
+        raise Invalid("dropout", "true", "has no effect on frozen weights", "type KEY=false", quoted=False)
     state, prepare, note = pretrained(name, weights, input_size)
 
     def make() -> nn.Module:
         """The network with these weights, a fresh head, and pictures prepared before its first layer."""
-        network = _network(name, num_classes=ways)
-        load_body(network, state)
-        network.register_forward_pre_hook(lambda _, images: (prepare(images[0]),))
-        return network
+        made = network()
+        load_body(made, state)
+        made.register_forward_pre_hook(lambda _, images: (prepare(images[0]),))
+        return made
 
-    if frozen and dropout:
-        raise Invalid("dropout", "true", "has no effect on frozen weights", "type KEY=false", quoted=False)
-    if frozen:
-        body = _network(name, num_classes=ways)
-        load_body(body, state)
-        width = cut_head(body, name)
-        floats = floats_of(make(), name=name, shape=(3, image_size, image_size), advice=_ADVICE)
-        last = None
-        if frozen == LAST:
-            size = prepare(torch.zeros(1, 3, image_size, image_size)).shape[-1]
-            try:
-                body, last = cut(body.eval(), (3, size, size))
-            except ValueError as error:
-                raise Invalid("frozen", LAST, f"{name} cannot be cut ({error})", "type KEY=true") from error
-        model = frozen_model(body, prepare=prepare, ways=ways, width=width, activations=floats, last=last)
-    else:
-        shape = (3, image_size, image_size)
-        model = model_of(
-            make, name=name, inputs=of_reals(shape), transductive=transductive, advice=_ADVICE, dropout=dropout
-        )
-    return model._replace(note="; ".join(part for part in (note, model.note) if part))
+    if not frozen:
+        model = learning(make)
+        return model._replace(note="; ".join(part for part in (note, model.note) if part))
+    body, last = network(), None
+    load_body(body, state)
+    width = cut_head(body, name)
+    floats = floats_of(make(), name=name, shape=shape, advice=_ADVICE)
+    if frozen == LAST:
+        size = prepare(torch.zeros(1, *shape)).shape[-1]
+        try:
+            body, last = cut(body.eval(), (3, size, size))
+        except ValueError as error:
+            raise Invalid("frozen", LAST, f"{name} cannot be cut ({error})", "type KEY=true") from error
+    model = frozen_model(body, prepare=prepare, ways=ways, width=width, activations=floats, last=last)
+    return model._replace(note=note)
 
 
-def _network(name: str, **options: Any) -> nn.Module:
-    from torchvision import models  # takes a second
-
-    network: nn.Module = models.get_model(name, weights=None, **options)
-    return network
-
-
-def _check_name(name: object) -> None:
-    from torchvision import models  # takes a second
-
-    known = models.list_models(module=models)
-    if name not in known:
-        nearest = difflib.get_close_matches(str(name), known, n=3, cutoff=0)
-        reason = f"torchvision has no such classifier; nearest are {', '.join(nearest)}"
-        raise Invalid("name", name, reason, f"type KEY={nearest[0]}")
+_ADVICE = "type dataset.image_size=224, which all of torchvision's classifiers take"
