@@ -13,7 +13,7 @@ from torch import Tensor
 from metalearn.algorithms.common.functional import by_sample, per_task, summed
 from metalearn.checks import first_line
 from metalearn.errors import ConfigError, DataError
-from metalearn.nn.inputs import Inputs, described, inputs_of, packed
+from metalearn.nn.inputs import Inputs, inputs_of, packed
 from metalearn.nn.surroundings import PassSeeds, surrounded
 from metalearn.training.faults import LOSS, faults_of
 from metalearn.types import (
@@ -85,22 +85,23 @@ def single_stages(model: Model) -> tuple[Stage, ...]:
     return tuple(map(single, model.stages))
 
 
-def episodes_of(
-    source: TaskSource, split: str, indices: Tensor, loss: Loss | None = None, known: list[Inputs] | None = None
-) -> Episode:
+def episodes_of(source: TaskSource, split: str, indices: Tensor, loss: Loss | None = None) -> Episode:
     """What a source gives for these numbers, which may be code of the user's own.
 
     Raises:
         DataError: it is no episode, a label is none of the task's classes, or the loss is not for such targets. The
             message names the source's code.
     """
-    return _checked(source, split, source.episodes(split, indices), loss, known)
+    return _episode(source, split, source.episodes(split, indices), loss, first=True)
 
 
 def chunk_of(
-    source: TaskSource, split: str, indices: Tensor, loss: Loss | None = None, known: list[Inputs] | None = None
+    source: TaskSource, split: str, indices: Tensor, loss: Loss | None = None, *, first: bool = True
 ) -> list[Episode]:
     """The tasks with these numbers: one episode, or, where they differ in shape, an episode for each task.
+
+    Args:
+        first: whether it is the first chunk of its split; of the others, only the range of the labels is checked.
 
     Raises:
         DataError: as `episodes_of`.
@@ -111,67 +112,58 @@ def chunk_of(
     except Exception:  # of code of the user's own, which may not be able to stack what differs
         if len(indices) == 1 or source.unit(split) == "samples":
             raise
-        given = [episodes_of(source, split, index, loss, known) for index in indices.split(1)]
-        if len(set(map(_shapes, given))) == 1:
+        tasks = [_episode(source, split, source.episodes(split, index), loss, first) for index in indices.split(1)]
+        if _alike(tasks):
             raise
+        return tasks
     if not (isinstance(given, list) and given and all(isinstance(task, Episode) for task in given)):
-        return [_checked(source, split, given, loss, known)]
-    tasks = [_checked(source, split, task, loss, known) for task in given]
+        return [_episode(source, split, given, loss, first)]
+    tasks = [_episode(source, split, task, loss, first) for task in given]
     if len(tasks) != len(indices) or any(len(task.query.x) != 1 for task in tasks):
         raise DataError(
             f"{_place_of(source)}: gives a list of {len(tasks)} episodes for {len(indices)} tasks; a list has an "
             "episode of one task for each number"
         )
-    if len(set(map(_shapes, tasks))) > 1:
+    if not _alike(tasks):
         return tasks
     return [Episode(*(Batch(*map(torch.cat, zip(*part, strict=True))) for part in zip(*tasks, strict=True)))]
 
 
-def _shapes(episode: Episode) -> tuple[torch.Size, ...]:
-    return tuple(value.shape for batch in episode for value in batch)
+def _alike(tasks: Sequence[Episode]) -> bool:
+    return len({tuple(value.shape for batch in task for value in batch) for task in tasks}) == 1
 
 
-def _checked(
-    source: TaskSource, split: str, episode: object, loss: Loss | None, known: list[Inputs] | None = None
-) -> Episode:
-    """An episode that a source has given, whose form and targets are right. `known` is as for `_packed`."""
-    parts = list(episode) if isinstance(episode, tuple | list) else []
-    if not (len(parts) == 2 and all(isinstance(part, tuple) and len(part) == 2 for part in parts)):
-        raise DataError(f"{_place_of(source)}: gives a {type(episode).__name__}; give {EPISODE}")
-    known = [] if known is None else known
-    parts = [(_packed(source, part, x, known), y) for part, (x, y) in zip(("support", "query"), parts, strict=True)]
-    for part, (x, y) in zip(("support", "query"), parts, strict=True):
-        if not isinstance(y, Tensor):
-            raise DataError(f"{_place_of(source)}: {part}.y is a {type(y).__name__}; give {EPISODE}")
-        if x.shape[:2] != y.shape[:2]:
-            shapes = f"{list(x.shape)} for x and {list(y.shape)} for y"
-            raise DataError(f"{_place_of(source)}: {part} has the shapes {shapes}; both begin with [tasks, samples]")
+def _episode(source: TaskSource, split: str, given: Any, loss: Loss | None, first: bool) -> Episode:
+    """What a source has given, with inputs as one tensor, and real numbers as [t, n, d]."""
     classes = source.classes(split)
-    if classes is None:
-        parts = [(x, y.flatten(2) if y.dim() > 3 else y) for x, y in parts]
-    for _, y in parts if source.unit(split) == "tasks" else parts[1:]:  # of samples, the first only gives statistics
-        _check_targets(source, split, y, classes, loss)
-    return Episode(Batch(*parts[0]), Batch(*parts[1]))
+    if first:
+        _check_form(source, given)
+    parts = dict(zip(("support", "query"), given, strict=True))
+    for name, (x, y) in parts.items():
+        try:
+            parts[name] = Batch(packed(x), y.flatten(2) if classes is None and y.dim() > 3 else y)
+        except ValueError as error:
+            raise DataError(f"{_place_of(source)}: {name}.x {error}") from error
+        if first and parts[name].x.shape[:2] != y.shape[:2]:
+            shapes = f"{list(parts[name].x.shape)} for x and {list(y.shape)} for y"
+            raise DataError(f"{_place_of(source)}: {name} has the shapes {shapes}; both begin with [tasks, samples]")
+    episode = Episode(**parts)
+    for batch in episode if source.unit(split) == "tasks" else episode[1:]:  # the first only gives statistics
+        if first:
+            _check_targets(source, split, batch.y, classes, loss)
+        if classes is not None and not batch.y.is_floating_point():
+            _check_labels(source, split, batch.y, classes, None if loss is None else loss.ignored)
+    return episode
 
 
-def _packed(source: TaskSource, part: str, x: Any, known: list[Inputs]) -> Tensor:
-    """The inputs of a task as one tensor. Several tensors must be as those of the tasks before, `known`.
-
-    Raises:
-        DataError: they are not, or are no inputs.
-    """
-    try:
-        if not isinstance(x, Tensor):
-            inputs = inputs_of(x)
-            known[:] = known or [inputs]
-            if inputs != known[0]:
-                raise ValueError(
-                    f"has {described(inputs)}, and a task before had {described(known[0])}; give tensors of the same "
-                    "names, shapes and types in every task"
-                )
-        return packed(x)
-    except ValueError as error:
-        raise DataError(f"{_place_of(source)}: {part}.x {error}") from error
+def _check_form(source: TaskSource, given: Any) -> None:
+    """Raises DataError for what is no pair of pairs of inputs and targets."""
+    parts = list(given) if isinstance(given, tuple | list) else []
+    if not (len(parts) == 2 and all(isinstance(part, tuple) and len(part) == 2 for part in parts)):
+        raise DataError(f"{_place_of(source)}: gives a {type(given).__name__}; give {EPISODE}")
+    for name, (_, y) in zip(("support", "query"), parts, strict=True):
+        if not isinstance(y, Tensor):
+            raise DataError(f"{_place_of(source)}: {name}.y is a {type(y).__name__}; give {EPISODE}")
 
 
 def inputs_of_source(source: TaskSource) -> Inputs:
@@ -192,47 +184,34 @@ _LOSSES: dict[Targets, str] = {"classes": "cross_entropy", "labels": "binary", "
 def _check_targets(source: TaskSource, split: str, y: Tensor, classes: int | None, loss: Loss | None) -> None:
     """Raises DataError for targets that contradict the source's number of classes, or that the loss is not for."""
     real = y.is_floating_point()
+    kind: Targets = "numbers" if classes is None else "labels" if real else "classes"
+    what = f"{_place_of(source)}: the labels of {split} are {y.dtype} {list(y.shape)}, and classes() gives {classes}"
     if y.dtype == torch.bool or (classes is None and not real):
         wanted = "real numbers, such as y.float()" if classes is None else "whole numbers, of torch.int64"
-        raise DataError(
-            f"{_place_of(source)}: its labels are of {y.dtype}, and classes({split!r}) is {classes}; give {wanted}"
-        )
-    kind: Targets = "numbers" if classes is None else "labels" if real else "classes"
+        raise DataError(f"{what}; give {wanted}")
     if loss is None and kind == "labels":
         raise DataError(
-            f"{_place_of(source)}: its labels are of {y.dtype}; give whole numbers, of torch.int64, for one class of "
-            f"{classes}; or type loss=binary if a sample may have several labels; or let classes() give None for real "
-            "numbers"
+            f"{what}; give whole numbers, of torch.int64, for one class of {classes}; or type loss=binary if a sample "
+            "may have several labels; or let classes() give None for real numbers"
         )
     if loss is not None and kind not in loss.allows:
         allowed = " or ".join(MEANINGS[one] for one in loss.allows)
-        raise DataError(
-            f"{_place_of(source)}: the targets of {split} are {kind} ({y.dtype}, {list(y.shape)}, classes: {classes}), "
-            f"and loss={loss.name} is for {allowed}; type loss={_LOSSES[kind]}, or give other targets"
-        )
+        raise DataError(f"{what}; loss={loss.name} is for {allowed}; type loss={_LOSSES[kind]}, or give other targets")
     if loss is not None and classes is not None and loss.weights not in (None, classes):
         raise ConfigError(
             f"loss.weights: has {loss.weights} numbers, and a task of {split} has {classes} classes; each split needs "
             f"{loss.weights} classes, else type loss.weights=null"
         )
-    if kind == "labels":
-        _check_several(source, split, y, classes)
-    elif kind == "classes":
-        _check_labels(source, split, y, classes or 0, None if loss is None else loss.ignored)
-
-
-def _check_several(source: TaskSource, split: str, y: Tensor, classes: int | None) -> None:
-    """Raises DataError unless `y` has a number from 0 to 1 for each of a task's classes."""
-    good = y.dim() == 3 and y.shape[2] == classes and bool(((y >= 0) & (y <= 1)).all())
-    if not good:
+    if kind == "labels" and not (y.dim() == 3 and y.shape[2] == classes and ((y >= 0) & (y <= 1)).all()):
         raise DataError(
-            f"{_place_of(source)}: the labels of {split} have the shape {list(y.shape)} and run from {y.amin():g} to "
-            f"{y.amax():g}; give 0.0 or 1.0 for each of {classes} classes, [tasks, samples, {classes}]"
+            f"{what}; they run from {y.amin():g} to {y.amax():g}; give 0.0 or 1.0 for each of {classes} classes, "
+            f"[tasks, samples, {classes}]"
         )
 
 
 def _check_labels(source: TaskSource, split: str, y: Tensor, classes: int, ignored: int | None) -> None:
-    """Raises DataError for a label that is none of a task's classes, and for a task without any."""
+    """Raises DataError for a label that is none of a task's classes, and for a task without any. Compiled networks
+    write at the place of a label."""
     if ignored is not None:
         counted = y != ignored
         if 0 <= ignored < classes or not counted.any(dim=1).all():
@@ -241,7 +220,7 @@ def _check_labels(source: TaskSource, split: str, y: Tensor, classes: int, ignor
                 "task; type a label that no class has, such as loss.ignored=-100"
             )
         y = y[counted]
-    low, high = (int(y.min()), int(y.max())) if y.numel() else (0, 0)
+    low, high = map(int, y.aminmax()) if y.numel() else (0, 0)
     if low < 0 or high >= classes:
         raise DataError(
             f"{_place_of(source)}: the labels of {split} run from {low} to {high}, and a task of {classes} classes has "
@@ -251,7 +230,7 @@ def _check_labels(source: TaskSource, split: str, y: Tensor, classes: int, ignor
 
 def _place_of(source: TaskSource) -> str:
     """Where the code of a source is."""
-    function = inspect.unwrap(type(source).episodes)
+    function = inspect.unwrap(source.episodes)
     try:
         place = f"{inspect.getsourcefile(function)}:{inspect.getsourcelines(function)[1]}"
     except (OSError, TypeError):  # typed at a prompt
@@ -271,10 +250,12 @@ def placing(device: torch.device, dtype: torch.dtype) -> Callable[[Episode], Epi
 
 def piece_functions(model: Model, source: TaskSource, device: torch.device, dtype: torch.dtype) -> PieceFunctions:
     """The computations at both ends of a network that is cut into stages."""
-    on_device = placing(device, dtype)
+    on_device, seen = placing(device, dtype), set[str]()
 
     def episodes(split: str, indices: Tensor) -> Episode:
-        return on_device(episodes_of(source, split, indices, model.loss))
+        (samples,) = chunk_of(source, split, indices, model.loss, first=split not in seen)
+        seen.add(split)
+        return on_device(samples)
 
     def inputs(split: str, indices: Tensor) -> tuple[Tensor, int]:
         support, query = episodes(split, indices)
@@ -305,9 +286,7 @@ def chunk_functions(
     of a GPU is computed in halves.
     """
     on_device = placing(device, dtype)
-    said: list[str] = []
-    halved: list[str] = []
-    known: list[Inputs] = []
+    said, halved, seen = list[str](), list[str](), set[str]()
 
     def seeds_of(indices: Tensor, step: int, parts: int) -> list[PassSeeds]:
         """For each of the parts in which a chunk is computed: the whole chunk, or its tasks."""
@@ -316,7 +295,8 @@ def chunk_functions(
         return [whole] if parts == 1 else [whole.of_task(place) for place in range(parts)]
 
     def tasks_of(split: str, indices: Tensor) -> list[Episode]:
-        tasks = chunk_of(source, split, indices, algorithm.computes, known)
+        tasks = chunk_of(source, split, indices, algorithm.computes, first=split not in seen)
+        seen.add(split)
         if len(tasks) > 1 and not said:
             said.append("tasks differ in shape: those of a chunk with several shapes are computed one by one")
             log.info("%s", *said)

@@ -266,17 +266,16 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "several labels without a loss": ({"tasks": Tasks(several)}, r"loss=binary if a sample may have several labels"),
     "several labels for classes": (
         {"tasks": Tasks(several), "loss": "cross_entropy"},
-        r"targets of train are labels \(torch.float32, \[1, 9, 3\], classes: 3\), and loss=cross_entropy is for "
-        r"classes .*; type loss=binary"),
-    "classes for an error": ({"loss": "squared"}, r"are classes .*loss=squared is for real numbers.*=cross_entropy"),
+        r"labels of train .*loss=cross_entropy is for classes .*; type loss=binary"),
+    "classes for an error": ({"loss": "squared"}, "loss=squared is for real numbers.*=cross_entropy"),
     "numbers for classes": (
-        {"tasks": Tasks(several, classes=None), "loss": "binary"}, r"are numbers .* type loss=squared"),
+        {"tasks": Tasks(several, classes=None), "loss": "binary"}, "type loss=squared"),
     "whole numbers without classes": (
-        {"tasks": Tasks(classes=None)}, r"are of torch.int64, and classes\('train'\) is None; give real numbers"),
+        {"tasks": Tasks(classes=None)}, "torch.int64 .*give real numbers"),
     "labels out of range": (
-        {"tasks": Tasks(lambda y: 2 * several(y)), "loss": "binary"}, "run from 0 to 2; give 0.0 or 1.0 for each"),
+        {"tasks": Tasks(lambda y: 2 * several(y)), "loss": "binary"}, "run from 0 to 2"),
     "another number of labels": (
-        {"tasks": Tasks(lambda y: several(y)[:, :2]), "loss": "binary"}, r"have the shape \[1, 9, 2\]"),
+        {"tasks": Tasks(lambda y: several(y)[:, :2]), "loss": "binary"}, r"\[1, 9, 2\]"),
     "other weights": (
         {"loss": metalearn.named("cross_entropy", weights=[1.0, 2.0])}, "weights: has 2 numbers, .*has 3 classes"),
     "an ignored class": (

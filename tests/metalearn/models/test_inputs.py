@@ -15,8 +15,7 @@ from metalearn.errors import ConfigError, DataError
 from metalearn.models.common.adapter import model_of
 from metalearn.models.module import from_note, to_note
 from metalearn.nn.inputs import Part, inputs_of, of_reals, packed, shape_of
-from metalearn.types import Episode
-from tests.own_functions import FORMS, LENGTH, WORDS, Reads, Texts
+from tests.own_functions import LENGTH, Reads, Texts
 
 
 class ReadsOne(Reads):
@@ -151,16 +150,6 @@ def test_inputs_that_cannot_be_sent_are_refused(x: Any, message: str) -> None:
 def test_a_wrong_note_of_inputs_is_refused(note: Any) -> None:
     with pytest.raises(ValueError, match="inputs="):
         from_note(note)
-
-
-def test_tasks_with_other_inputs_than_the_first_are_refused() -> None:
-    class Changing(Texts):
-        def episodes(self, split: str, indices: Tensor) -> Episode:
-            self.form = FORMS["dictionary"] if 0 in indices else lambda ids: {"ids": ids, "masks": ids < WORDS}
-            return super().episodes(split, indices)
-
-    with pytest.raises(DataError, match=r"Changing.episodes .*has ids .*masks .*, and a task before had ids .*mask "):
-        metalearn.train("maml", Reads, Changing("ids"), steps=1, task_chunk=1, progress=False)
 
 
 def test_an_id_without_a_place_is_named() -> None:

@@ -49,15 +49,15 @@ def with_labels(change: Callable[[Tensor], Tensor]) -> Callable[[Episode], Episo
 
 
 BAD: dict[str, tuple[Callable[[Episode], Any], str]] = {
-    "labels from 1": (with_labels(lambda y: y + 1), "the labels of train run from 1 to 3, and a task of 3 classes has"),
+    "labels from 1": (with_labels(lambda y: y + 1), "labels of train run from 1 to 3"),
     "a label of -100": (with_labels(lambda y: y.index_fill(1, torch.tensor([0]), -100)), "run from -100 to 2"),
-    "real labels": (with_labels(lambda y: y.float()), r"its labels are of torch\.float32; give whole numbers"),
-    "a dict": (lambda episode: {"support": episode.support}, "gives a dict; give metalearn.types.Episode"),
-    "lists": (lambda episode: (episode.support, ([1.0], [0])), r"query\.x is a list; give a tensor \[tasks, "),
+    "real labels": (with_labels(lambda y: y.float()), r"torch\.float32 .*give whole numbers"),
+    "a dict": (lambda episode: {"support": episode.support}, "gives a dict"),
+    "lists": (lambda episode: (episode.support, ([1.0], [0])), r"query\.[xy] is a list"),
     "an array": (
         lambda episode: (episode.support, Batch(episode.query.x.numpy(), episode.query.y)), r"query\.x is a ndarray"),
     "other numbers of samples": (
-        with_labels(lambda y: y[:, 1:]), r"query has the shapes \[1, 9, 4\] for x and \[1, 8\] for y"),
+        with_labels(lambda y: y[:, 1:]), "query has the shapes"),
 }  # fmt: skip
 
 
@@ -69,6 +69,20 @@ def test_what_is_no_episode_is_named_with_its_code(name: str) -> None:
     network = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))
     with pytest.raises(ValueError, match=message):
         metalearn.train("maml", network, Own(change), steps=1, meta_batch_size=2, val_tasks=2, progress=False)
+
+
+def test_a_label_of_a_later_task_is_named_too() -> None:
+    """Compiled networks write at the place of a label."""
+    model = mlp(inputs=4, outputs=3, hidden=(8,), activation="relu")
+    changes = iter([0, 0, 1])
+    source = Own(lambda episode: with_labels(lambda y: y + next(changes))(episode))
+    learner = maml(model=model, inner_lr=0.01, inner_steps=1, eval_steps=2)
+    functions = chunk_functions(learner, source, torch.device("cpu"), torch.float32, tree_sum)
+    params = learner.init(torch.Generator().manual_seed(0))
+    for _ in range(2):
+        functions.map(params, torch.arange(2), 1)
+    with pytest.raises(DataError, match="labels of train run from 1 to 3"):
+        functions.map(params, torch.arange(2), 2)
 
 
 def test_a_tuple_of_tuples_is_an_episode() -> None:
