@@ -81,29 +81,23 @@ class FlatOptimizer:
         """Takes over copies of the state and the settings.
 
         Raises:
-            ValueError: the state belongs to other parameters or to another optimiser.
+            ValueError: the state belongs to other parameters.
         """
         (group,), state = state_dict["param_groups"], state_dict["state"]
-        if len(group["params"]) != len(self._params) or not state.keys() <= set(range(len(self._params))):
-            raise ValueError(f"the state is that of other parameters than these {len(self._params)}")
         rows = [state.get(i, {}) for i in range(len(self._params))]
-        by_name = {name: [row.get(name) for row in rows] for name in self._names}
-        missing = [name for name, parts in by_name.items() if any(part is None for part in parts)]
-        if missing and any(part is not None for parts in by_name.values() for part in parts):
-            raise ValueError(f"the state lacks {', '.join(missing)} of some parameters")
-        self._state = {} if missing else {name: self._whole(name, parts) for name, parts in by_name.items()}
+        begun = all(row.get(name) is not None for row in rows for name in self._names)
+        parts = {name: [torch.as_tensor(row[name]) for row in rows] for name in (self._names if begun else [])}
+        shapes = [param.shape for param in self._params]
+        of_these = all([part.shape for part in values] == shapes for name, values in parts.items() if name != STEPS)
+        if len(group["params"]) != len(self._params) or not of_these:
+            raise ValueError(f"the state is that of other parameters than these {len(self._params)}")
+        self._state = {
+            name: values[0].to(self._params[0].device, torch.float32, copy=True)
+            if name == STEPS
+            else joined(part.to(self._params[0]) for part in values).detach()
+            for name, values in parts.items()
+        }
         self.param_groups[0] |= {name: group[name] for name in self._settings}
-
-    def _whole(self, name: str, parts: Sequence[Any]) -> Tensor:
-        """The inverse of `_parts`, in the type of the parameters and on their device."""
-        if name == STEPS:
-            if len({float(part) for part in parts}) > 1:
-                raise ValueError("the state has parameters of different numbers of steps")
-            return torch.tensor(float(parts[0]), device=self._params[0].device)
-        for part, param in zip(parts, self._params, strict=True):
-            if part.shape != param.shape:
-                raise ValueError(f"{name} has the shape {list(part.shape)}, its parameter {list(param.shape)}")
-        return joined([part.to(param) for part, param in zip(parts, self._params, strict=True)]).detach()
 
 
 def joined(tensors: Iterable[Tensor]) -> Tensor:
