@@ -1,6 +1,7 @@
 """Steps of the training loop in one process, without a config, a run folder and validations."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -64,7 +65,7 @@ def on_device(
     """A run of so many steps that stay on a device, its learner, and what takes the steps; figures are there after
     `every` so many."""
     run, learner = run_of(algorithm, source, tasks, chunk, device)
-    run = run._replace(settings=run.settings._replace(steps=steps))
+    run = run._replace(settings=replace(run.settings, steps=steps))
     work = DeviceWork(algorithm, source, device, torch.float32, tree_sum, every)
     return run, learner, UpdateOnDevice(run, learner, work)
 

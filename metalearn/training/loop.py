@@ -7,13 +7,11 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from metalearn.checks import whole_number
 from metalearn.errors import DivergedError, RunError
 from metalearn.reporting.logging import RunLog
 from metalearn.runs.checkpoint import Checkpointer, Snapshot
 from metalearn.runs.metrics import BEST_BY, better, deciding, summary
 from metalearn.runs.signals import Interrupted, Stops
-from metalearn.training.averaging import Average
 from metalearn.training.chunks import DATA_SECONDS
 from metalearn.training.faults import explain
 from metalearn.training.optimizers import OuterOptimizer
@@ -48,6 +46,35 @@ class Stopped(Exception):  # noqa: N818 (it is no error)
 
 class Paused(Stopped):
     """The run has come to the step after which it was to pause."""
+
+
+class Average:
+    """An exponential moving average of meta-parameters θ: after k steps Σᵢ dᵏ⁻ⁱ θᵢ / Σᵢ dᵏ⁻ⁱ, over i = 1 … k.
+
+    Its start has no weight: Kingma and Ba 2015 (arXiv 1412.6980), section 7.2. Of state (`metalearn.types.STATE`) it
+    has the present value.
+
+    Args:
+        decay: d, 0 or above, and below 1.
+        params: the average so far; before the first step, the parameters at their start. They are copied.
+        steps: k.
+    """
+
+    def __init__(self, decay: float, params: Params, steps: int = 0) -> None:
+        self.params = {name: value.detach().clone() for name, value in sorted(params.items())}
+        self.steps = steps
+        self._decay = decay
+
+    def next_weight(self) -> float:
+        """The weight of the parameters after a further step, which is counted."""
+        self.steps += 1
+        return (1 - self._decay) / (1 - self._decay**self.steps)
+
+    def add(self, params: Params) -> None:
+        """Takes in the parameters after a step."""
+        weight = self.next_weight()
+        for name, value in self.params.items():
+            value.lerp_(params[name].detach(), 1.0 if name.startswith(STATE) else weight)
 
 
 class TrainState(NamedTuple):
@@ -123,7 +150,7 @@ def fit(run: Run, learner: TrainState, progress: Progress) -> Progress:
         Paused: the step `pause_after` is done and validated, and its checkpoint is saved.
         DivergedError: a loss or gradient is not finite; the step is not applied.
     """
-    (steps, batch, *_), last = run.settings, run.last
+    steps, batch, last = run.settings.steps, run.settings.meta_batch_size, run.last
     saved, taken = progress.step, list[TakenStep]()
     here = (run.updater or UpdateHere)(run, learner)
     updater = run.strategy.updater(here, learner.params, learner.optimizer)
@@ -412,10 +439,10 @@ def restore(saved: Snapshot, start: StartOptimizer, ema_decay: float | None = No
         RunError: the state is that of another optimiser, or no state.
     """
     try:
-        latest, averaged = _latest(saved)
-        learner = new_learner(latest, start, ema_decay)
-        if ema_decay is not None and averaged is not None:
-            learner = learner._replace(average=Average(ema_decay, saved.params, averaged))
+        averaged = saved.state.get("average")  # then the latest parameters are beside the average
+        learner = new_learner(averaged["latest"] if averaged else saved.params, start, ema_decay)
+        if ema_decay is not None and averaged:
+            learner = learner._replace(average=Average(ema_decay, saved.params, averaged["steps"]))
         settings = [{k: v for k, v in group.items() if k != "params"} for group in learner.optimizer.param_groups]
         learner.optimizer.load_state_dict(saved.state["optimizer"])
         for group, own in zip(learner.optimizer.param_groups, settings, strict=True):
@@ -425,18 +452,3 @@ def restore(saved: Snapshot, start: StartOptimizer, ema_decay: float | None = No
         raise RunError(
             f"step {saved.meta['step']}: the checkpoint's state.pt does not fit this run ({error!r})"
         ) from error
-
-
-def _latest(saved: Snapshot) -> tuple[Params, int | None]:
-    """The parameters after the last step, and the steps of their average, or None if there is none.
-
-    Raises:
-        ValueError: they have other names or shapes than the average.
-    """
-    if "average" not in saved.state:
-        return saved.params, None
-    latest, steps = saved.state["average"]["latest"], saved.state["average"]["steps"]
-    whole_number("average.steps", steps, at_least=0)
-    if {n: v.shape for n, v in latest.items()} != {n: v.shape for n, v in saved.params.items()}:
-        raise ValueError("average.latest has other names or shapes than the parameters")
-    return latest, steps

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable
-from typing import NamedTuple
+from dataclasses import dataclass
 
 import torch
 
@@ -34,8 +34,27 @@ AUTO = "auto"
 """Stands for a number that the program chooses."""
 
 
-class TrainerSettings(NamedTuple):
-    """The settings of the loop; see `trainer`."""
+@dataclass(frozen=True)
+class TrainerSettings:
+    """The settings of the loop.
+
+    Attributes:
+        steps: meta-steps.
+        meta_batch_size: tasks of a meta-step.
+        task_chunk: tasks computed together, or `auto`.
+        val_every: steps between validations; the last step always has one.
+        val_tasks, test_tasks: tasks of a validation, and of the test.
+        ema_decay: decay of the average of the meta-parameters (`Average` of the loop) that is validated and saved;
+            None: the latest are.
+        patience: scheduled validations without a better one after which training ends; None: it goes to the last step.
+        best_by: one of `BEST_BY`.
+        draw_ahead: processes that draw the tasks of later steps where these stay on a GPU, or `auto`, see
+            `metalearn.training.ahead`.
+        eval_seed: the seed of validation and test tasks (the task source uses it).
+
+    Raises:
+        ValueError: a number out of range, a patience that can end nothing, or an unknown `best_by`.
+    """
 
     steps: int
     meta_batch_size: int
@@ -47,64 +66,28 @@ class TrainerSettings(NamedTuple):
     patience: int | None = None
     best_by: str = BEST_BY[0]
     draw_ahead: int | str = AUTO
+    eval_seed: int = 0
 
-
-def trainer(
-    *,
-    steps: int,
-    meta_batch_size: int,
-    task_chunk: int | str,
-    val_every: int,
-    val_tasks: int,
-    test_tasks: int,
-    eval_seed: int,
-    ema_decay: float | None = None,
-    patience: int | None = None,
-    best_by: str = BEST_BY[0],
-    draw_ahead: int | str = AUTO,
-) -> TrainerSettings:
-    """Checks the settings of the loop.
-
-    Args:
-        steps: meta-steps.
-        meta_batch_size: tasks of a meta-step.
-        task_chunk: tasks computed together, or `auto`.
-        val_every: steps between validations; the last step always has one.
-        val_tasks, test_tasks: tasks of a validation, and of the test.
-        eval_seed: the seed of validation and test tasks (the task source uses it).
-        ema_decay: decay of the average of the meta-parameters that is validated and saved, see
-            `metalearn.training.averaging`; None: the latest are.
-        patience: scheduled validations without a better one after which training ends; None: it goes to the last step.
-        best_by: one of `BEST_BY`.
-        draw_ahead: processes that draw the tasks of later steps where these stay on a GPU, or `auto`, see
-            `metalearn.training.ahead`.
-
-    Raises:
-        ValueError: a number out of range, a patience that can end nothing, or an unknown `best_by`.
-    """
-    whole_number("steps", steps, at_least=0)
-    whole_number("meta_batch_size", meta_batch_size, at_least=1)
-    whole_number("val_every", val_every, at_least=1)
-    whole_number("val_tasks", val_tasks, at_least=2)
-    whole_number("test_tasks", test_tasks, at_least=2)
-    whole_number("eval_seed", eval_seed, at_least=0)
-    if ema_decay is not None:
-        fraction("ema_decay", ema_decay)
-    if patience is not None:
-        whole_number("patience", patience, at_least=1)
-        if (patience + 1) * val_every >= steps:
-            most = (steps - 1) // val_every - 1
-            allowed = f"has no effect, since the {steps} steps end before so many validations without a better one"
-            advice = f"type KEY={most} or less, " if most > 0 else "type "
-            raise Invalid("patience", patience, allowed, f"{advice}a smaller GROUP.val_every, or KEY=null")
-    one_of("best_by", best_by, BEST_BY)
-    if task_chunk != AUTO:
-        whole_number("task_chunk", task_chunk, at_least=1)
-    if draw_ahead != AUTO:
-        whole_number("draw_ahead", draw_ahead, at_least=0)
-    return TrainerSettings(
-        steps, meta_batch_size, task_chunk, val_every, val_tasks, test_tasks, ema_decay, patience, best_by, draw_ahead
-    )
+    def __post_init__(self) -> None:
+        least = {"steps": 0, "meta_batch_size": 1, "val_every": 1, "val_tasks": 2, "test_tasks": 2, "eval_seed": 0}
+        for name, bound in least.items():
+            whole_number(name, getattr(self, name), at_least=bound)
+        if self.ema_decay is not None:
+            fraction("ema_decay", self.ema_decay)
+        if self.patience is not None:
+            whole_number("patience", self.patience, at_least=1)
+            if (self.patience + 1) * self.val_every >= self.steps:
+                most = (self.steps - 1) // self.val_every - 1
+                allowed = (
+                    f"has no effect, since the {self.steps} steps end before so many validations without a better one"
+                )
+                advice = f"type KEY={most} or less, " if most > 0 else "type "
+                raise Invalid("patience", self.patience, allowed, f"{advice}a smaller GROUP.val_every, or KEY=null")
+        one_of("best_by", self.best_by, BEST_BY)
+        if self.task_chunk != AUTO:
+            whole_number("task_chunk", self.task_chunk, at_least=1)
+        if self.draw_ahead != AUTO:
+            whole_number("draw_ahead", self.draw_ahead, at_least=0)
 
 
 EVEN = 1.15

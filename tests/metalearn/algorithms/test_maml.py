@@ -15,7 +15,7 @@ from metalearn.algorithms.maml import maml
 from metalearn.models.conv4 import conv4
 from metalearn.models.mlp import mlp
 from metalearn.nn.native import compiled
-from metalearn.training.settings import chunk_size, trainer
+from metalearn.training.settings import TrainerSettings, chunk_size
 from metalearn.types import Algorithm, Batch, Episode, Params
 from tests.metalearn import written_out
 from tests.metalearn.learners import FLOAT64, random
@@ -106,19 +106,6 @@ def test_conv4_meta_gradient_is_the_one_written_out(transductive: bool, steps: i
         torch.testing.assert_close(result.grads[name], expected[name], rtol=1e-9, atol=1e-11)
 
 
-def test_evaluation_keeps_no_graph_and_counts_steps() -> None:
-    model = conv4(ways=3, channels=1, image_size=12, filters=8)
-    learner = maml(model=model, inner_lr=0.4, inner_steps=1, eval_steps=3)
-    episode = images(2, 3)
-    params = double(learner.init(Generator().manual_seed(0)))
-    values = learner.evaluate(params, episode)
-    assert {name: tuple(value.shape) for name, value in values.items()} == {"loss": (2, 4), "accuracy": (2, 4)}
-    assert not any(value.requires_grad for value in values.values())
-    untouched = model.apply({n: v.expand(2, *v.shape) for n, v in params.items()}, episode.query.x)
-    expected = F.cross_entropy(untouched.flatten(0, 1), episode.query.y.flatten(), reduction="none").view(2, 3).mean(1)
-    torch.testing.assert_close(values["loss"][:, 0], expected)
-
-
 MEMORY = """
 import resource, sys, torch
 from distributed.tree_sum import tree_sum
@@ -131,7 +118,7 @@ from metalearn.training.chunks import chunk_functions
 from metalearn.app.process import keep_freed_memory
 from metalearn.models.conv4 import conv4
 from metalearn.training.loop import tasks_in_chunks
-from metalearn.training.settings import chunk_size, trainer
+from metalearn.training.settings import TrainerSettings, chunk_size
 from metalearn.tasks.common.episodes import EpisodeSpec, Seeds
 from metalearn.tasks.glyphs import glyphs
 
@@ -143,7 +130,7 @@ model = conv4(ways=5, channels=1, image_size=28)
 algorithm = maml(model=model, inner_lr=0.4, inner_steps=1, eval_steps=1)
 source = glyphs(episode=EpisodeSpec(5, 1, 1), image_size=28, channels=1, rotations=True, seeds=Seeds(0, 1))
 work = Work(**chunk_functions(algorithm, source, device, torch.float32, tree_sum)._asdict(), device=device)
-settings = trainer(
+settings = TrainerSettings(
     steps=1, meta_batch_size=batch, task_chunk="auto", val_every=1, val_tasks=2, test_tasks=2, eval_seed=1
 )
 strategy = local(plan=WorkPlan(work, 1, TensorDimensionPartitioner(0), mean_of_sums), timeout=60.0)()
@@ -196,7 +183,7 @@ EIGHTY_IMAGES = [(80, 32, 8), (80, 31, 7), (80, 16, 4), (80, 8, 2), (80, 4, 2), 
 def test_chunks_follow_the_formula(images: int, batch: int, chunk: int) -> None:
     """Conv4 keeps 64 · (14² + 7² + 4² + 2²) = 16,960 floats per image. A chunk may have 1,400,000; of eight
     tasks or fewer 12,000,000, of two 80,000,000; large tasks come in four chunks, if these can have two tasks."""
-    settings = trainer(
+    settings = TrainerSettings(
         steps=1, meta_batch_size=batch, task_chunk="auto", val_every=1, val_tasks=2, test_tasks=2, eval_seed=1
     )
     model = conv4(ways=5, channels=1, image_size=28)

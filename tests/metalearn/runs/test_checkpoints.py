@@ -23,7 +23,7 @@ from metalearn.runs.checkpoint import Snapshot, checkpointing, latest, read, rew
 from metalearn.runs.folder import FolderState, inspect
 from metalearn.training.loop import Progress, new_learner, restore, snapshot
 from metalearn.training.optimizers import Rates, adam
-from metalearn.training.settings import trainer
+from metalearn.training.settings import TrainerSettings
 from tests.runs import slow
 
 ERRORS = {10: 0.3, 50: 0.1}
@@ -32,7 +32,7 @@ ERRORS = {10: 0.3, 50: 0.1}
 OUTER = adam(rates=Rates(1e-3), beta1=0.9, beta2=0.999, eps=1e-8)
 
 
-SETTINGS = trainer(
+SETTINGS = TrainerSettings(
     steps=1, meta_batch_size=1, task_chunk=1, val_every=1, val_tasks=2, test_tasks=2, eval_seed=0, ema_decay=None
 )
 

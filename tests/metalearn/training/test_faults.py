@@ -18,7 +18,7 @@ from metalearn.training.chunks import chunk_functions
 from metalearn.training.faults import FAULTS, explain
 from metalearn.training.loop import Progress, Run, TrainState, Units, fit, new_learner
 from metalearn.training.optimizers import Rates, adam
-from metalearn.training.settings import trainer
+from metalearn.training.settings import TrainerSettings
 from metalearn.types import Batch, Episode, Params
 from tests.metalearn.learners import FLOAT64, LEARNERS, Tasks, network, start_of
 
@@ -42,7 +42,7 @@ def run_of(name: str, steps: int) -> tuple[Run, TrainState]:
     learner = LEARNERS[name](network())
     functions = chunk_functions(learner, Spoiled(learner), CPU, FLOAT64, tree_sum)
     plan = WorkPlan(Work(**functions._asdict(), device=CPU), 1, partition.batch_partitioner, reduce.mean())
-    settings = trainer(
+    settings = TrainerSettings(
         steps=steps, meta_batch_size=5, task_chunk=3, val_every=100, val_tasks=4, test_tasks=2, eval_seed=0
     )
     outer = adam(rates=Rates(1e-3), beta1=0.9, beta2=0.999, eps=1e-8)

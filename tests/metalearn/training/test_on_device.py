@@ -8,6 +8,7 @@ import threading
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -37,8 +38,7 @@ from metalearn.tasks.priors.gp import gp_prior
 from metalearn.tasks.priors.source import PriorTasks
 from metalearn.tasks.sinusoid import sinusoid
 from metalearn.training import on_device as module
-from metalearn.training.averaging import Average
-from metalearn.training.loop import Progress, Run, Stopped, TrainState, UpdateHere, fit, new_learner
+from metalearn.training.loop import Average, Progress, Run, Stopped, TrainState, UpdateHere, fit, new_learner
 from metalearn.training.on_device import DeviceWork, PicturesByNumber, UpdateOnDevice, WholeEpisodes, steps_on_device
 from metalearn.training.optimizers import Rates, sgd
 from metalearn.types import Algorithm, Batch, ChunkResult, Episode, NotFiniteError, Params, TaskSource
@@ -121,7 +121,7 @@ def test_gradient_descent_with_momentum_stays_on_the_device_too() -> None:
     source, algorithm = waves(), learner_of(waves())
     outer = sgd(rates=Rates(0.1), momentum=0.9)
     run, _ = run_of(algorithm, source, TASKS, TASKS, CPU)
-    run = run._replace(outer=outer, settings=run.settings._replace(steps=5))
+    run = run._replace(outer=outer, settings=replace(run.settings, steps=5))
     start = algorithm.init(torch.Generator().manual_seed(0))
     here, there = (new_learner(start, outer.start) for _ in range(2))
     updater = UpdateOnDevice(run, there, work_of(algorithm, source))
@@ -176,7 +176,7 @@ class Noted(RunLog):
 def whole_run(source: TaskSource, steps: int, every: int) -> tuple[Noted, Run, TrainState]:
     algorithm, log = learner_of(waves()), Noted()
     run, learner = run_of(algorithm, source, TASKS, TASKS, CPU)
-    settings = run.settings._replace(steps=steps, val_every=100)
+    settings = replace(run.settings, steps=steps, val_every=100)
     updater = steps_on_device(work_of(algorithm, source, every)) if every else None
     return log, run._replace(settings=settings, log=log, updater=updater), learner
 
@@ -218,38 +218,12 @@ def test_the_loop_names_the_task_of_a_step_that_it_reads_later() -> None:
     assert raised.value.step == 3 and [step for step, _ in log.steps] == [1, 2]
 
 
-def test_what_depends_on_the_number_of_the_step_is_computed_by_the_host(caplog: pytest.LogCaptureFixture) -> None:
-    source = characters()
-    model = conv4(ways=3, channels=1, image_size=12, filters=16, activation="relu")
-    algorithm = maml_pp(
-        model=model, inner_lr=0.5, inner_steps=2, eval_steps=2, multi_step_until=10, first_order_until=5,
-        learned_rates=True, per_step_norm=False,
-    )  # fmt: skip
-    run, learner = run_of(algorithm, source, TASKS, TASKS, CPU)
-    with caplog.at_level("WARNING", "metalearn"):
-        assert type(steps_on_device(work_of(algorithm, source))(run, learner)) is UpdateHere
-    assert "the algorithm depends on the number of the step" in caplog.text
-
-
 def taken_by_host(caplog: pytest.LogCaptureFixture, algorithm: Algorithm, source: TaskSource, **others: Any) -> str:
     """Why the host takes the steps of a run."""
     run, learner = run_of(algorithm, source, TASKS, TASKS, CPU)
     with caplog.at_level("WARNING", "metalearn"):
         assert type(steps_on_device(work_of(algorithm, source, **others))(run, learner)) is UpdateHere
     return caplog.text
-
-
-@pytest.mark.parametrize("generator", [random.Random(0), torch.Generator().manual_seed(0)])
-def test_what_draws_random_numbers_is_computed_by_the_host(generator: Any, caplog: pytest.LogCaptureFixture) -> None:
-    exact = learner_of(waves())
-
-    def noisy(params: Params, episode: Episode, step: int) -> ChunkResult:
-        result, by_torch = exact.meta_grad(params, episode, step), isinstance(generator, torch.Generator)
-        factor = torch.rand((), generator=generator).item() if by_torch else generator.random()
-        return result._replace(grads={name: g * factor for name, g in result.grads.items()})
-
-    said = taken_by_host(caplog, exact._replace(meta_grad=noisy), waves())
-    assert "the same tasks gave another gradient the second time" in said
 
 
 def own_network(p: float) -> Algorithm:
@@ -262,10 +236,6 @@ def own_network(p: float) -> Algorithm:
 
     model = model_of(make, name="Net", inputs=of_reals((1,)), transductive=True, advice="", dropout=True)
     return with_fixed(maml(model=model, inner_lr=0.01, inner_steps=1, eval_steps=1), model)
-
-
-def test_a_network_with_dropout_is_computed_by_the_host(caplog: pytest.LogCaptureFixture) -> None:
-    assert "the network draws random numbers in training" in taken_by_host(caplog, own_network(0.5), waves())
 
 
 def test_fixed_parameters_stay_as_they_are() -> None:
@@ -281,33 +251,40 @@ def test_fixed_parameters_stay_as_they_are() -> None:
         torch.testing.assert_close(value, here.params[name], rtol=1e-4, atol=1e-6)
 
 
-def use_in_a_table(step: int) -> float:
-    return {1: 0.5}.get(step, 1.0)
-
-
-def use_in_bits(step: int) -> float:
-    return 1.0 if step & 1 else 0.5
-
-
-def use_in_a_tensor(step: int) -> Any:
-    return torch.full((), step)
-
-
-@pytest.mark.parametrize("use", [use_in_a_table, use_in_bits, use_in_a_tensor])
-def test_whatever_is_done_with_the_number_of_the_step_is_found(
-    use: Callable[[int], Any], caplog: pytest.LogCaptureFixture
-) -> None:
+def times(factor: Callable[[Any], Any]) -> Algorithm:
+    """MAML whose gradients are multiplied by a function of the number of the step."""
     exact = learner_of(waves())
 
     def scaled(params: Params, episode: Episode, step: int) -> ChunkResult:
         result = exact.meta_grad(params, episode, step)
-        return result._replace(grads={name: g * use(step) for name, g in result.grads.items()})
+        return result._replace(grads={name: g * factor(step) for name, g in result.grads.items()})
 
-    assert "started by the host" in taken_by_host(caplog, exact._replace(meta_grad=scaled), waves())
+    return exact._replace(meta_grad=scaled)
 
 
-def test_a_reducer_that_does_more_than_add_gets_its_gradients_on_the_host(caplog: pytest.LogCaptureFixture) -> None:
-    assert "the reducer does more than add" in taken_by_host(caplog, learner_of(waves()), waves(), only_adds=False)
+DRAWS, TORCH_DRAWS = random.Random(0), torch.Generator().manual_seed(0)
+STEP, OTHER = "depends on the number of the step", "another gradient the second time"
+BY_HOST: dict[str, tuple[Callable[[], Algorithm], str]] = {
+    "a table by step": (lambda: times(lambda step: {1: 0.5}.get(step, 1.0)), STEP),
+    "bits of the step": (lambda: times(lambda step: 1.0 if step & 1 else 0.5), STEP),
+    "a tensor of the step": (lambda: times(lambda step: torch.full((), step)), "_NoNumber"),
+    "maml_pp": (
+        lambda: maml_pp(
+            model=conv4(ways=3, channels=1, image_size=12, filters=16, activation="relu"), inner_lr=0.5, inner_steps=2,
+            eval_steps=2, multi_step_until=10, first_order_until=5, learned_rates=True, per_step_norm=False,
+        ), STEP),
+    "random": (lambda: times(lambda step: DRAWS.random()), OTHER),
+    "a generator": (lambda: times(lambda step: torch.rand((), generator=TORCH_DRAWS)), OTHER),
+    "dropout": (lambda: own_network(0.5), "draws random numbers in training"),
+    "a reducer": (lambda: learner_of(waves()), "the reducer does more than add"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", BY_HOST)
+def test_what_a_graph_cannot_repeat_is_computed_by_the_host(name: str, caplog: pytest.LogCaptureFixture) -> None:
+    make, reason = BY_HOST[name]
+    source = characters() if name == "maml_pp" else waves()
+    assert reason in taken_by_host(caplog, make(), source, only_adds=name != "a reducer")
 
 
 @pytest.mark.parametrize("chunk", [8, 2])
@@ -369,7 +346,8 @@ def test_a_run_that_ends_early_ends_its_thread() -> None:
     source = characters()
     run, _, updater = on_device(learner_of(source), source, TASKS, TASKS, CPU, steps=10_000, every=2)
     advance_on_device(run, updater, 1, 2)
-    threads = [thread for thread in threading.enumerate() if thread.name == "tasks ahead"]
+    threads = [thread for thread in threading.enumerate() if thread.name.startswith("tasks ahead")]
+    assert threads
     del updater
     gc.collect()
     for thread in threads:
@@ -382,7 +360,7 @@ def test_an_average_of_the_parameters_stays_on_the_device_too() -> None:
     run, here = run_of(algorithm, source, TASKS, TASKS, CPU)
     _, learner = run_of(algorithm, source, TASKS, TASKS, CPU)
     here, learner = (one._replace(average=Average(0.5, one.params, steps=1)) for one in (here, learner))
-    updater = UpdateOnDevice(run._replace(settings=run.settings._replace(steps=4)), learner, work_of(algorithm, source))
+    updater = UpdateOnDevice(run._replace(settings=replace(run.settings, steps=4)), learner, work_of(algorithm, source))
     host, start = UpdateHere(run, here), {name: value.clone() for name, value in here.params.items()}
     for step in range(1, 5):
         tasks = [torch.arange((step - 1) * TASKS, step * TASKS)]
@@ -614,7 +592,7 @@ def test_tasks_that_come_in_groups_stay_on_the_device(caplog: pytest.LogCaptureF
         return task + 2 - task % 2
 
     def started(run: Run) -> Run:
-        return run._replace(training=run.training._replace(chunk=end), settings=run.settings._replace(steps=6))
+        return run._replace(training=run.training._replace(chunk=end), settings=replace(run.settings, steps=6))
 
     run, here = run_of(algorithm, source, TASKS, 2, CPU)
     kept, learner = run_of(algorithm, source, TASKS, 2, CPU)
