@@ -3,14 +3,11 @@
 import logging
 import multiprocessing
 import os
-import queue
 import signal
-import threading
 from collections import deque
 from collections.abc import Callable
-from concurrent.futures import BrokenExecutor, Future, ProcessPoolExecutor
-from contextlib import suppress
-from typing import Any, Protocol
+from concurrent.futures import BrokenExecutor, Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -18,27 +15,15 @@ from torch import Tensor
 from metalearn.runs.signals import PREEMPTIONS, end_with_parent
 
 AHEAD = 16
-"""Steps whose tasks a thread draws ahead."""
+"""Steps whose tasks a thread draws ahead; two for each process."""
 
 MOST_PROCESSES = 16
 """Processes that draw with `trainer.draw_ahead=auto`."""
-
-SECONDS = 600.0
-"""How long a process may take for the tasks of a step."""
 
 Made = Callable[[int], list[Tensor]]
 """The tasks of a step by its number, in tensors on the host."""
 
 log = logging.getLogger("metalearn")
-
-
-class Drawing(Protocol):
-    """Draws the tasks of steps that are taken in order. `of(step)` gives those of a step; after `stop` no others are
-    drawn."""
-
-    def of(self, step: int) -> list[Tensor]: ...
-
-    def stop(self) -> None: ...
 
 
 def processes_for(wanted: int | str, *, pure: bool) -> int:
@@ -49,116 +34,59 @@ def processes_for(wanted: int | str, *, pure: bool) -> int:
     return min(MOST_PROCESSES, len(os.sched_getaffinity(0)) - 1) if pure else 0
 
 
-class InTurn:
-    """Tasks are drawn when they are asked for: a user's source may bear no thread."""
+class Ahead:
+    """Draws the tasks of the steps from `first` to `last`, which are asked for in order.
 
-    def __init__(self, made: Made) -> None:
-        self.of = made
+    With `processes`, forks of this process draw; if they are killed, this process draws, with a line in the log. With a
+    `thread`, one thread does. Else tasks are drawn when they are asked for: a user's source may bear no thread.
+    """
 
-    def stop(self) -> None:
-        pass
-
-
-class ByThread:
-    """A thread draws the tasks of the steps from `first` to `last`."""
-
-    def __init__(self, made: Made, first: int, last: int) -> None:
-        self._ready: queue.Queue[tuple[int, list[Tensor] | Exception]] = queue.Queue(AHEAD)
-        self._stopped = threading.Event()
-        arguments = (made, range(first, last + 1), self._ready, self._stopped)
-        threading.Thread(target=_draw, args=arguments, name="tasks ahead", daemon=True).start()
+    def __init__(self, made: Made, first: int, last: int, *, processes: int = 0, thread: bool = False) -> None:
+        self._made, self._next, self._last = made, first, last
+        self._waiting: deque[Future[Any]] = deque()
+        self._pool: Executor | None = None
+        if processes:
+            # Forks, since a source of the user's own may not be of use elsewhere. They only draw.
+            context = multiprocessing.get_context("fork")
+            self._pool = ProcessPoolExecutor(processes, context, _begin, (made, os.getpid()))
+        elif thread:
+            self._pool = ThreadPoolExecutor(1, "tasks ahead")
+        self._most = 2 * processes or AHEAD
 
     def of(self, step: int) -> list[Tensor]:
-        number, tasks = self._ready.get()
-        if isinstance(tasks, Exception):
-            raise tasks
-        assert number == step, "steps are taken in order"
-        return tasks
+        """The tasks of a step."""
+        forks = isinstance(self._pool, ProcessPoolExecutor)
+        try:
+            while self._pool and self._next <= self._last and len(self._waiting) < self._most:
+                draw = _drawn if forks else self._made
+                self._waiting.append(self._pool.submit(draw, self._next))
+                self._next += 1
+            if self._pool and self._waiting:
+                tasks = self._waiting.popleft().result()
+                return [torch.from_numpy(value) for value in tasks] if forks else tasks
+        except (BrokenExecutor, OSError) as error:  # killed, or there may be no more processes
+            if not forks:
+                raise
+            log.warning("no processes draw tasks ahead, so the run draws them: %s", str(error) or type(error).__name__)
+            self.stop()
+        except Exception:
+            if not forks:
+                raise
+            # Of the source: it is met again here. Not every error can be sent.
+        return self._made(step)
 
     def stop(self) -> None:
-        self._stopped.set()
-
-
-def _draw(
-    made: Made, steps: range, ready: "queue.Queue[tuple[int, list[Tensor] | Exception]]", stopped: threading.Event
-) -> None:
-    def put(drawn: tuple[int, list[Tensor] | Exception]) -> None:
-        waiting = True
-        while waiting and not stopped.is_set():
-            with suppress(queue.Full):
-                ready.put(drawn, timeout=0.2)
-                waiting = False
-
-    step = steps.start
-    try:
-        for step in steps:
-            if stopped.is_set():
-                break
-            put((step, made(step)))
-        else:
-            raise RuntimeError(f"there are no steps after {steps.stop - 1}")
-    except Exception as error:
-        put((step, error))
+        """No others are drawn."""
+        pool, self._pool = self._pool, None
+        if isinstance(pool, ProcessPoolExecutor):
+            for process in list((pool._processes or {}).values()):
+                process.kill()  # one that hangs would hold up the end of the run, which waits for its pools
+        if pool is not None:
+            pool.shutdown(wait=False, cancel_futures=True)
 
 
 _made: Made | None = None
 """In a process that draws: how."""
-
-
-class _NotDrawnError(Exception):
-    """Why no process draws tasks."""
-
-
-class ByProcesses:
-    """Forks of this process draw the tasks of the steps from `first` to `last`.
-
-    Where a fork fails in a task, this process draws it again, and so has the error. Without the forks, which may be
-    killed, and where they draw something else, this process draws all, with a line in the log.
-    """
-
-    def __init__(self, made: Made, first: int, last: int, processes: int) -> None:
-        self._here, self._last, self._next = made, last, first
-        self._most, self._compared = 2 * processes, False
-        self._waiting: deque[Future[Any]] = deque()
-        # Forks, since a source of the user's own may not be of use elsewhere. They only draw.
-        self._pool: ProcessPoolExecutor | None = ProcessPoolExecutor(
-            processes, multiprocessing.get_context("fork"), _begin, (made, os.getpid())
-        )
-
-    def of(self, step: int) -> list[Tensor]:
-        if self._pool is None:
-            return self._here(step)
-        try:
-            return self._from_a_fork(step)
-        except (BrokenExecutor, TimeoutError, _NotDrawnError) as error:
-            log.warning("no processes draw tasks ahead, so the run draws them: %s", str(error) or type(error).__name__)
-            self.stop()
-        except Exception as error:  # of the source: it is met again here
-            log.debug("a process that draws ahead failed in step %d: %s", step, error)
-        return self._here(step)
-
-    def _from_a_fork(self, step: int) -> list[Tensor]:
-        assert self._pool is not None
-        while self._next <= self._last and len(self._waiting) < self._most:
-            try:
-                self._waiting.append(self._pool.submit(_drawn, self._next))
-            except OSError as error:  # there may be no more processes
-                raise _NotDrawnError(error) from error
-            self._next += 1
-        assert self._next - len(self._waiting) == step, "steps are taken in order"
-        tasks = [torch.from_numpy(value) for value in self._waiting.popleft().result(SECONDS)]
-        if not self._compared:
-            if [value.numpy().tobytes() for value in tasks] != [value.numpy().tobytes() for value in self._here(step)]:
-                raise _NotDrawnError(f"another process draws other tasks for step {step}")
-            self._compared = True
-        return tasks
-
-    def stop(self) -> None:
-        if self._pool is not None:
-            for process in list((self._pool._processes or {}).values()):
-                process.kill()  # one that hangs would hold up the end of the run, which waits for its pools
-            self._pool.shutdown(wait=False, cancel_futures=True)
-            self._pool = None
 
 
 def _begin(made: Made, starter: int) -> None:

@@ -11,15 +11,16 @@ import warnings
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, NamedTuple, NoReturn, Protocol
+from typing import Any, NamedTuple, NoReturn
 
 import torch
 from torch import Tensor
 
+from metalearn.checks import first_line
 from metalearn.errors import RunError
 from metalearn.nn.native import on_gpu
 from metalearn.nn.surroundings import PassSeeds, surrounded
-from metalearn.training.ahead import ByProcesses, ByThread, Drawing, InTurn, processes_for
+from metalearn.training.ahead import Ahead, processes_for
 from metalearn.training.chunks import DATA_SECONDS, chunk_of, episodes_of, placing
 from metalearn.training.flat import FlatOptimizer, joined
 from metalearn.training.loop import Run, TrainState, Units, UpdateHere, meta_gradient, tasks_in_chunks
@@ -92,7 +93,7 @@ def steps_on_device(work: DeviceWork) -> Callable[[Run, TrainState], Updater]:
             except torch.cuda.OutOfMemoryError as error:
                 if not isinstance(run.training.chunk, int):
                     raise
-                run = _in_smaller_chunks(run, work, str(error).splitlines()[0])
+                run = _in_smaller_chunks(run, work, first_line(error))
             else:
                 log.info(
                     "%s; %s; the host reads figures every %d steps", updater.line, updater.feed_line, updater.every
@@ -148,20 +149,9 @@ for operation in OPERATIONS.split():
 # The tasks
 
 
-class Feed(Protocol):
-    """Where a step's tasks come from. `drawn(step)` makes them on the host; `given` are the tensors on the device that
-    they are copied to; `tasks()` is what a step computes with, from these tensors: an episode, or one for each task.
-    `ways_of(drawn)` is the number of classes of each of these tasks, or None: they differ, or targets are numbers;
-    `ways` that of the tasks that are given."""
-
-    given: list[Tensor]
-    ways: int | None
-
-    def ways_of(self, drawn: list[Tensor]) -> int | None: ...
-
-    def drawn(self, step: int) -> list[Tensor]: ...
-
-    def tasks(self) -> list[Episode]: ...
+# `drawn(step)` makes the tasks of a step on the host; `given` are the tensors on the device that they are copied to;
+# `tasks()` is what a step computes with, from these tensors: an episode, or one for each task. `ways_of(drawn)` is the
+# number of classes of each of these tasks, or None: they differ, or targets are numbers; `ways` that of `given`.
 
 
 class NotAsNumbersError(Exception):
@@ -248,12 +238,18 @@ class WholeEpisodes:
         return most.pop() + 1 if len(most) == 1 else None
 
     def drawn(self, step: int) -> list[Tensor]:
-        tasks = [task for part in self._numbers(step) for task in chunk_of(self._source, "train", part, self._loss)]
+        parts = [
+            chunk_of(self._source, "train", part, self._loss, first=step == 1) for part in self._numbers(step)
+        ]  # fmt: skip
+        tasks = [task for part in parts for task in part]
         return [value for task in tasks for batch in self._cast(task) for value in batch]
 
     def tasks(self) -> list[Episode]:
         batches = [Batch(*pair) for pair in zip(self.given[::2], self.given[1::2], strict=True)]
         return [Episode(*pair) for pair in zip(batches[::2], batches[1::2], strict=True)]
+
+
+Feed = PicturesByNumber | WholeEpisodes
 
 
 def feed_of(work: DeviceWork, tasks: int, chunk: Chunk) -> Feed:
@@ -289,15 +285,14 @@ def _free(device: torch.device) -> int:
     return torch.cuda.mem_get_info(device)[0] + kept
 
 
-def drawing(feed: Feed, work: DeviceWork, first: int, last: int) -> Drawing:
+def drawing(feed: Feed, work: DeviceWork, first: int, last: int) -> Ahead:
     """What draws the tasks of the steps from `first` to `last`."""
     if isinstance(feed, PicturesByNumber):
-        return ByThread(lambda step: pinned(feed.drawn(step), work.device), first, last)
-    processes = processes_for(work.draw_ahead, pure=isinstance(work.source, ComesInGroups))
-    if processes and first <= last:
+        return Ahead(lambda step: pinned(feed.drawn(step), work.device), first, last, thread=True)
+    processes = processes_for(work.draw_ahead, pure=isinstance(work.source, ComesInGroups)) if first <= last else 0
+    if processes:
         log.info("%d processes draw the tasks of later steps", processes)
-        return ByProcesses(feed.drawn, first, last, processes)
-    return InTurn(feed.drawn)
+    return Ahead(feed.drawn, first, last, processes=processes)
 
 
 def pinned(values: list[Tensor], device: torch.device) -> list[Tensor]:
@@ -343,7 +338,7 @@ class UpdateOnDevice:
         self._bad = torch.ones((), device=device)
         self._slot = torch.zeros(1, dtype=torch.int64, device=device)
         self._first, self._taken = 0, 0
-        self._ahead: Drawing | None = None
+        self._ahead: Ahead | None = None
         self._by_host = not isinstance(run.training.chunk, int)
         self._varies = False
         self._feed = feed_of(work, batch, run.training.chunk)
@@ -535,32 +530,20 @@ def _size(units: Units) -> int:
 @contextmanager
 def _trying() -> Iterator[None]:
     """Before the first step, an error is why there is no graph: the host meets it too, or computes. Later errors come
-    out as they are."""
+    out as they are. After an error within a recording its end may fail, too; then the first one counts, which may be
+    that of the memory."""
     try:
         yield
-    except (NotRecordedError, torch.cuda.OutOfMemoryError):
-        raise
     except Exception as error:
-        raise _reason(error) from error
-
-
-def _reason(error: Exception) -> Exception:
-    """What to raise for an error before the first step. After an error within a recording its end may fail, too; then
-    the first one counts, which may be that of the memory."""
-    first: BaseException | None = error
-    while first is not None:
-        if isinstance(first, NotRecordedError | torch.cuda.OutOfMemoryError):
-            return first
-        first = first.__cause__ or first.__context__
-    return NotRecordedError(_in_words(error))
-
-
-def _in_words(error: Exception) -> str:
-    """Why a step cannot be recorded."""
-    first = str(error).strip().partition("\n")[0]
-    return (
-        f"the algorithm waits for the device ({first})" if "synchroniz" in first else f"{type(error).__name__}: {first}"
-    )
+        cause: BaseException | None = error
+        while cause is not None and not isinstance(cause, NotRecordedError | torch.cuda.OutOfMemoryError):
+            cause = cause.__cause__ or cause.__context__
+        if cause is error:
+            raise
+        line = first_line(error)
+        waits = f"the algorithm waits for the device ({line})"
+        reason = waits if "synchroniz" in line else f"{type(error).__name__}: {line}"
+        raise cause or NotRecordedError(reason) from error
 
 
 @contextmanager

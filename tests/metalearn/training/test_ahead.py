@@ -1,19 +1,19 @@
-"""Tasks that are drawn ahead of the step, in forks that are killed, fail, or draw something else."""
+"""Tasks that are drawn ahead of the step, in a thread or in forks, which may fail or be killed."""
 
 import os
 import signal
 import subprocess
 import sys
-import time
+import threading
 from collections.abc import Callable, Iterator
-from multiprocessing import active_children
+from concurrent.futures import ProcessPoolExecutor
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
-from metalearn.training import ahead as module
-from metalearn.training.ahead import ByProcesses, processes_for
+from metalearn.training.ahead import Ahead, processes_for
 from tests.runs import ROOT, alive, until
 
 
@@ -23,12 +23,12 @@ def made(step: int) -> list[Tensor]:
 
 
 @pytest.fixture
-def drawing() -> Iterator[Callable[..., ByProcesses]]:
+def drawing() -> Iterator[Callable[..., Ahead]]:
     """Makes what draws; it is stopped at the end."""
-    started: list[ByProcesses] = []
+    started: list[Ahead] = []
 
-    def start(how: Callable[[int], list[Tensor]], last: int = 9) -> ByProcesses:
-        started.append(ByProcesses(how, 1, last, 2))
+    def start(how: Callable[[int], list[Tensor]], last: int = 9, **options: Any) -> Ahead:
+        started.append(Ahead(how, 1, last, **(options or {"processes": 2})))
         return started[-1]
 
     yield start
@@ -36,8 +36,8 @@ def drawing() -> Iterator[Callable[..., ByProcesses]]:
         one.stop()
 
 
-def forks_of(drawing: ByProcesses) -> list[int]:
-    assert drawing._pool is not None
+def forks_of(drawing: Ahead) -> list[int]:
+    assert isinstance(drawing._pool, ProcessPoolExecutor)
     return list(drawing._pool._processes)
 
 
@@ -46,41 +46,39 @@ def ended(forks: list[int]) -> None:
     until(lambda: not any(map(alive, forks)), "the end of the forks", 20)
 
 
-def test_forks_draw_the_tasks_of_every_step(drawing: Callable[..., ByProcesses]) -> None:
-    here = os.getpid()
-
+@pytest.mark.parametrize("options", [{"processes": 2}, {"thread": True}, {"processes": 0}])
+def test_the_tasks_of_every_step_are_drawn(drawing: Callable[..., Ahead], options: dict[str, Any]) -> None:
     def by_whom(step: int) -> list[Tensor]:
-        return [*made(step), torch.tensor(float(os.getpid() != here) if step > 1 else 0.0)]
+        return [*made(step), torch.tensor([os.getpid(), threading.get_ident()])]
 
-    ahead = drawing(by_whom)
+    ahead, here = drawing(by_whom, **options), torch.tensor([os.getpid(), threading.get_ident()])
     for step in range(1, 10):
-        *tasks, elsewhere = ahead.of(step)
+        *tasks, whom = ahead.of(step)
         assert [value.numpy().tobytes() for value in tasks] == [value.numpy().tobytes() for value in made(step)]
-        assert elsewhere == (step > 1)
+        assert (whom[0] != here[0]) == bool(options.get("processes"))
+        assert whom.equal(here) == (options == {"processes": 0})
 
 
-def test_an_error_of_a_task_is_that_of_this_process_and_the_next_ones_are_drawn(
-    drawing: Callable[..., ByProcesses],
-) -> None:
-    class OwnError(Exception):
+def test_an_error_of_a_task_reaches_the_run(drawing: Callable[..., Ahead]) -> None:
+    class TwoPartsError(Exception):
         def __init__(self, one: int, two: int) -> None:  # no pickle holds it
             super().__init__(f"step {one} of {two}")
 
     def fails(step: int) -> list[Tensor]:
         if step == 3:
-            raise OwnError(step, 9)
+            raise TwoPartsError(step, 9)
         return made(step)
 
-    ahead = drawing(fails)
-    for step in (1, 2):
-        ahead.of(step)
-    with pytest.raises(OwnError, match="step 3 of 9"):
-        ahead.of(3)
-    assert ahead.of(4)[1].tolist() == [0, 1, 2, 3]
+    for options in ({"processes": 2}, {"thread": True}):
+        ahead = drawing(fails, **options)
+        for step in (1, 2):
+            ahead.of(step)
+        with pytest.raises(TwoPartsError, match="step 3 of 9"):
+            ahead.of(3)
 
 
 def test_without_its_forks_the_run_draws_the_tasks(
-    drawing: Callable[..., ByProcesses], caplog: pytest.LogCaptureFixture
+    drawing: Callable[..., Ahead], caplog: pytest.LogCaptureFixture
 ) -> None:
     ahead = drawing(made, last=10_000)
     ahead.of(1)
@@ -91,33 +89,8 @@ def test_without_its_forks_the_run_draws_the_tasks(
     assert caplog.text.count("so the run draws them") == 1 and ahead._pool is None
 
 
-def test_forks_that_draw_other_tasks_are_not_used(
-    drawing: Callable[..., ByProcesses], caplog: pytest.LogCaptureFixture
-) -> None:
-    ahead = drawing(lambda step: [torch.tensor(float(os.getpid()))])
-    assert ahead.of(1)[0] == ahead.of(2)[0] == float(os.getpid())
-    assert "so the run draws them: another process draws other tasks for step 1" in caplog.text
-
-
-def test_forks_that_hang_are_ended(
-    drawing: Callable[..., ByProcesses], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(module, "SECONDS", 0.5)
-    here = os.getpid()
-
-    def hangs(step: int) -> list[Tensor]:
-        if os.getpid() != here:
-            time.sleep(300)
-        return made(step)
-
-    before, ahead = set(active_children()), drawing(hangs)
-    assert ahead.of(1)[1].tolist() == [0] and "so the run draws them: TimeoutError" in caplog.text
-    assert ahead.of(2)[1].tolist() == [0, 1]
-    until(lambda: not set(active_children()) - before, "the end of the forks", 20)
-
-
 def test_a_fork_goes_on_at_the_signals_on_which_a_run_saves_and_ends_with_it(
-    drawing: Callable[..., ByProcesses],
+    drawing: Callable[..., Ahead],
 ) -> None:
     ahead = drawing(made)
     ahead.of(1)
@@ -133,9 +106,9 @@ def test_a_fork_goes_on_at_the_signals_on_which_a_run_saves_and_ends_with_it(
 def test_forks_end_with_a_run_that_is_killed() -> None:
     program = (
         "import time\n"
-        "from metalearn.training.ahead import ByProcesses\n"
+        "from metalearn.training.ahead import Ahead\n"
         "from tests.metalearn.training.test_ahead import forks_of, made\n"
-        "ahead = ByProcesses(made, 1, 9, 2)\n"
+        "ahead = Ahead(made, 1, 9, processes=2)\n"
         "ahead.of(1)\n"
         "print(*forks_of(ahead), flush=True)\n"
         "time.sleep(100)"
