@@ -778,29 +778,3 @@ def test_ten_meta_steps_of_maml_beside_torchopt(name: str) -> None:
                 torchopt.recover_state_dict(part, state)
         theirs.step()
     close({k: v.detach() for k, v in params.items()}, {k: v.detach() for k, v in net.values().items()}, atol=1e-10)
-
-
-def test_bad_settings_are_refused() -> None:
-    plain = linear_model(3)
-    for make, message in (
-        (
-            lambda: anil(model=plain, **STEPS),
-            "model: this algorithm needs a network whose outputs come from one",
-        ),
-        (lambda: maml_pp(model=plain, **STEPS, **PP), "per_step_norm=True: this model has no batch norm"),
-        (lambda: maml_pp(model=network(), **(STEPS | {"inner_steps": 0}), **PP), "inner_steps=0: must be a whole"),
-        (lambda: imaml(model=plain, **STEPS, strength=0, cg_steps=1), "strength=0: must be a finite number above 0"),
-        (lambda: imaml(model=plain, **STEPS, strength=1, cg_steps=1, spring="once"), "spring='once': must be one of"),
-        (lambda: cavia(model=network(), **STEPS, contexts=0), "contexts=0: must be a whole number of at least 1"),
-        (lambda: cavia(model=network(), **STEPS, contexts=2, layer=5), "layer=5: this model has 4 batch norms.*=4 or"),
-        (lambda: cavia(model=plain, **STEPS, contexts=2), "layer=1: this model has 0 linear layers .*model=conv4"),
-        (lambda: meta_curvature(model=plain, **STEPS, first_order=1), "first_order=1: must be true or false"),
-        (lambda: inner.adam(beta1=1.0, beta2=0.9, eps=1e-8), "beta1=1.0: must be below 1"),
-        (lambda: reptile(model=plain, **STEPS, inner_batch=0, eval_batch=None), "inner_batch=0: must be a whole"),
-    ):
-        with pytest.raises(ValueError, match=message):
-            make()
-    waves = Batch(random(1, 4, 1, 12, 12, seed=1), random(1, 4, 1, seed=2))
-    learner = protonet(model=network())
-    with pytest.raises(ValueError, match="this dataset's targets are real numbers; type algorithm=maml"):
-        learner.adapt(start_of(learner), waves)(waves.x)

@@ -7,7 +7,6 @@ import torch
 from torch import Generator, Tensor, nn
 
 from metalearn.algorithms.anil import anil
-from metalearn.errors import ConfigError
 from metalearn.models.common.adapter import model_of
 from metalearn.models.conv4 import conv4
 from metalearn.models.mlp import mlp
@@ -16,7 +15,7 @@ from metalearn.models.resnet12 import resnet12
 from metalearn.models.torchvision_classifier import torchvision_classifier
 from metalearn.nn.inputs import of_reals
 from metalearn.types import Batch, Episode, Model, Params
-from tests.metalearn.learners import FLOAT64, LEARNERS, network, random
+from tests.metalearn.learners import FLOAT64, random
 
 SHAPE = {"ways": 3, "channels": 1, "image_size": 32}
 
@@ -146,26 +145,6 @@ def test_a_network_that_is_one_linear_layer_is_its_own_head() -> None:
     params, x = per_task_params(model, 2), random(2, 5, 4, seed=1)
     torch.testing.assert_close(model.features(params, x), x)
     torch.testing.assert_close(model.head.apply(params, x, 0), model.apply(params, x))
-
-
-@pytest.mark.parametrize(
-    ("learner", "name"),
-    [
-        ("maml_pp", "inner_lr.weight"),
-        ("meta_sgd", "inner_lr.weight"),
-        ("cavia", "context.weight"),
-        ("meta_curvature", "curvature.weight"),
-        ("in_context", "set.weight"),
-        ("metaoptnet", "svm.weight"),
-        ("r2d2", "ridge.weight"),
-        ("baseline_pp", "cosine.weight"),
-    ],
-)
-def test_a_network_whose_names_a_learner_needs_is_refused(learner: str, name: str) -> None:
-    plain = network()
-    model = plain._replace(init=lambda generator: plain.init(generator) | {name: torch.zeros(2)})
-    with pytest.raises(ConfigError, match=f"^model: its parameter {name} has a name that this algorithm needs"):
-        LEARNERS[learner](model).init(Generator())
 
 
 def test_anil_through_a_module_is_a_finite_difference() -> None:

@@ -9,10 +9,8 @@ import pytest
 import torch
 
 from benchmarks.priors import gaps
-from metalearn.algorithms.common.losses import measured_by, squared
 from metalearn.algorithms.pfn import pfn
 from metalearn.cli import train
-from metalearn.models.mlp import mlp
 from metalearn.models.table import table
 from metalearn.types import Batch, Episode
 from tests.runs import ROOT, Program, assert_same_bytes, metrics, slow, train_in, until
@@ -45,14 +43,6 @@ def test_it_learns_the_mean_of_one_known_value() -> None:
     mean, log_sd = reads.outputs(end, support, torch.zeros(3, 1, 1))[:, 0].unbind(1)
     np.testing.assert_allclose(mean, y / 2, atol=0.15)
     np.testing.assert_allclose(log_sd.exp() ** 2, 1.5, atol=0.25)
-
-
-def test_another_network_and_another_loss_are_refused() -> None:
-    with pytest.raises(ValueError, match="type model=table, or algorithm=in_context for this network"):
-        pfn(model=mlp(inputs=1, outputs=1))
-    model = measured_by(table(head="bars"), squared())
-    with pytest.raises(ValueError, match=r"model.head=bars has a loss of its own, and the metric mse; type loss=auto"):
-        pfn(model=model)
 
 
 def test_the_gap_of_a_run_is_that_of_its_test_loss(tmp_path: Path) -> None:

@@ -16,13 +16,11 @@ from metalearn.algorithms.tim import tim
 from metalearn.types import Batch, Episode, Params
 from tests.metalearn import written_out
 from tests.metalearn.learners import (
-    LAPLACIAN,
     LEARNERS,
     TIM,
     WAYS,
     evaluation_episode,
     network,
-    random,
     start_of,
     tasks,
     training_episode,
@@ -214,40 +212,6 @@ def test_tim_gives_a_single_query_the_nearest_mean() -> None:
     for x, same in ((episode.query.x[:, :1], True), (episode.query.x, False)):
         after, before = (learner.adapt({}, episode.support)(x) for learner in (moved, still))
         assert torch.equal(after, before) is same
-
-
-def test_bad_settings_are_refused() -> None:
-    plain = network()._replace(head=None)
-    switches = {"rectified": False, "centred": False}
-    for make, message in (
-        (lambda: tim(model=network(), **(TIM | {"temperature": 0})), "temperature=0: must be a finite number above 0"),
-        (
-            lambda: tim(model=network(), **(TIM | {"support_weight": -1})),
-            "support_weight=-1: must be a finite number of",
-        ),
-        (lambda: tim(model=network(), **(TIM | {"conditional_weight": "x"})), "conditional_weight='x': must be a"),
-        (lambda: tim(model=network(), **(TIM | {"eval_steps": -1})), "eval_steps=-1: must be a whole number"),
-        (lambda: tim(model=plain, **TIM), "model: this algorithm needs a network whose outputs come from one"),
-        (
-            lambda: laplacian_shot(model=network(), **(LAPLACIAN | {"neighbours": 0}), **switches),
-            "neighbours=0: must be a whole number of at least 1",
-        ),
-        (
-            lambda: laplacian_shot(model=network(), **LAPLACIAN, **(switches | {"rectified": 1})),
-            "rectified=1: must be true or false",
-        ),
-        (
-            lambda: laplacian_shot(model=network(), **(LAPLACIAN | {"strength": -0.5}), **switches),
-            "strength=-0.5: must be a finite number of at least 0",
-        ),
-        (lambda: simpleshot(model=network(), centred="no"), "centred='no': must be true or false"),
-    ):
-        with pytest.raises(ValueError, match=message):
-            make()
-    waves = Batch(random(1, 4, 1, 12, 12, seed=1), random(1, 4, 1, seed=2))
-    learner = LEARNERS["tim"](network())
-    with pytest.raises(ValueError, match="this dataset's targets are real numbers; type algorithm=maml"):
-        learner.adapt(start_of(learner), waves)(waves.x)
 
 
 def test_single_queries_are_told_apart_also_where_more_would_be_rectified() -> None:

@@ -368,43 +368,31 @@ def test_shared_parameters_and_layers_of_other_classes_stay_what_they_are() -> N
 
 
 @pytest.mark.parametrize(
-    ("make", "message"),
+    ("make", "named"),
     [
-        (lambda: resnet12(ways=5, channels=1, image_size=15), r"^image_size=15: .* type dataset.image_size=16 or more"),
-        (lambda: resnet12(**SMALLEST, widths=(8, 8, 8)), r"^widths=\(8, 8, 8\): .* 4 whole numbers"),
-        (lambda: resnet12(**SMALLEST, widths=(8, 8, 8, 0)), r"^widths=.*, 0\): .*\[64,160,320,640\]"),
-        (lambda: mlp(inputs=1, outputs=1, hidden=[0]), r"^hidden=\[0\]: .* at least 1; type hidden=\[40,40\]"),
-        (lambda: small(activation="swish"), "^activation='swish': must be one of leaky_relu, relu, softplus"),
-        (lambda: vision("resnet81"), "^name='resnet81': .* type name=resnet18$"),
-        (lambda: vision("fcn_resnet50"), "^name='fcn_resnet50': torchvision has no such classifier"),
-        (lambda: vision("resnet18", channels=2), "^channels=2: must be one of 3, 1"),
-        (lambda: own("no.such.Net"), "^network._target_=no.such.Net: is not found .* PYTHONPATH"),
-        (lambda: own("tests.own_functions.Small", depth=2), "refuses its arguments .* it takes ways, norm"),
-        (
-            lambda: own("tests.own_functions.lose_a_parameter", sums={}, counts=1),
-            "^network._target_=.*must give an nn.Module",
-        ),
-        (lambda: own("tests.own_functions.Small", ways=3, norm="1d"), "^Small: its layer norm .BatchNorm1d. remembers"),
-        (lambda: own("tests.own_functions.Odd", kind="tuples"), "^Odd: gives a tuple for 2 images"),
+        (lambda: resnet12(ways=5, channels=1, image_size=15), "image_size=15"),
+        (lambda: resnet12(**SMALLEST, widths=(8, 8, 8)), r"widths=\(8, 8, 8\)"),
+        (lambda: resnet12(**SMALLEST, widths=(8, 8, 8, 0)), "widths="),
+        (lambda: mlp(inputs=1, outputs=1, hidden=[0]), r"hidden=\[0\]"),
+        (lambda: small(activation="swish"), "activation='swish'"),
+        (lambda: vision("resnet81"), "name='resnet81': .* type name=resnet18$"),
+        (lambda: vision("fcn_resnet50"), "name='fcn_resnet50'"),
+        (lambda: vision("resnet18", channels=2), "channels=2"),
+        (lambda: vision("squeezenet1_1", image_size=16), r"image_size=16: squeezenet1_1 .* dataset\.image_size=224"),
+        (lambda: own("no.such.Net"), "network._target_=no.such.Net: .* PYTHONPATH"),
+        (lambda: own("tests.own_functions.Small", depth=2), "network._target_=.* it takes ways, norm"),
+        (lambda: own("tests.own_functions.lose_a_parameter", sums={}, counts=1), "network._target_=.*nn.Module"),
+        (lambda: own("tests.own_functions.Small", ways=3, norm="1d"), "Small: its layer norm .BatchNorm1d. remembers"),
+        (lambda: own("tests.own_functions.Odd", kind="tuples"), "Odd: gives a tuple"),
         (
             lambda: own("tests.own_functions.Odd", kind="grey"),
-            r"^image_size=32: Odd cannot take images \[n, 3, 32, 32\]",
+            r"image_size=32: Odd cannot .* \[n, 3, 32, 32\]",
         ),
-        (
-            lambda: own("tests.own_functions.Odd", transductive=False, kind="batch"),
-            "^Odd: its layer norm .BatchNorm1d. normalises queries by each other; type transductive=true",
-        ),
-        (
-            lambda: own("tests.own_functions.Odd", kind="random"),
-            r"^Odd: gives other outputs for the same images the second time, in eval mode, .* self.training",
-        ),
-        (lambda: own("tests.own_functions.Odd", kind="remembers"), "^Odd: .* and change no buffer in forward"),
-        (
-            lambda: vision("squeezenet1_1", image_size=16),
-            "^image_size=16: squeezenet1_1 .* type dataset.image_size=224",
-        ),
+        (lambda: own("tests.own_functions.Odd", transductive=False, kind="batch"), "Odd: its layer norm .BatchNorm1d."),
+        (lambda: own("tests.own_functions.Odd", kind="random"), "Odd: gives other outputs .* self.training"),
+        (lambda: own("tests.own_functions.Odd", kind="remembers"), "Odd: .* change no buffer in forward"),
     ],
 )
-def test_impossible_settings_are_refused(make: Callable[[], Model], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
+def test_impossible_settings_are_refused(make: Callable[[], Model], named: str) -> None:
+    with pytest.raises(ValueError, match=f"^{named}"):
         make()
