@@ -254,12 +254,11 @@ def _of_shown(logits: Tensor, episode: Episode) -> Tensor:
     (support, query) = episode
     if query.y.device.type != "cpu" or query.y.is_floating_point():
         return logits
-    missing = int(query.y.max())
-    if missing < logits.shape[2]:
-        shown = (support.y.unsqueeze(2) == torch.arange(logits.shape[2])).any(dim=1)
-        if shown.all() or not logits.isnan().any():
-            return logits
-        missing = int((~shown).nonzero()[0, 1])
+    ways = max(logits.shape[2], int(query.y.max()) + 1)
+    shown = (support.y.unsqueeze(2) == torch.arange(ways)).any(dim=1)
+    if ways == logits.shape[2] and (shown.all() or not logits.isnan().any()):
+        return logits
+    missing = int((~shown).nonzero()[0, 1])
     raise DataError(
         f"dataset: a support set has no sample of class {missing}, and this algorithm compares with samples of each "
         "class; type more dataset.shots, or algorithm=maml"

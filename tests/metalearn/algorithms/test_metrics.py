@@ -105,17 +105,16 @@ def test_a_validation_has_the_metric_that_was_chosen() -> None:
 
 
 @pytest.mark.parametrize(
-    ("metric", "loss", "message"),
+    ("metric", "loss", "named"),
     [
-        ("mae", "binary", "metric=mae: is for numbers, and loss=binary for labels; type metric=auto"),
-        ("f1", "auto", "metric=f1: is for labels, and loss=cross_entropy for classes; type metric=auto, or a loss"),
-        ("f2", "binary", "metric=f2: there is no such choice; allowed: auto, exact_match"),
-        (3, "binary", "metric=3: must be a name of conf/, or a function of outputs and targets"),
-        (metalearn.named("f1", average="all"), "binary", "metric.average='all': must be one of labels, samples"),
-        (lambda outputs, y: outputs, "binary", "gives a tensor [6, 2] for one task, and must give one number"),
+        ("mae", "binary", "metric=mae: .* type metric=auto"),
+        ("f1", "auto", "metric=f1: .* type metric=auto, or a loss"),
+        ("f2", "binary", "metric=f2"),
+        (3, "binary", "metric=3"),
+        (metalearn.named("f1", average="all"), "binary", "metric.average='all'"),
+        (lambda outputs, y: outputs, "binary", "metric=<lambda>"),
     ],
 )
-def test_what_does_not_fit_is_refused(metric: Any, loss: str, message: str) -> None:
-    with pytest.raises(ValueError) as caught:
+def test_what_does_not_fit_is_refused(metric: Any, loss: str, named: str) -> None:
+    with pytest.raises(ValueError, match=f"^{named}"):
         short(metric, loss)
-    assert message in str(caught.value)

@@ -10,6 +10,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Generator, Tensor, nn
+from torchvision.models import squeezenet1_1
 from torchvision.ops import StochasticDepth
 
 from distributed.tree_sum import tree_sum
@@ -317,9 +318,12 @@ def test_torchvisions_networks_drop_nothing_out_unless_asked_to() -> None:
         torchvision_classifier(name="squeezenet1_1", ways=3, channels=3, image_size=32, dropout=dropout)
         for dropout in (False, True)
     )
-    params, x = per_task(model.init(Generator().manual_seed(0)), 1), torch.rand(1, 2, 3, 32, 32)
+    drawn, x = model.init(Generator().manual_seed(0)), torch.rand(1, 2, 3, 32, 32)
+    params, plain = per_task(drawn, 1), squeezenet1_1(num_classes=3)
+    plain.load_state_dict(drawn)
     with surrounded(seeds=PassSeeds(1, 1, [0])):
         still, dropped = (one.apply(params, x) for one in (model, dropping))
+    torch.testing.assert_close(still[0], plain.eval()(x[0]), rtol=1e-4, atol=1e-5)
     assert torch.equal(still, dropping.apply(params, x)) and not torch.equal(still, dropped)
 
 
