@@ -12,7 +12,9 @@ log = logging.getLogger("metalearn")
 def log_to_stderr() -> None:
     """Sends the log messages of a command that trains nothing to stderr, from warnings on."""
     if not any(isinstance(handler, ToStderr) for handler in log.handlers):
-        log.addHandler(ToStderr())
+        handler = ToStderr()
+        handler.setLevel(logging.WARNING)  # a run in the same process sets that of the logger to DEBUG
+        log.addHandler(handler)
     log.propagate = False
 
 

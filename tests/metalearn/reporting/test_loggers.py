@@ -21,6 +21,7 @@ from metalearn.app.process import log_sweep
 from metalearn.errors import RunError
 from metalearn.reporting.loggers.protocol import Logger, Window, opened
 from metalearn.reporting.logging import RunLog, log_to_terminal, run_log
+from metalearn.reporting.to_stderr import log_to_stderr
 from tests.runs import ROOT
 
 CONFIG = {"seed": 0, "model": {"widths": [4, 8]}, "run": "a"}
@@ -64,6 +65,18 @@ def test_messages_go_to_what_stderr_is_now(
             begin()
             logging.getLogger(package).info(message)
         assert stderr.getvalue() == f"{message}\n" and theirs.level == logging.ERROR
+
+
+def test_a_command_that_trains_nothing_shows_warnings_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    logger = logging.getLogger("metalearn")
+    monkeypatch.setattr(logger, "handlers", [])
+    monkeypatch.setattr(logger, "propagate", False)
+    monkeypatch.setattr(logger, "level", logging.DEBUG)  # as a run in the same process leaves it
+    with contextlib.redirect_stderr(io.StringIO()) as stderr:
+        log_to_stderr()
+        logger.info("a line")
+        logger.warning("a warning")
+    assert stderr.getvalue() == "a warning\n"
 
 
 def test_tensorboard_has_curves_settings_config_and_pictures_once(tmp_path: Path) -> None:
