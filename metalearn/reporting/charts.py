@@ -159,9 +159,9 @@ def _draw(axes: Any, chart: Chart) -> None:
     axes.xaxis.set_major_formatter("{x:,g}")
     axes.yaxis.set_major_formatter(percent if chart.percent else "{x:,g}")
     if chart.logarithmic:
-        values = [y for line in chart.lines for _, y in line.points]
+        heights = [y for line in chart.lines for _, y in line.points]
         axes.set_yscale("log", nonpositive="clip")
-        axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5) if max(values) < 1000 * min(values) else (1,)))
+        axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5) if max(heights) < 1000 * min(heights) else (1,)))
         axes.yaxis.set_major_formatter("{x:,g}")
         axes.minorticks_off()
     axes.set_facecolor("none")

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from PIL import Image
 
 from metalearn.reporting.charts import svg
-from metalearn.reporting.episode_pictures import Picture
+from metalearn.reporting.loggers.protocol import Picture
 
 if TYPE_CHECKING:
     from jinja2 import Environment, Template
