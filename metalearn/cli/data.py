@@ -44,23 +44,15 @@ def main(arguments: Sequence[str]) -> int:
         parser.error(f"{options.name}: nothing is downloaded; type --from=/path/to/the/photographs")
     if options.name in PHOTOGRAPHS and options.classes:
         parser.error(f"{options.name} is written whole: --classes is for {', '.join(DRAWN)}")
-    return exit_code_of_process(lambda: make(options))
+    return exit_code_of_process(lambda: build(options))
 
 
-def make(options: argparse.Namespace) -> int:
+def build(options: argparse.Namespace) -> int:
     """Builds the set; returns the exit code."""
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     out = options.out or Path(os.environ.get("METALEARN_DATA", "data"), options.name)
-    if options.name in PHOTOGRAPHS:
-        from metalearn.datasets.photographs import SETS, collect  # imports torch
+    from metalearn.datasets import make  # imports torch
 
-        made = collect(SETS[options.name](), options.source, out, partly=options.partial)
-    else:
-        from metalearn.datasets.drawing import build
-        from metalearn.datasets.emoji import emoji
-        from metalearn.datasets.fonts import kanji, scripts
-
-        recipe = {"emoji": emoji, "kanji": kanji, "scripts": scripts}[options.name]
-        made = build(recipe(options.classes), out)
+    made = make(options.name, out, source=options.source, classes=options.classes, partly=options.partial)
     print(f"{out}: {len(made.classes)} classes, {made.total} pictures, SHA-256 {made.digest}")
     return OK

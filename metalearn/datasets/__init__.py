@@ -1,1 +1,33 @@
-"""Builds data sets: draws them from the packages of public registries, and brings in what people have."""
+"""Builds the data sets of `metalearn data`: drawn ones from packages, and photographs that people have.
+
+Nothing else of metalearn imports this folder, but for that command's one call of `make`; without it all else works.
+"""
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from metalearn.tasks.common.drawn_set import DrawnSet
+
+
+def make(name: str, out: Path, *, source: Path | None, classes: int | None, partly: bool) -> "DrawnSet":
+    """Builds the set `name` in the folder `out`, or goes on with it.
+
+    Args:
+        source: where photographs lie; None: the set is drawn.
+        classes: of each split of a drawn set; None: all.
+        partly: also photographs that are not as published.
+
+    Raises:
+        ConfigError, DataError, RunError: as `collect` of photographs.py, or `build` of drawing.py.
+    """
+    # Each needs packages that the other one does not.
+    if source is not None:
+        from metalearn.datasets.photographs import SETS, collect
+
+        return collect(SETS[name](), source, out, partly=partly)
+    from metalearn.datasets import emoji, fonts
+    from metalearn.datasets.drawing import build
+
+    recipe = {"emoji": emoji.emoji, "kanji": fonts.kanji, "scripts": fonts.scripts}[name]
+    return build(recipe(classes), out)

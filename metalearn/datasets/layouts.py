@@ -4,6 +4,7 @@ A layout is recognised by names alone. Nothing is decoded here, and pickles are 
 """
 
 import csv
+import functools
 import os
 import pickle
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -126,7 +127,8 @@ def recognised(folder: Path, published: PublishedPictures) -> FoundSet:
         return layout.read(place, tree, published)
     except DataError:
         raise
-    except (TypeError, ValueError) as error:  # a number where a list should be, a list that names a class, …
+    # A number where a list should be, a list that names a class, …
+    except (TypeError, ValueError, LookupError, AttributeError) as error:
         raise DataError(f"{place}: its files do not hold what {published.title}'s should ({error!s:.200})") from error
 
 
@@ -347,33 +349,27 @@ def _read_pickles(place: Path, tree: Tree, published: PublishedPictures) -> Foun
                 f"{path}: has {first_few([str(key) for key in fields]) or type(content).__name__}; "
                 "image_data and class_dict, or data and labels, are read"
             )
-        classes |= _parts(path, split, _array_of(path, images), places)
+        array = _array_of(path, images)
+        get_all = functools.partial(np.asarray, array)
+        classes |= {(split, name): _chosen(path, get_all, len(array), where) for name, where in places.items()}
     return FoundSet("pickles of arrays", place, classes, list(files.values()), words)
 
 
 def _array_of(path: Path, images: Any) -> Any:
     """uint8 [n, h, w, 3]."""
-    try:
-        array = np.stack(images) if isinstance(images, list) else np.asarray(images)
-        if array.ndim == 4 and array.shape[3] == 3 and array.dtype == np.uint8:
-            return array
-        what = f"{array.dtype} {list(array.shape)}"
-    except (TypeError, ValueError) as error:
-        what = str(error)
-    raise DataError(f"{path}: its pictures are {what}, and uint8 [n, height, width, 3] is read")
-
-
-def _parts(path: Path, split: str, images: Any, places: Mapping[str, Any]) -> dict[tuple[str, str], ClassPictures]:
-    return {(split, name): _chosen(path, lambda: images, len(images), where) for name, where in places.items()}
+    array = np.asarray(images)
+    if array.ndim != 4 or array.shape[3] != 3 or array.dtype != np.uint8:
+        raise DataError(
+            f"{path}: its pictures are {array.dtype} {list(array.shape)}, and uint8 [n, height, width, 3] is read"
+        )
+    return array
 
 
 def _chosen(path: Path, images: Callable[[], Any], total: int, where: Any) -> ClassPictures:
-    try:
-        numbers = np.unique(where)
-        if numbers.size and (numbers.dtype.kind not in "iu" or not 0 <= numbers[0] <= numbers[-1] < total):
-            raise ValueError(f"its pictures have no numbers from 0 to {total - 1}")
-    except (TypeError, ValueError, OverflowError) as error:
-        raise DataError(f"{path}: does not say which pictures belong to a class ({error})") from error
+    """The pictures with the numbers `where`; `images` gives all of them, `total`."""
+    numbers = np.unique(where)
+    if numbers.size and (numbers.dtype.kind not in "iu" or not 0 <= numbers[0] <= numbers[-1] < total):
+        raise DataError(f"{path}: says of a class that its pictures have the numbers {where!s:.40}, of {total}")
 
     def get() -> Sequence[Any]:
         every = images()
@@ -523,21 +519,15 @@ ARRAYS = PictureLayout(
 def _read_cifar(place: Path, tree: Tree, published: PublishedPictures) -> FoundSet:
     files = [place / name for name in ("train", "test", "meta")]
     train, test, meta = (read_plain(path) for path in files)
-    try:
-        names = [str(name) for name in meta["fine_label_names"]]
-        labels = [int(label) for part in (train, test) for label in part["fine_labels"]]
-        rows = np.concatenate([part["data"] for part in (train, test)])
-        images = rows.reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1)
-        places: dict[str, list[int]] = {}
-        for number, label in enumerate(labels):
-            places.setdefault(names[label], []).append(number)
-        if len(images) != len(labels) or rows.dtype != np.uint8:
-            raise ValueError(f"{len(images)} pictures of {rows.dtype} and {len(labels)} labels")
-    except (KeyError, TypeError, ValueError, IndexError) as error:
-        raise DataError(f"{place}: train, test and meta are not those of CIFAR-100 ({error!r})") from error
+    rows = np.concatenate([train["data"], test["data"]])
+    images = _array_of(place, rows.reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1))
+    labels = np.array([*train["fine_labels"], *test["fine_labels"]])
     classes = {
-        (published.split_of.get(name, "train"), name): _chosen(place, lambda: images, len(images), where)
-        for name, where in places.items()
+        (published.split_of.get(name, "train"), name): _chosen(
+            place, lambda: images, len(images), np.flatnonzero(labels == number)
+        )
+        for number, name in enumerate(map(str, meta["fine_label_names"]))
+        if number in labels
     }
     return FoundSet("CIFAR-100's own files", place, classes, files)
 

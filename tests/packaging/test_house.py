@@ -72,6 +72,12 @@ def test_imports_point_one_way(path: Path) -> None:
             assert all(any(m == a or m.startswith(f"{a}.") for a in allowed) for m in own), own
 
 
+def test_the_builder_of_data_sets_is_called_from_one_place() -> None:
+    """It is a folder that one can delete."""
+    callers = [name_of(path) for path in FILES if any(m.startswith("metalearn.datasets") for m in imported(path))]
+    assert [name for name in callers if not name.startswith("metalearn/datasets/")] == ["metalearn/cli/data.py"]
+
+
 @pytest.mark.parametrize("path", SEARCH, ids=name_of)
 def test_sweeps_know_neither_torch_nor_what_is_trained(path: Path) -> None:
     assert not {m for m in imported(path) if m.split(".")[0] in ("torch", "metalearn", "distributed")}

@@ -522,7 +522,7 @@ NO_PLACES = {"image_data": np.zeros((2, 84, 84, 3), np.uint8), "class_dict": {"n
         ({"x": 1}, "has x; image_data"),
         (NO_PICTURES, r"its pictures are uint8 \[2, 9\], and uint8 \[n, height, width, 3\] is read"),
         (NO_LABELS, "its files do not hold what mini-ImageNet's should"),
-        (NO_PLACES, "does not say which pictures belong to a class"),
+        (NO_PLACES, r"mini-imagenet-cache-train\.pkl: .* the numbers \[5\], of 2"),
     ],
 )
 def test_pickles_of_something_else_are_refused(content: Any, said: str, tmp_path: Path) -> None:
