@@ -214,8 +214,12 @@ def image_folder(
             raise Invalid("rotations", True, "plain samples are not turned", "type KEY=false")
         identities, names, divided = _classified(Path(root), table, split, image_size, channels)
         how = "as train, val and test have them" if split == FOLDERS else f"divided by {split} in each class"
-        counts = ", ".join(f"{part} {size}" for part, size in _sizes(divided).items())
-        plain = _samples(identities, names, divided, episode.augment, seeds)
+        sizes = {part: sum(map(len, chosen.places)) for part, chosen in divided.items()}
+        counts = ", ".join(f"{part} {size}" for part, size in sizes.items())
+        plain = samples(
+            lambda: divided, sizes, identities, known=min(KNOWN, sizes["train"]), seeds=seeds, names=names,
+            augment=episode.augment,
+        )  # fmt: skip
         return plain, f"the pictures of all {len(names)} classes, {how}: {counts}"
 
     tasks = picture_tasks(load, shapes, rotations=rotations, augment=episode.augment, seeds=seeds, samples=plain)
@@ -350,19 +354,6 @@ def _found(root: Path, table: str | None) -> dict[str, list[str]]:
 
 
 # Plain samples
-
-
-def _samples(
-    identities: Sequence[str], names: Sequence[str], divided: Mapping[str, Chosen], augment: Sequence[str], seeds: Seeds
-) -> TaskSource:
-    sizes = _sizes(divided)
-    return samples(
-        lambda: divided, sizes, identities, known=min(KNOWN, sizes["train"]), seeds=seeds, names=names, augment=augment
-    )
-
-
-def _sizes(divided: Mapping[str, Chosen]) -> dict[str, int]:
-    return {split: sum(map(len, divided[split].places)) if split in divided else 0 for split in SPLITS}
 
 
 def _classified(
