@@ -31,9 +31,10 @@ from metalearn.datasets.layouts import (
 )
 from metalearn.errors import DataError
 from metalearn.storage.files import write_atomically
-from metalearn.tasks import cifar100, mini_imagenet, photographs
+from metalearn.tasks import cifar100, mini_imagenet
 from metalearn.tasks.common.drawn_set import PARTLY, PICTURES, DrawnClass, DrawnSet, write_set
 from metalearn.tasks.common.episodes import SPLITS, Images
+from metalearn.tasks.common.identities import published_list
 from metalearn.tasks.common.picture_folders import first_few
 from metalearn.tasks.common.pictures import PictureForm, decoded, formed
 from metalearn.tasks.common.written import INDEX
@@ -71,7 +72,7 @@ def _mini_imagenet() -> Source:
 
 
 def _tiered_imagenet() -> Source:
-    classes = photographs.tiered_splits()
+    classes = {row["class"]: row["split"] for row in published_list("tiered_imagenet_classes.csv")}
     return Source(
         PublishedPictures(
             "tiered_imagenet", "tiered-ImageNet", 84, classes,
@@ -95,7 +96,7 @@ def _cifar(name: str, title: str, stem: str, paper: str) -> Source:
 
 
 def _cub() -> Source:
-    rows = photographs.cub_rows()
+    rows = published_list("cub_classes.csv")
     classes = {row["class"]: row["split"] for row in rows}
     counts = {row["class"]: int(row["pictures"]) for row in rows}
     totals = {split: sum(counts[name] for name, part in classes.items() if part == split) for split in SPLITS}

@@ -5,9 +5,8 @@ the test file. torchvision reads them. One array in a cache file keeps them; all
 A set that metalearn data has written is read in their place, if there is one.
 """
 
-import csv
-from collections.abc import Callable, Iterable, Mapping
-from functools import cache
+from collections.abc import Callable, Iterable
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -24,7 +23,7 @@ from metalearn.tasks.common.episodes import (
     check_filled,
     shapes_of,
 )
-from metalearn.tasks.common.identities import identity
+from metalearn.tasks.common.identities import identity, published_list
 from metalearn.tasks.common.samples import few_shot
 from metalearn.tasks.common.shards import ShardForm, Shards
 from metalearn.tasks.common.torchvision_files import DataPlace, PublishedDataset, read_published
@@ -39,10 +38,7 @@ read then."""
 _CIFAR100 = PublishedDataset("CIFAR100", "cifar-100-python", "train, test and meta", 50_000, 32, 3)
 
 
-@cache
-def _rows() -> tuple[Mapping[str, str], ...]:
-    with (Path(__file__).parent / "cifar100_classes.csv").open(encoding="utf-8", newline="") as file:
-        return tuple(csv.DictReader(file))
+_rows = partial(published_list, "cifar100_classes.csv")
 
 
 def class_names() -> list[str]:

@@ -25,7 +25,7 @@ from metalearn.tasks.common.episodes import (
     check_read,
     shapes_of,
 )
-from metalearn.tasks.common.identities import identity
+from metalearn.tasks.common.identities import identity, published_list
 from metalearn.tasks.common.picture_folders import first_few, is_picture, picture_folders
 from metalearn.tasks.common.samples import few_shot
 from metalearn.tasks.common.shards import ShardForm, Shards
@@ -46,8 +46,7 @@ log = logging.getLogger(__name__)
 @cache
 def published_splits() -> Mapping[str, str]:
     """Class (WordNet id) → its split."""
-    with (Path(__file__).parent / "mini_imagenet_classes.csv").open(encoding="utf-8", newline="") as file:
-        return {row["class"]: row["split"] for row in csv.DictReader(file)}
+    return {row["class"]: row["split"] for row in published_list("mini_imagenet_classes.csv")}
 
 
 def _find(root: Path) -> tuple[list[Path], dict[str, list[Path]]]:

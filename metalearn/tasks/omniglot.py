@@ -5,7 +5,6 @@ pictures are read from the published folders or archives, verified, reduced to `
 cache file. All workers of a host map that file into memory.
 """
 
-import csv
 import hashlib
 import io
 import logging
@@ -34,7 +33,7 @@ from metalearn.tasks.common.episodes import (
     shapes_of,
     turned,
 )
-from metalearn.tasks.common.identities import identity
+from metalearn.tasks.common.identities import identity, published_list
 from metalearn.tasks.common.samples import drawn_samples, few_shot, pretraining_on_drawings
 from metalearn.tasks.common.shards import ShardForm, Shards
 from metalearn.tasks.common.torchvision_files import DataPlace
@@ -61,11 +60,8 @@ class Character(NamedTuple):
 @cache
 def characters() -> tuple[Character, ...]:
     """All 1623 characters, in the order of the decoded array."""
-    with (Path(__file__).parent / "omniglot_characters.csv").open(encoding="utf-8", newline="") as file:
-        rows = csv.DictReader(file)
-        return tuple(
-            Character(row["character"], row["digest"], {name: row[name] for name in SPLIT_LISTS}) for row in rows
-        )
+    rows = published_list("omniglot_characters.csv")
+    return tuple(Character(row["character"], row["digest"], {name: row[name] for name in SPLIT_LISTS}) for row in rows)
 
 
 def classes_of(split_list: str, split: str, rotations: bool) -> list[tuple[int, int]]:

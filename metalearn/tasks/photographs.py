@@ -6,9 +6,7 @@ are those of the authors' lists. CUB-200-2011, Wah et al. 2011: 200 kinds of bir
 each to validate and to test.
 """
 
-import csv
-from collections.abc import Callable, Mapping
-from functools import cache
+from collections.abc import Callable
 from pathlib import Path
 
 from metalearn.checks import true_or_false
@@ -22,37 +20,17 @@ from metalearn.tasks.common.episodes import (
     check_filled,
     shapes_of,
 )
+from metalearn.tasks.common.identities import published_list
 from metalearn.tasks.common.samples import few_shot
 from metalearn.types import TaskSource
 
 
-def _listed(name: str) -> list[dict[str, str]]:
-    with (Path(__file__).parent / name).open(encoding="utf-8", newline="") as file:
-        return list(csv.DictReader(file))
-
-
-@cache
-def tiered_splits() -> Mapping[str, str]:
-    """Class of tiered-ImageNet (WordNet id) → its split."""
-    return {row["class"]: row["split"] for row in _listed("tiered_imagenet_classes.csv")}
-
-
-@cache
-def cub_rows() -> tuple[Mapping[str, str], ...]:
-    """The `class`, `split` and number of `pictures` of each class of CUB."""
-    return tuple(_listed("cub_classes.csv"))
-
-
-def _cub_splits() -> Mapping[str, str]:
-    return {row["class"]: row["split"] for row in cub_rows()}
-
-
-def _written(name: str, title: str, splits_of: Callable[[], Mapping[str, str]]) -> Callable[..., TaskSource]:
+def _written(name: str, title: str) -> Callable[..., TaskSource]:
     def source(
         *, root: str, episode: EpisodeSpec, image_size: int, channels: int, rotations: bool, seeds: Seeds
     ) -> TaskSource:
         shapes = shapes_of(episode)
-        splits = list(splits_of().values())
+        splits = [row["split"] for row in published_list(f"{name}_classes.csv")]
         check_filled(shapes, {split: (splits.count(split), shape.most) for split, shape in shapes.items()})
         check_picture_shape(image_size, channels)
         true_or_false("rotations", rotations)
@@ -85,5 +63,5 @@ def _written(name: str, title: str, splits_of: Callable[[], Mapping[str, str]]) 
     return source
 
 
-tiered_imagenet = _written("tiered_imagenet", "tiered-ImageNet: 351 / 97 / 160 classes of photographs", tiered_splits)
-cub = _written("cub", "CUB-200-2011: 100 / 50 / 50 kinds of birds", _cub_splits)
+tiered_imagenet = _written("tiered_imagenet", "tiered-ImageNet: 351 / 97 / 160 classes of photographs")
+cub = _written("cub", "CUB-200-2011: 100 / 50 / 50 kinds of birds")

@@ -1,7 +1,10 @@
 """Identities of classes. A class has the same one in every dataset, split and run."""
 
+import csv
+import functools
 import hashlib
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import NamedTuple, Protocol, runtime_checkable
 
 import torch
@@ -37,6 +40,13 @@ class Content(NamedTuple):
         """Whether a digest that was made in the same way is another one."""
         way = self.digest.partition("-")[0]
         return isinstance(digest, str) and digest.startswith(f"{way}-") and digest != self.digest
+
+
+@functools.cache
+def published_list(name: str) -> tuple[Mapping[str, str], ...]:
+    """The rows of a list of classes, one of the files `*_classes.csv` and `*_characters.csv` beside the datasets."""
+    with (Path(__file__).parents[1] / name).open(encoding="utf-8", newline="") as file:
+        return tuple(csv.DictReader(file))
 
 
 def identity(family: str, name: object) -> str:

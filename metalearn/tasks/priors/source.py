@@ -18,9 +18,6 @@ from metalearn.errors import DataError
 from metalearn.tasks.common.episodes import SPLITS, Seeds, task_generator
 from metalearn.types import Batch, Episode, Unit
 
-MOST_CELLS = 2**24
-"""The most cells of a table."""
-
 _SHAPE = 4
 """The last number of the seed of a group's shape. Those of other generators differ from it."""
 
@@ -168,8 +165,6 @@ class PriorTasks:
                 f"shape(rng) gives known={found.known!r} of {found.rows} rows; give a whole number from 1 to "
                 f"{found.rows - 1}, or a part of all rows, such as 0.6"
             )
-        if found.cells > MOST_CELLS:
-            raise self._wrong(f"shape(rng) gives {found.cells:,} cells, and a table may have {MOST_CELLS:,}")
         if (found.classes is None) != (self._classes is None) or (found.classes or 0) > (self._classes or 0):
             right = "null" if found.classes is None else found.classes
             raise self._wrong(

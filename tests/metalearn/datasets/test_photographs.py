@@ -1,6 +1,5 @@
 """Photographs in every layout that circulates, tiny; what is missing is named, and what is written is read."""
 
-import csv
 import errno
 import hashlib
 import io
@@ -33,9 +32,10 @@ from metalearn.tasks.common.drawn_set import (
     written_photographs,
 )
 from metalearn.tasks.common.episodes import EpisodeSpec, HoldsClasses, shapes_of
+from metalearn.tasks.common.identities import published_list
 from metalearn.tasks.image_folder import image_folder
 from metalearn.tasks.mini_imagenet import mini_imagenet
-from metalearn.tasks.photographs import cub, cub_rows, tiered_imagenet, tiered_splits
+from metalearn.tasks.photographs import cub, tiered_imagenet
 from metalearn.types import TaskSource
 from tests.metalearn.flat import Make, source_of
 
@@ -156,7 +156,7 @@ def named_pickles(root: Path, whole: Whole) -> None:
 
 def numbered_pickles(root: Path, whole: Whole, stem: str) -> None:
     """With the numbers of CIFAR-100's own files."""
-    names = sorted(row["class"] for row in rows("cifar100_classes.csv"))
+    names = sorted(row["class"] for row in published_list("cifar100_classes.csv"))
     for split, classes in whole.items():
         images, labels = stacked(classes)
         numbers = [names.index(list(classes)[label]) for label in labels]
@@ -165,7 +165,7 @@ def numbered_pickles(root: Path, whole: Whole, stem: str) -> None:
 
 def own_files(root: Path, whole: Whole) -> None:
     """CIFAR-100's own."""
-    names = [row["class"] for row in rows("cifar100_classes.csv")]
+    names = [row["class"] for row in published_list("cifar100_classes.csv")]
     everyone = {name: pictures for classes in whole.values() for name, pictures in classes.items()}
     for file, part in (("train", slice(0, 1)), ("test", slice(1, 2))):
         data = np.concatenate([pictures[part] for pictures in everyone.values()])
@@ -176,7 +176,8 @@ def own_files(root: Path, whole: Whole) -> None:
 
 
 def encoded_pickles(root: Path, whole: Whole, *, npz: bool = False, words: bool = True) -> None:
-    texts = {name: f"thing {number}" for number, name in enumerate(sorted(tiered_splits()))}
+    names = sorted(row["class"] for row in published_list("tiered_imagenet_classes.csv"))
+    texts = {name: f"thing {number}" for number, name in enumerate(names)}
     for split, classes in whole.items():
         images, labels = stacked(classes)
         if npz:
@@ -192,11 +193,6 @@ def encoded_pickles(root: Path, whole: Whole, *, npz: bool = False, words: bool 
     if words:
         put(root / "synsets.txt", "\n".join(texts).encode())
         put(root / "class_names.txt", "\n".join(texts.values()).encode())
-
-
-def rows(name: str) -> list[dict[str, str]]:
-    with Path(photographs.__file__).parents[1].joinpath("tasks", name).open(newline="") as file:
-        return list(csv.DictReader(file))
 
 
 LAYOUTS: dict[str, tuple[str, str, Callable[[Path, Whole], None]]] = {
@@ -590,15 +586,15 @@ def test_the_lists_are_as_published() -> None:
         "mini_imagenet": [64, 16, 20], "tiered_imagenet": [351, 97, 160], "cifar_fs": [64, 16, 20],
         "fc100": [60, 20, 20], "cub": [100, 50, 50],
     }  # fmt: skip
-    categories = {row["category"]: row["split"] for row in rows("tiered_imagenet_classes.csv")}
+    categories = {row["category"]: row["split"] for row in published_list("tiered_imagenet_classes.csv")}
     assert [list(categories.values()).count(split) for split in SPLITS] == [20, 6, 8]
-    assert all(categories[row["category"]] == row["split"] for row in rows("tiered_imagenet_classes.csv"))
+    assert all(categories[row["category"]] == row["split"] for row in published_list("tiered_imagenet_classes.csv"))
 
 
 def test_birds_are_divided_by_their_place_in_the_alphabet() -> None:
-    names = [row["class"] for row in cub_rows()]
+    names = [row["class"] for row in published_list("cub_classes.csv")]
     assert names == sorted(names) and [name[:3] for name in names] == [f"{number:03}" for number in range(1, 201)]
-    for number, row in enumerate(cub_rows()):
+    for number, row in enumerate(published_list("cub_classes.csv")):
         assert row["split"] == ("train" if number % 2 == 0 else "val" if number % 4 == 1 else "test")
     totals = SETS["cub"]().published.totals
     assert totals == {"train": 5885, "val": 2950, "test": 2953} and sum(totals.values()) == 11_788

@@ -367,15 +367,6 @@ def test_pictures_that_cannot_be_read_are_counted_and_named(tmp_path: Path) -> N
     named(message, ["birds/owl/002.png (not recognised", "cat/001.png (", "fox/003.png (", "pig/003.png (No such file"])
 
 
-def test_of_many_damaged_pictures_the_first_are_named(tmp_path: Path) -> None:
-    put(tmp_path / "animals", ANIMALS)
-    for file in (tmp_path / "animals").rglob("*.png"):
-        file.write_bytes(b"GIF89a?")
-    message = refusal(tmp_path / "animals")
-    named(message, [f"{sum(ANIMALS.values())} of {sum(ANIMALS.values())} pictures", "birds/owl/000.png", ", …"])
-    assert "pig" not in message
-
-
 def told(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
     """From now on, the log of the program is in `caplog`: an earlier test may have sent it elsewhere."""
     monkeypatch.setattr(logging.getLogger("metalearn"), "handlers", [])
@@ -478,8 +469,6 @@ def test_lists_that_do_not_fit_are_named(
         ({"split": [0.5, 0.5]}, r"split=\[0.5, 0.5\]: .*type split=\[0.64,0.16,0.2\]"),
         ({"split": [0.6, 0.3, 0.3]}, "split="),
         ({"split": [1.2, -0.1, -0.1]}, "split="),
-        ({"split": [0.5, float("nan"), 0.5]}, "split="),
-        ({"split": ["a", 0.5, 0.5]}, "split="),
         ({"split": ""}, "split="),
         ({"split": 3}, "split=3"),
         ({"split": "folders", "table": "a.csv"}, "split='folders': the table says .*type split="),
