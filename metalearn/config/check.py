@@ -122,12 +122,7 @@ def _check_changes(config: DictConfig) -> None:
 RANK_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_PORT", "MASTER_ADDR")
 """Environment variables that torchrun sets for a rank."""
 
-_TOGETHER = (
-    ("RANK", "WORLD_SIZE"),
-    ("WORLD_SIZE", "RANK"),
-    ("MASTER_ADDR", "MASTER_PORT"),
-    ("MASTER_PORT", "MASTER_ADDR"),
-)
+_TOGETHER = (("RANK", "WORLD_SIZE"), ("MASTER_ADDR", "MASTER_PORT"))
 _BELOW = (("RANK", "WORLD_SIZE"), ("LOCAL_RANK", "LOCAL_WORLD_SIZE"))
 
 

@@ -120,7 +120,17 @@ def changed_config(
             the saved config is refused.
     """
     plain = check_saved(saved)
-    check_groups(plain, [name for name in ("algorithm", "model", "dataset") if name not in own])
+    for name in [name for name in ("algorithm", "model", "dataset") if name not in own]:
+        group = plain.get(name)
+        if isinstance(group, Mapping) and OWN in group:
+            raise ConfigError(
+                f"{name}: was an object of a program ({str(group[OWN])[:40]}), and no code of it is saved; load it in "
+                "Python, by metalearn.load, which takes such objects"
+            )
+        if not isinstance(group, Mapping) or not isinstance(group.get("_target_"), str):
+            raise ConfigError(
+                f"{name}: the checkpoint's config does not say which {name} the run had; take another checkpoint"
+            )
     all_overrides = parsed(with_sets(overrides))
     for override in all_overrides:
         if override.key_or_group.partition(".")[0].partition("/")[0] in OF_TRAINING:
@@ -160,21 +170,6 @@ def changed_config(
     except (HydraException, OmegaConfBaseException) as error:
         raise ConfigError(f"{str(error).splitlines()[0]}: the overrides do not fit the checkpoint's config") from error
     return config
-
-
-def check_groups(saved: Mapping[str, Any], names: Sequence[str]) -> None:
-    """Raises ConfigError if one of these groups is missing in a saved config, or names no factory."""
-    for name in names:
-        group = saved.get(name)
-        if isinstance(group, Mapping) and OWN in group:
-            raise ConfigError(
-                f"{name}: was an object of a program ({str(group[OWN])[:40]}), and no code of it is saved; load it in "
-                "Python, by metalearn.load, which takes such objects"
-            )
-        if not isinstance(group, Mapping) or not isinstance(group.get("_target_"), str):
-            raise ConfigError(
-                f"{name}: the checkpoint's config does not say which {name} the run had; take another checkpoint"
-            )
 
 
 def _find_data(config: DictConfig) -> None:

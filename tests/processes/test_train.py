@@ -321,7 +321,7 @@ def test_two_launchers_make_one_world(start: Start, tmp_path: Path, reference: P
 def test_a_multirun_gives_each_job_its_folder_and_ends_with_the_largest_code(start: Start, tmp_path: Path) -> None:
     outcome = start("--multirun", *TINY, "trainer.steps=2", "algorithm.inner_lr=1e30,0.1", "workers=1,2").wait()
     assert outcome.code == 3 and "HYDRA_FULL_ERROR" not in outcome.text, outcome.text
-    folders = list((tmp_path / OUTPUTS).iterdir())
+    folders = [path.parent for path in (tmp_path / OUTPUTS).glob("*/result.json")]
     results = [json.loads((folder / "result.json").read_text()) for folder in folders]
     ends = sorted((result["status"], result["workers"]) for result in results)
     assert ends == [("completed", 1), ("completed", 2), ("diverged", 1), ("diverged", 2)]
