@@ -23,8 +23,6 @@ class Hub(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     files: ClassVar[dict[str, bytes]]
     private: ClassVar[list[bool]]
-    sizes: ClassVar[dict[str, int]]
-    """Sizes that it claims instead of the true ones."""
     silent: ClassVar[threading.Event | None]
     """If it is there, no call is answered until it is set."""
     COMMIT = "a" * 40
@@ -70,7 +68,7 @@ class Hub(BaseHTTPRequestHandler):
         resolve = f"/me/animals/resolve/{self.COMMIT}/"
         if path in ("/api/models/me/animals", "/api/models/me/animals/revision/main"):
             siblings = [
-                {"rfilename": name, "size": self.sizes.get(name, len(content)), "blobId": "b" * 40}
+                {"rfilename": name, "size": len(content), "blobId": "b" * 40}
                 for name, content in self.files.items()
             ]
             about = {"_id": "1", "id": "me/animals", "modelId": "me/animals", "sha": self.COMMIT, "private": False,
@@ -88,7 +86,7 @@ class Hub(BaseHTTPRequestHandler):
 
 @pytest.fixture
 def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[type[Hub]]:
-    Hub.files, Hub.private, Hub.sizes, Hub.silent = {}, [], {}, None
+    Hub.files, Hub.private, Hub.silent = {}, [], None
     server = ThreadingHTTPServer(("127.0.0.1", 0), Hub)
     server.daemon_threads = True
     thread = threading.Thread(target=server.serve_forever)

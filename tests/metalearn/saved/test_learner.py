@@ -266,16 +266,6 @@ def test_a_forged_model_is_refused_by_its_schema(name: str, model: Path, capfd: 
     assert said.startswith("error: ") and "Traceback" not in said and SECRET not in said
 
 
-@pytest.mark.parametrize("name", [META, MANIFEST, TENSORS])
-@pytest.mark.parametrize("content", [b"", b"[]", b"x" * 100, None])
-def test_a_damaged_file_is_named(content: bytes | None, name: str, model: Path) -> None:
-    (model / name).unlink()
-    if content is not None:
-        (model / name).write_bytes(content)
-    with pytest.raises(ConfigError, match=name):
-        metalearn.load(model)
-
-
 def test_no_data_is_downloaded_to_where_a_model_says(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("METALEARN_DATA", "here")
     forge(model, with_part("dataset", _target_="metalearn.tasks.omniglot.omniglot", root="/elsewhere"))
