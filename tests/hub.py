@@ -68,8 +68,7 @@ class Hub(BaseHTTPRequestHandler):
         resolve = f"/me/animals/resolve/{self.COMMIT}/"
         if path in ("/api/models/me/animals", "/api/models/me/animals/revision/main"):
             siblings = [
-                {"rfilename": name, "size": len(content), "blobId": "b" * 40}
-                for name, content in self.files.items()
+                {"rfilename": name, "size": len(content), "blobId": "b" * 40} for name, content in self.files.items()
             ]
             about = {"_id": "1", "id": "me/animals", "modelId": "me/animals", "sha": self.COMMIT, "private": False,
                      "tags": [], "downloads": 0, "likes": 0, "siblings": siblings}  # fmt: skip

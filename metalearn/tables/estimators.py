@@ -73,7 +73,9 @@ class _Reader(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no types
     def _show(self, columns: list[dict[str, Any]], cells: Tensor, targets: Tensor) -> None:
         """Remembers the known rows: their numbers [n, d] and [n], and the keys and values that queries read."""
         learner, of_classes = self._opened(), not targets.is_floating_point()
-        standardizes = self._standardizes()
+        # If the network reads columns and targets with mean 0 and variance 1, they are brought there in float64, before
+        # they become float32: of 1.7e9 seconds, float32 has no minutes.
+        standardizes = bool(learner.taught.config.model.get("standardize", False))
         place = _mean_and_spread(cells) if standardizes else None
         target = _mean_and_spread(targets[:, None]) if standardizes and not of_classes else None
         x, y = _shown(cells, place), targets if of_classes else _shown(targets[:, None], target, "y")
@@ -89,11 +91,6 @@ class _Reader(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no types
             known = self._reads().remember(learner.params, support)
         self._columns, self._cells, self._targets = columns, cells, targets
         self._place, self._target, self._known = place, target, known
-
-    def _standardizes(self) -> bool:
-        """Whether the network reads columns and targets with mean 0 and variance 1. Then they are brought there in
-        float64, before they become float32: of 1.7e9 seconds, float32 has no minutes."""
-        return bool(self._opened().taught.config.model.get("standardize", False))
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Saves what was fitted in a new folder: the network, as `Learner.save` does, and the known rows, which are
@@ -452,16 +449,18 @@ def _numbers(X: Any, columns: Sequence[dict[str, Any]]) -> Tensor:  # noqa: N803
         if "categories" not in column:
             numbers = _as_numbers(cells)
             if numbers is None:
-                numbers = _as_numbers(pd.Series([_text(value) for value in cells], dtype=object))
+                texts = pd.Series([_text(value) for value in cells], dtype=object)
+                numbers = _as_numbers(texts)
             if numbers is None:
-                raise ConfigError(f"X: column {name} holds {_first_text(cells)}; the known rows have numbers there")
+                strange = next(iter(texts[texts.notna() & pd.to_numeric(texts, errors="coerce").isna()]), "no numbers")
+                raise ConfigError(f"X: column {name} holds {strange!r}; the known rows have numbers there")
             if np.isinf(numbers).any():
                 raise ConfigError(f"X: column {name} holds infinity; NaN stands for a missing value")
             found.append(numbers)
             continue
-        texts = [_text(value) for value in cells]
-        codes = pd.Categorical(texts, categories=column["categories"]).codes  # -1 of what is missing or new
-        there = [text for text in texts if text is not None]
+        words = [_text(value) for value in cells]
+        codes = pd.Categorical(words, categories=column["categories"]).codes  # -1 of what is missing or new
+        there = [text for text in words if text is not None]
         if there and (codes < 0).all():
             log.warning(
                 "X: column %s has no value that the known rows have, such as %s; all of it counts as missing",
@@ -469,16 +468,6 @@ def _numbers(X: Any, columns: Sequence[dict[str, Any]]) -> Tensor:  # noqa: N803
             )  # fmt: skip
         found.append(np.where(codes < 0, np.nan, codes))
     return torch.from_numpy(np.stack(found, axis=1) if found else np.zeros((len(X), 0)))
-
-
-def _first_text(column: Any) -> str:
-    """The first cell of a column that is no number."""
-    for value in column:
-        try:
-            float(value)
-        except (TypeError, ValueError):
-            return repr(value)
-    return "no numbers"
 
 
 Place = tuple[Tensor, Tensor]
