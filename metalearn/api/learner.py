@@ -4,6 +4,7 @@ import os
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
@@ -123,9 +124,9 @@ class Classification(AdaptedTask):
         predictions = []
         for first in range(0, len(given), together):
             x = learner.shown(given[first : first + together])
-            for row in _tried(lambda x=x: self._probabilities(x), x).tolist():
+            for row in _tried(partial(self._probabilities, x), x).tolist():
                 table = dict(zip(self.labels, row, strict=True))
-                predictions.append(Prediction(max(table, key=lambda label, of=table: of[label]), table))
+                predictions.append(Prediction(max(table, key=table.__getitem__), table))
         return predictions
 
     def export(
@@ -283,8 +284,11 @@ class Learner:
             check_tasks(tasks)
             # By name: with the seed and the trainer of this learner.
             keys = {key: config[key] for key in ("seed", "trainer")}
-            by_name = isinstance(tasks, str | Named)
-            source = build(plain_config({"dataset": as_named(tasks)}, keys), "dataset") if by_name else tasks
+            source = (
+                build(plain_config({"dataset": as_named(tasks)}, keys), "dataset")
+                if isinstance(tasks, str | Named)
+                else tasks
+            )
         settings = build(config, "trainer")
         evaluate = chunk_functions(algorithm, source, self.device, self.dtype, tree_sum).evaluate
         chunk = evaluated_at_once(settings, algorithm, model, source, self.device)

@@ -16,7 +16,7 @@ from metalearn.errors import ConfigError
 from metalearn.models.common.weights import LICENCE, NAMED
 from metalearn.saved import form
 from metalearn.saved.form import MANIFEST, Kind, NotSavedError, digest_of, kind_of, replaced_by
-from metalearn.storage.files import whole_folder
+from metalearn.storage.files import creating, whole_folder
 
 CLASSIFIER = Kind("classifier", 1, {
     "backbone": str, "weights": str, "digest": str, "settings": {"head": str, "folds": int, "seed": int},
@@ -101,6 +101,9 @@ def write(
     Raises:
         ConfigError: there is something else there, or it cannot be written.
     """
+    if replace:
+        with creating("path", folder):
+            form.put_back(folder)
     old = replace and kind_of(folder) == CLASSIFIER.name
     commands = form.load_meta(folder, CLASSIFIER)["commands"] if old and page is not None else []
     with (form.replacing if old else whole_folder)("path", folder) as temporary:

@@ -5,6 +5,8 @@ from typing import Any, NamedTuple
 
 import yaml  # type: ignore[import-untyped]
 
+from metalearn.errors import printable
+
 FOLDER, ONNX, TORCH = FORMATS = "folder", "onnx", "torch-export"
 """Formats of what is exported: this program reads the first; the others are programs that run without it."""
 
@@ -25,7 +27,7 @@ class Reached(NamedTuple):
 
 def _line(text: str) -> str:
     """A text as one line of Markdown, in which a name is neither HTML nor a link."""
-    return " ".join(text.split()).replace("<", "&lt;").replace("[", "\\[")
+    return " ".join(printable(text).split()).replace("<", "&lt;").replace("[", "\\[")
 
 
 class Card(NamedTuple):

@@ -72,8 +72,6 @@ def replacing(key: str, folder: Path) -> Iterator[Path]:
     final = folder.resolve()
     replaced, temporary = replaced_by(final), final.with_name(f".{final.name}.{os.getpid()}.tmp")
     with creating(key, folder):
-        if replaced.exists():  # left by a kill
-            shutil.rmtree(replaced) if final.exists() else replaced.rename(final)
         temporary.mkdir()
         try:
             yield temporary
@@ -92,6 +90,13 @@ def replacing(key: str, folder: Path) -> Iterator[Path]:
 def replaced_by(folder: Path) -> Path:
     """Where a saved folder is while `replacing` puts another one in its place."""
     return folder.with_name(f".{folder.name}.old")
+
+
+def put_back(folder: Path) -> None:
+    """Makes good what a kill in `replacing` has left."""
+    replaced = replaced_by(folder.resolve())
+    if replaced.exists():
+        shutil.rmtree(replaced) if folder.exists() else replaced.rename(folder)
 
 
 def fill(folder: Path, kind: Kind, tensors: "Mapping[str, Tensor]", meta: Mapping[str, Any]) -> None:

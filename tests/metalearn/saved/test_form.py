@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -68,9 +69,9 @@ def test_what_does_not_fit_the_schema_is_named(change: Callable[[Any], Any], nam
 
 
 def test_a_whole_number_is_a_real_one_and_none_is_allowed(folder: Path) -> None:
-    for rate in (1, None):
-        forge(folder, lambda meta, rate=rate: meta.update(rate=rate))
-        assert load(folder, KIND).meta["rate"] == rate
+    for change in ({"rate": 1}, {"rate": None}):
+        forge(folder, partial(dict.update, **change))  # type: ignore[arg-type]
+        assert load(folder, KIND).meta["rate"] == change["rate"]
 
 
 def test_what_fails_while_it_is_replaced_leaves_the_old_one(folder: Path) -> None:

@@ -240,7 +240,7 @@ FORGED: dict[str, tuple[Callable[[Content], object] | None, Any, str]] = {
         "Code of some_package would run here; if you trust it, give plugins="),
     "a network": (
         with_part("model", _target_="metalearn.models.module.module", network=COMMAND), None, "os.system"),
-    "an environment variable": (with_part("dataset", split="${oc.env:SECRET}"), None, "holds no config of plain values"),
+    "an environment variable": (with_part("dataset", split="${oc.env:SECRET}"), None, "no config of plain values"),
     "a path": (with_part("model", weights="/etc/passwd"), None, "weights=/etc/passwd"),
     "a key that does not exist": (with_part("model", filterz=8), None, "model.filterz: "),
     "a wrong value": (with_part("model", filters="8"), None, "model.filters='8'"),
