@@ -16,7 +16,7 @@ from metalearn.errors import ConfigError
 from metalearn.models.common.weights import LICENCE, NAMED
 from metalearn.saved import form
 from metalearn.saved.form import MANIFEST, Kind, NotSavedError, digest_of, kind_of, replaced_by
-from metalearn.storage.files import creating, whole_folder
+from metalearn.storage.files import creating, is_folder, whole_folder
 
 CLASSIFIER = Kind("classifier", 1, {
     "backbone": str, "weights": str, "digest": str, "settings": {"head": str, "folds": int, "seed": int},
@@ -143,11 +143,14 @@ def read(folder: Path, key: str) -> tuple[Saved, Place]:
     Raises:
         ConfigError: it is damaged, or not one that `write` has written.
     """
+    replaced = replaced_by(folder.resolve())
+    if not is_folder(folder) and not replaced.exists():
+        raise ConfigError(f"{key}={folder}: there is no such folder; type one that metalearn fit has made")
     try:
         try:
             return _read(folder)
         except ValueError:  # another process may just be replacing it, or was killed while it did
-            return _read(folder if folder.exists() else replaced_by(folder.resolve()))
+            return _read(folder if folder.exists() else replaced)
     except ValueError as error:
         raise ConfigError(
             f"{key}={folder}: is no classifier that can be used: {error}; make it anew by metalearn fit"

@@ -70,7 +70,7 @@ def test_what_does_not_fit_the_schema_is_named(change: Callable[[Any], Any], nam
 
 def test_a_whole_number_is_a_real_one_and_none_is_allowed(folder: Path) -> None:
     for change in ({"rate": 1}, {"rate": None}):
-        forge(folder, partial(dict.update, **change))  # type: ignore[arg-type]
+        forge(folder, partial(dict.update, **change))
         assert load(folder, KIND).meta["rate"] == change["rate"]
 
 
