@@ -73,6 +73,12 @@ class Hub(BaseHTTPRequestHandler):
             about = {"_id": "1", "id": "me/animals", "modelId": "me/animals", "sha": self.COMMIT, "private": False,
                      "tags": [], "downloads": 0, "likes": 0, "siblings": siblings}  # fmt: skip
             return self.answer(about)
+        if path == f"/api/models/me/animals/tree/{self.COMMIT}":
+            tree = [
+                {"type": "file", "path": name, "size": len(content), "oid": "b" * 40}
+                for name, content in self.files.items()
+            ]
+            return self.answer(tree)
         name = path.removeprefix(resolve)
         if path.startswith(resolve) and name in self.files:
             return self.answer(

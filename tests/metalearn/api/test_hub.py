@@ -36,5 +36,5 @@ def test_a_published_learner_goes_to_a_hub_and_comes_back(
     hub.files[TENSORS] += b"?"
     with pytest.raises(ConfigError, match=TENSORS):
         metalearn.from_pretrained("me/animals", timeout=60)
-    with pytest.raises(ConfigError, match=r"folder=.*: is no published model"):
+    with pytest.raises(ConfigError, match=r"folder=.*; type one that metalearn export has written"):
         metalearn.push_to_hub(tmp_path, "me/animals")
