@@ -98,18 +98,6 @@ def test_a_trial_cut_between_its_parameters_keeps_those_it_has(tmp_path: Path) -
     study.close()
 
 
-def test_a_trial_under_way_is_interrupted_and_a_told_one_is_not(tmp_path: Path) -> None:
-    study = opened(tmp_path)
-    study.enqueue(3)
-    params = begun(study)
-    study.tell(1, TrialResult(COMPLETED, (0.5,)))
-    study.close()
-    study = opened(tmp_path)
-    assert again(study) == {0: params[0], 2: params[2]}
-    assert [(trial.number, trial.values) for trial in study.finished()] == [(1, (0.5,))]
-    study.close()
-
-
 @pytest.mark.parametrize("sampler", ["random", "tpe", "islands", "cmaes", "gp"])
 def test_a_sampler_draws_the_same_after_every_restart(tmp_path: Path, sampler: str) -> None:
     """The parameters are those of a search that was never interrupted, and lie in the space."""

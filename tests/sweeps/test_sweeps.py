@@ -232,8 +232,8 @@ def test_a_run_that_ended_before_it_was_told_is_told_and_tables_are_written_agai
     whole = rows(folder)
     journal = folder / "study.journal"
     lines = journal.read_bytes().splitlines(keepends=True)
-    (last, *_) = [at for at, line in enumerate(lines) if b'"told":%d}' % (len(whole) - 1) in line]
-    journal.write_bytes(b"".join(lines[: last - 1]))  # the line before notes the outcome
+    (last, *_) = [at for at, line in enumerate(lines) if b'"told":%d,' % (len(whole) - 1) in line]
+    journal.write_bytes(b"".join(lines[:last]))
     (folder / "trials.csv").unlink()
     shutil.rmtree(folder / "plots")
     before = {path: path.stat().st_mtime_ns for path in folder.glob("trial_*/result.json")}

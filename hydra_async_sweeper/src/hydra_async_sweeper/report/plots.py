@@ -4,6 +4,7 @@ Optuna draws by pyplot, which has a global state and may open windows. So a swee
 `python -m hydra_async_sweeper.report`.
 """
 
+import inspect
 import logging
 import math
 import os
@@ -78,7 +79,6 @@ def draw(
 
 def _by_optuna(study: "optuna.Study", ended: FinishedTrials, width: int) -> Iterator[tuple[str, Callable[[], Any]]]:
     """The names of Optuna's plots, and what draws them. Those of a further objective have its number in their name."""
-    import optuna
     from optuna.visualization import matplotlib as plots
 
     completed = ended.completed()
@@ -95,18 +95,27 @@ def _by_optuna(study: "optuna.Study", ended: FinishedTrials, width: int) -> Iter
             yield f"parallel{number}", partial(_figure, parallel, columns=width + 2)
     differ = len({trial.values for trial in completed}) > 1
     if len(ended.objectives) == 1 and len(completed) >= _FEWEST and differ:
-        # How much each parameter decides whether a trial is among the best tenth; with few trials, the best five.
-        # Watanabe et al. 2023, "PED-ANOVA" (arXiv 2304.10255).
-        share = max(0.1, _FEWEST_TOP / len(completed))
-        top = optuna.importance.PedAnovaImportanceEvaluator(target_quantile=share)
-        importance = partial(plots.plot_param_importances, study, evaluator=top, target_name=ended.objectives[0])
-        yield "importance", partial(_figure, importance)
+        yield "importance", partial(_figure, partial(_importance, plots, study, len(completed), ended.objectives[0]))
     if len(ended.objectives) == 2 and completed:
         yield "front", partial(_figure, partial(plots.plot_pareto_front, study, target_names=list(ended.objectives)))
     if any(trial.intermediate_values for trial in study.get_trials(deepcopy=False)):
         yield "intermediate", partial(_figure, partial(plots.plot_intermediate_values, study))
     if ended.trials:
         yield "timeline", partial(_figure, partial(plots.plot_timeline, study))
+
+
+def _importance(plots: Any, study: "optuna.Study", completed: int, name: str) -> Any:
+    """How much each parameter decides whether a trial is among the best tenth; with few trials, the best five.
+
+    Watanabe et al. 2023, "PED-ANOVA" (arXiv 2304.10255).
+    """
+    import optuna
+
+    evaluator: Any = optuna.importance.PedAnovaImportanceEvaluator
+    names = inspect.signature(evaluator).parameters
+    quantile = "target_quantile" if "target_quantile" in names else "baseline_quantile"  # up to Optuna 4.6
+    top = evaluator(**{quantile: max(0.1, _FEWEST_TOP / completed)})
+    return plots.plot_param_importances(study, evaluator=top, target_name=name)
 
 
 def _value(at: int, trial: "optuna.trial.FrozenTrial") -> float:
