@@ -9,7 +9,7 @@ import os
 import pickle
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
@@ -237,8 +237,8 @@ def _read_lists(place: Path, tree: Tree, published: PublishedPictures) -> FoundS
     there, absent, elsewhere = tree[place / "images"].files, [], []
     for split, path in _lists(place, tree).items():
         try:
-            with path.open(encoding="utf-8-sig", newline="") as file:
-                rows = [(row["filename"], row["label"]) for row in csv.DictReader(file)]
+            with path.open(encoding="utf-8-sig", newline="") as text:
+                rows = [(row["filename"], row["label"]) for row in csv.DictReader(text)]
             if cut := [file for file, label in rows if not (file and label)]:
                 raise ValueError(f"the row {cut[0]} is cut off")
         except (OSError, KeyError, csv.Error, ValueError) as error:
@@ -313,7 +313,7 @@ class _PlainUnpickler(pickle._Unpickler):
             raise pickle.UnpicklingError("it holds an object that is no plain value")
         super().load_build()  # type: ignore[misc]
 
-    dispatch = pickle._Unpickler.dispatch | {pickle.BUILD[0]: load_build}
+    dispatch: ClassVar[Any] = pickle._Unpickler.dispatch | {pickle.BUILD[0]: load_build}
 
 
 def read_plain(path: Path) -> Any:

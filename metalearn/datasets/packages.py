@@ -124,7 +124,7 @@ def members(package: Path, names: Collection[str], *, debian: bool = False) -> d
         raise ConfigError(f"dpkg-deb is not installed, which opens packages of Debian: {APT.advice}")
     try:
         if debian:
-            command = ["dpkg-deb", "--fsys-tarfile", package]
+            command = ["dpkg-deb", "--fsys-tarfile", str(package)]
             content = io.BytesIO(subprocess.run(command, stdout=subprocess.PIPE, check=True).stdout)
             archive = tarfile.open(fileobj=content)  # noqa: SIM115 (closed below)
         else:
