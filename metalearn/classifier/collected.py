@@ -45,27 +45,21 @@ def collect(root: Path, form: PictureForm, *, key: str, strict: bool, least: int
     """
     found = support_in(root, key, least, strict=strict)
     assert found.classes is not None
-    pictures, broken = list[tuple[str, str, Tensor]](), []
+    pictures, wrong = list[tuple[str, str, Tensor]](), []
     for file, label, picture in zip(found.files, found.classes, seen(found.paths, form), strict=True):
         if isinstance(picture, str):
-            broken.append(file)
             log.warning("%s%s: cannot be read: %s", key, root / file, picture)
         else:
             pictures.append((file, label, picture))
+    if broken := len(found.files) - len(pictures):
+        wrong.append(f"{broken} of {len(found.files)} pictures cannot be read")
     kept, copies = without_copies(pictures, f"{key}{root}")
-    if broken:
-        then = "" if strict else " and are passed over"
-        log.warning("%s%s: %d of %d pictures cannot be read%s", key, root, len(broken), len(found.files), then)
-    if copies:
-        then = "" if strict else " and passed over, since a picture that is known tells nothing of new ones"
-        log.warning(
-            "%s%s: %d pictures are copies of others of their classes%s: %s", key, root, len(copies), then,
-            first_few(copies),
-        )  # fmt: skip
-    if strict and (broken or copies):
-        raise DataError(
-            f"{key}{root}: --strict: {len(broken) + len(copies)} pictures are damaged or copies; remove them"
-        )
+    if copies:  # which tell nothing of new pictures
+        wrong.append(f"{len(copies)} pictures are copies of others of their classes: {first_few(copies)}")
+    if strict and wrong:
+        raise DataError(f"{key}{root}: --strict: {'; '.join(wrong)}; remove them")
+    for what in wrong:
+        log.warning("%s%s: passed over: %s", key, root, what)
     gone = sorted(set(found.classes) - set(kept.labels))
     if gone:
         raise DataError(f"{key}{root}: no picture of these classes can be read: {first_few(gone)}; add some, or remove")

@@ -70,8 +70,23 @@ def decoded_classes(
     labels = sorted(members)
     files = [file for label in labels for file in members[label]]
     shape = (len(files), image_size, image_size) + ((3,) if channels == 3 else ())
-    cache_name = f"{dataset}-{_digest(root, files, shape)}"
-    pictures = cached_array(cache_name, shape, lambda: _decode(root, files, shape), title=str(root))
+
+    def decode() -> Images:
+        megabytes = np.prod(shape) / 1e6
+        log.info("decoding %d pictures of %s, %.1f MB, once: they are kept in the cache", len(files), root, megabytes)
+        pictures, broken = np.empty(shape, np.uint8), []
+        each = decoded([root / file for file in files], PictureForm(image_size, channels))
+        for number, picture in enumerate(each):
+            if isinstance(picture, str):
+                broken.append(f"{files[number]} ({picture})")
+            else:
+                pictures[number] = picture
+        if broken:
+            count = f"{len(broken)} of {len(files)} pictures cannot be read"
+            raise DataError(f"dataset.root={root}: {count}: {first_few(broken)}; repair or remove them")
+        return pictures
+
+    pictures = cached_array(f"{dataset}-{_digest(root, files, shape)}", shape, decode, title=str(root))
     ends = accumulate((len(members[label]) for label in labels), initial=0)
     range_of = dict(zip(labels, pairwise(ends), strict=True))
 
@@ -110,27 +125,6 @@ def _check_enough(
         ]
         which = f": {len(small)} classes have too few pictures: {first_few(small)}" if small else ""
         raise DataError(f"{error}. This is dataset.root={root}{which}") from error
-
-
-def _decode(root: Path, files: Sequence[str], shape: tuple[int, ...]) -> Images:
-    """All pictures, uint8 [len(files), size, size] or [len(files), size, size, 3]."""
-    log.info(
-        "decoding %d pictures of %s, %.1f MB, once: they are kept in the cache", len(files), root, np.prod(shape) / 1e6
-    )
-    form = PictureForm(shape[1], 1 if len(shape) == 3 else 3)
-    pictures = np.empty(shape, np.uint8)
-    broken = []
-    for number, picture in enumerate(decoded([root / file for file in files], form)):
-        if isinstance(picture, str):
-            broken.append(f"{files[number]} ({picture})")
-        else:
-            pictures[number] = picture
-    if broken:
-        raise DataError(
-            f"dataset.root={root}: {len(broken)} of {len(files)} pictures cannot be read: {first_few(broken)}; repair "
-            "or remove them"
-        )
-    return pictures
 
 
 def _digest(root: Path, files: Sequence[str], shape: tuple[int, ...]) -> str:
