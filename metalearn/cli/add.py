@@ -9,13 +9,13 @@ from pathlib import Path
 
 from metalearn.app.outcome import OK
 from metalearn.cli.arguments import typed
-from metalearn.cli.fit import ended, loaded, parser_of, summary
+from metalearn.cli.fit import classifier_parser, ended, loaded, summary
 from metalearn.errors import printable
 
 
 def main(arguments: Sequence[str]) -> int:
     """Returns the exit code."""
-    parser = parser_of("add", __doc__)
+    parser = classifier_parser("add", __doc__)
     parser.add_argument("folder", type=Path, metavar="FOLDER", help="has a folder of pictures for each class")
     parser.add_argument("--strict", action="store_true", help="refuse damaged pictures and copies")
     options = parser.parse_args(arguments)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from metalearn.app.outcome import OK
 from metalearn.cli.arguments import whole
-from metalearn.cli.fit import ended, loaded, parser_of
+from metalearn.cli.fit import classifier_parser, ended, loaded
 from metalearn.cli.predict import NONE
 from metalearn.errors import ConfigError, printable
 from metalearn.reporting.page import page
@@ -31,7 +31,7 @@ _SHOWN = 5
 
 def main(arguments: Sequence[str]) -> int:
     """Returns the exit code."""
-    parser = parser_of("demo", __doc__)
+    parser = classifier_parser("demo", __doc__)
     parser.add_argument("--port", type=whole(0), default=0, help="the port (default: 0, any that is free)")
     options = parser.parse_args(arguments)
     return ended(lambda: demo(options))

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING
 from metalearn.app import fit_table
 from metalearn.app.outcome import BAD_CONFIG, FAILED, OK, exit_code_of_process, report_error
 from metalearn.app.process import importing, set_up_process
-from metalearn.cli.arguments import command_name, names, real, typed, whole
+from metalearn.cli.arguments import command_parser, names, real, typed, whole
 from metalearn.errors import ConfigError, printable
 from metalearn.reporting.to_stderr import log_to_stderr
 from metalearn.storage.files import refuse_used
@@ -34,9 +34,7 @@ if TYPE_CHECKING:
 
 def main(arguments: Sequence[str]) -> int:
     """Returns the exit code."""
-    parser = argparse.ArgumentParser(
-        command_name("fit"), description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = command_parser("fit", __doc__)
     parser.add_argument(
         "folder", type=Path, metavar="FOLDER|TABLE", help="has a folder of pictures for each class; or .csv, .parquet"
     )
@@ -100,11 +98,9 @@ def fit(options: argparse.Namespace, arguments: Sequence[str]) -> int:
 # What the commands of a classifier share
 
 
-def parser_of(command: str, about: str | None) -> argparse.ArgumentParser:
+def classifier_parser(command: str, about: str | None) -> argparse.ArgumentParser:
     """The parser of a command that asks or changes a classifier."""
-    parser = argparse.ArgumentParser(
-        command_name(command), description=about, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = command_parser(command, about)
     parser.add_argument("classifier", type=Path, metavar="CLASSIFIER", help="the folder that metalearn fit has made")
     parser.add_argument("--weights", metavar="PATH", help="the weights of its network, if they are not in a package")
     parser.add_argument("--threads", type=whole(1), default=1, help="threads of torch (default: 1)")

@@ -19,7 +19,7 @@ from metalearn.app import fit_table
 from metalearn.app.outcome import FAILED, OK
 from metalearn.app.streams import print_all
 from metalearn.cli.arguments import names
-from metalearn.cli.fit import ended, loaded, parser_of
+from metalearn.cli.fit import classifier_parser, ended, loaded
 from metalearn.errors import ConfigError, printable
 from metalearn.reporting.to_stderr import log
 from metalearn.saved.form import kind_of
@@ -33,7 +33,7 @@ NONE = "none of these"
 
 def main(arguments: Sequence[str]) -> int:
     """Returns the exit code: 1 if a picture could not be read."""
-    parser = parser_of("predict", __doc__)
+    parser = classifier_parser("predict", __doc__)
     parser.add_argument(
         "pictures", nargs="+", type=Path, metavar="PICTURES", help="files, or folders of them at any depth; or a table"
     )

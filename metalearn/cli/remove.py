@@ -8,13 +8,13 @@ from collections.abc import Sequence
 
 from metalearn.app.outcome import OK
 from metalearn.cli.arguments import typed
-from metalearn.cli.fit import ended, loaded, parser_of, summary
+from metalearn.cli.fit import classifier_parser, ended, loaded, summary
 from metalearn.errors import printable
 
 
 def main(arguments: Sequence[str]) -> int:
     """Returns the exit code."""
-    parser = parser_of("remove", __doc__)
+    parser = classifier_parser("remove", __doc__)
     parser.add_argument("classes", nargs="+", metavar="CLASS", help="names of classes")
     options = parser.parse_args(arguments)
     return ended(lambda: remove(options, arguments))
