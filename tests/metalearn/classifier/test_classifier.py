@@ -102,7 +102,7 @@ def test_its_page_says_what_the_report_says_and_runs_nothing_of_a_name(
 ) -> None:
     report = json.loads((own / META).read_text())["report"]
     low, high = report["interval95"]
-    page = (own / "report.html").read_text()
+    page = " ".join((own / "report.html").read_text().split())
     assert f"{report['accuracy']:.1%}" in page and f"95% interval {low:.1%} to {high:.1%}" in page
     assert f"off by {report['calibration_error']:.1%}" in page and "<pre>metalearn fit " in page
     said(remove.main, own, "fish")
