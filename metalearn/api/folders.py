@@ -11,6 +11,9 @@ from metalearn.tasks.common.picture_folders import first_few, one_form, picture_
 TABLE = ("file", "label", "probability")
 """The first columns of predictions.csv; the others are named by classes."""
 
+PARTS = ("train", "val", "valid", "validation", "test")
+"""Folders of the usual layout of downloads: each has the same class folders."""
+
 
 class Found(NamedTuple):
     """Pictures by their paths from `root`, with the class that each one's folder names. If these are not known,
@@ -31,14 +34,20 @@ def support_in(root: Path, key: str = "--support ", least: int = 2, *, strict: b
     folder.
 
     Raises:
-        DataError: there are no pictures, pictures outside class folders, other files, one class, or a class that has
-            the name of a column of predictions.csv.
+        DataError: there are no pictures, pictures outside class folders, other files, one class, folders train and
+            val of the same classes, or a class that has the name of a column of predictions.csv.
     """
     folders = picture_folders(root, key, strict=strict)
     if loose := folders.get("."):
         raise DataError(
             f"{key}{root}: {len(loose)} pictures lie in no class folder: {first_few(loose)}; put them into a folder "
             "named by their class"
+        )
+    parts = {name.partition("/")[0] for name in folders}
+    if len(parts) > 1 and parts <= set(PARTS) and all("/" in name for name in folders):
+        raise DataError(
+            f"{key}{root}: its folders {', '.join(sorted(parts))} divide the pictures of each class, and would make "
+            f"classes of their own; type {key}{root / min(parts, key=PARTS.index)}"
         )
     if taken := sorted(set(TABLE) & folders.keys()):
         raise DataError(

@@ -223,6 +223,7 @@ def test_what_would_spoil_the_figures_is_said_or_refused(pictures: Path, tmp_pat
 REFUSED: dict[str, tuple[Callable[[list[str]], int], tuple[str, ...], str]] = {
     "no folder": (fit.main, ("nowhere", "--out", "o"), "FOLDER=nowhere: there is no such folder"),
     "one class": (fit.main, ("one", "--out", "o"), "has one class, star"),
+    "train and val": (fit.main, ("parts", "--out", "o"), "FOLDER=parts: its folders train, val divide"),
     "a used folder": (fit.main, ("two", "--out", "two"), "--out=two: is there already"),
     "no backbone": (fit.main, ("two", "--out", "o", "--backbone", "resnet19"), "backbone=resnet19: is not known"),
     "no head": (fit.main, ("two", "--out", "o", "--head", "magic"), "head='magic'"),
@@ -248,9 +249,11 @@ def test_wrong_arguments_are_named_and_nothing_is_written(
     (tmp_path / "one").mkdir()
     (tmp_path / "one/star").symlink_to(pictures / "star")
     (tmp_path / "two").symlink_to(pictures)
+    for part in ("train", "val"):
+        shutil.copytree(pictures, tmp_path / "parts" / part)
     command, arguments, message = REFUSED[name]
     text = said(command, *(str(made) if argument == "MADE" else argument for argument in arguments), code=2)
-    assert message in text and sorted(path.name for path in tmp_path.iterdir()) == ["one", "two"]
+    assert message in text and sorted(path.name for path in tmp_path.iterdir()) == ["one", "parts", "two"]
 
 
 def test_without_the_package_the_message_says_what_to_type(monkeypatch: pytest.MonkeyPatch) -> None:
