@@ -22,7 +22,6 @@ from metalearn.classifier import tuning, validation
 from metalearn.classifier.backbones import DEFAULT, OF_CODE, Backbone, backbone_of, features_of
 from metalearn.classifier.collected import Collected, features_from_cache, without_copies
 from metalearn.classifier.heads import AUTO, HEADS, State, centred, class_means
-from metalearn.classifier.page import MOST_SHOWN
 from metalearn.classifier.saved import Page, Place, Saved, Weights, read, write
 from metalearn.errors import ConfigError, DataError
 from metalearn.reporting.provenance import made_with
@@ -176,6 +175,8 @@ class PictureClassifier:
     def _show_wrong(self, found: Collected) -> "PictureClassifier":
         """Keeps for the page those of these pictures that are taken for another class. A name that several pictures
         have says of none which it is."""
+        from metalearn.classifier.page import MOST_SHOWN  # imports Hydra, which no answer needs
+
         wrong = [entry["picture"] for entry in self.report_.get("wrong", ())[:MOST_SHOWN]]
         pictures = dict(zip(found.names, found.pictures, strict=True))
         self._shown = {name: pictures[name] for name in wrong if name in pictures and self._names.count(name) == 1}

@@ -11,7 +11,6 @@ from torch import Tensor
 
 from metalearn.checks import one_of, real_number
 from metalearn.classifier.heads import HEADS
-from metalearn.classifier.page import REPORT, classifier_page
 from metalearn.errors import ConfigError
 from metalearn.models.common.weights import LICENCE, NAMED
 from metalearn.saved import form
@@ -131,6 +130,8 @@ def fill(
         whole = {name: value.contiguous() for name, value in weights.state.items()}
         save_file(whole, folder / WEIGHTS, {NAMED: saved.weights, LICENCE: weights.licence or ""})
     if page is not None:
+        from metalearn.classifier.page import REPORT, classifier_page  # imports Hydra, which no answer needs
+
         commands = [*commands, *([page.command] if page.command else [])]
         text = classifier_page(name, saved.report, saved.classes, saved.backbone, page.shown, commands)
         (folder / REPORT).write_text(text, encoding="ascii")

@@ -9,10 +9,10 @@ import os
 import pickle
 import shutil
 import signal
+import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -174,16 +174,22 @@ def test_pictures_that_it_has_learned_from_are_counted(
     assert f"X: {line}" in caplog.text
 
 
-@slow
-def test_threads_may_ask_at_once(made: Path, others: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv("METALEARN_CACHE", str(tmp_path))
-    tmp_path.chmod(0o700)
-    classifier, (paths, _) = PictureClassifier.load(made), files(others)
-    alone = [classifier.predict_proba([path])[0] for path in paths]
-    monkeypatch.setenv("METALEARN_CACHE", str(tmp_path / "other"))
-    with ThreadPoolExecutor(4) as pool:
-        together = list(pool.map(lambda path: classifier.predict_proba([path])[0], paths))
-    np.testing.assert_array_equal(together, alone)
+IMPORTED = """
+import sys
+from metalearn.cli.main import main
+code = main(sys.argv[1:])
+heavy = {"hydra", "omegaconf", "distributed", "matplotlib", "sklearn", "torchvision", "pandas", "jinja2"}
+print(sorted(heavy & set(sys.modules)))
+sys.exit(code)
+"""
+
+
+def test_one_answer_imports_no_more_than_it_needs(made: Path, others: Path) -> None:
+    """A library that is imported without need costs as much time as the answer."""
+    picture = next(others.glob("star/*.png"))
+    command = [sys.executable, "-c", IMPORTED, "predict", str(made), str(picture)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)  # no fork: it has imported
+    assert done.stdout.endswith("%\n[]\n"), done.stdout
 
 
 def test_classes_come_and_go_without_training(own: Path, pictures: Path, tmp_path: Path) -> None:
