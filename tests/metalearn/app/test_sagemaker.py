@@ -68,21 +68,6 @@ def test_one_host_is_as_without_sagemaker(monkeypatch: pytest.MonkeyPatch) -> No
     assert composed.config.dataset.root == "/mine"
 
 
-@pytest.mark.parametrize(
-    ("variables", "message"),
-    [
-        ({"SM_HOSTS": "algo-1,algo-2"}, "^SM_HOSTS=algo-1,algo-2: "),
-        ({"SM_HOSTS": "[]"}, r"^SM_HOSTS=\[\]: "),
-        ({"SM_CURRENT_HOST": "algo-3"}, "SM_CURRENT_HOST=algo-3"),
-        ({"SM_NUM_GPUS": "many"}, "^SM_NUM_GPUS=many: "),
-    ],
-)
-def test_a_wrong_variable_is_named(variables: dict[str, str], message: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    set_job(monkeypatch, **variables)
-    with pytest.raises(ValueError, match=message):
-        compose_config(["launch=sagemaker"])
-
-
 def test_outside_a_job_the_missing_variable_is_named(start: Start) -> None:
     outcome = start("launch=sagemaker").wait()
     assert outcome.code == 2, outcome.text
