@@ -23,10 +23,8 @@ from typing import TYPE_CHECKING
 
 from metalearn.app.outcome import BAD_CONFIG, FAILED, OK, exit_code_of_process, report_error
 from metalearn.app.process import set_up_process
-from metalearn.checks import whole_number
 from metalearn.cli.arguments import command_parser, names, whole
 from metalearn.cli.export import FORMATS
-from metalearn.config.check import MOST_THREADS
 from metalearn.errors import ConfigError, printable
 from metalearn.storage.files import creating, refuse_used
 
@@ -85,7 +83,6 @@ def adapt(options: argparse.Namespace) -> int:
     for option, folder in (("--out", out), ("--export", options.export)):
         if folder is not None:
             refuse_used(option, folder)
-    whole_number("--threads", options.threads, at_least=1, at_most=MOST_THREADS)
     set_up_process(options.threads)
     from metalearn.api.export import export_task  # these import torch, after the line above
     from metalearn.api.folders import queries_in, support_in

@@ -179,11 +179,6 @@ def _changed(
 
 def _check_hydra(hydra: DictConfig) -> None:
     """Raises ConfigError for keys of Hydra with which a run would not find its folder again."""
-    if hydra.output_subdir != ".hydra":
-        raise ConfigError(
-            f"hydra.output_subdir={hydra.output_subdir}: a run is known by its folder .hydra; leave this key out, and "
-            "type run=NAME for another folder"
-        )
     if hydra.job.chdir:
         raise ConfigError(
             "hydra.job.chdir=true: paths of this program begin at the folder in which it was started; leave "

@@ -84,7 +84,6 @@ CASES: list[tuple[Main, str, str]] = [
     (training, "seed=???", "seed=???: needs a value; type seed=VALUE"),
     (training, "seed=${oc.env:NO_SUCH_VARIABLE}", "seed: KeyError raised while resolving interpolation: \"Environment"),
     (training, "algorithm=protonet model=mlp model.hidden=[]", "algorithm, model: nothing to learn, since this algo"),
-    (training, "hydra.output_subdir=null", "hydra.output_subdir=None: a run is known by its folder .hydra; leave"),
     (training, "hydra.job.chdir=true", "hydra.job.chdir=true: paths of this program begin at the folder in which"),
     (training, "resume=run/checkpoints/best resume_changes=[precision]", "goes on in its own precision; type init"),
     (training, "hydra.nope=1", "Key 'nope' not in 'HydraConf'; python train.py --cfg hydra lists"),

@@ -370,7 +370,6 @@ def test_folders_that_cannot_be_used_are_named(
     refused("1 pictures lie in no class folder: loose.png")
     (copy / "support/loose.png").unlink()
     refused("broken.png: cannot be read: not recognised as a picture")
-    refused("--threads=5000: must be a whole number", "--threads", "5000")
     (copy / "support/bet$a").rename(copy / "support/label")
     refused("the class label has the name of a column")
     shutil.rmtree(copy / "support")
