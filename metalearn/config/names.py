@@ -1,12 +1,14 @@
 """The names of run folders, and what else the yamls compute: the resolvers `${NAME:…}`."""
 
 import hashlib
+import json
+import os
 import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from metalearn.config import sagemaker
 from metalearn.config.values import as_typed
+from metalearn.errors import ConfigError
 
 DEFAULT = ("maml_glyphs", "maml", "glyphs")
 """The default experiment, its algorithm and its dataset."""
@@ -67,6 +69,30 @@ def experiment_of(chosen: Mapping[str, str]) -> str:
     return run_group(chosen["experiment"], chosen["algorithm"], chosen["dataset"])
 
 
+def _of_sagemaker(name: str) -> str | int | None:
+    """The value of a key of launch=sagemaker, from the variables that the containers of Amazon SageMaker set:
+    ENVIRONMENT_VARIABLES.md of https://github.com/aws/sagemaker-training-toolkit."""
+    if name == "data":  # SM_CHANNEL_… name the folders of the input channels
+        channels = {key: folder for key, folder in os.environ.items() if key.startswith("SM_CHANNEL_")}
+        only = next(iter(channels.values())) if len(channels) == 1 else None
+        return only or channels.get("SM_CHANNEL_TRAINING", "/opt/ml/input/data")
+    for variable in ("SM_HOSTS", "SM_CURRENT_HOST"):
+        if variable not in os.environ:
+            raise ConfigError(
+                f"launch=sagemaker: the environment variable {variable} is not set; SageMaker sets it in its training "
+                "jobs. Anywhere else, type launch=default"
+            )
+    hosts = json.loads(os.environ["SM_HOSTS"])
+    values: dict[str, str | int | None] = {
+        "nnodes": len(hosts),
+        "workers_per_host": max(int(os.environ.get("SM_NUM_GPUS", "0")), 1),
+        "node_rank": hosts.index(os.environ["SM_CURRENT_HOST"]),
+        "master_addr": hosts[0] if len(hosts) > 1 else "127.0.0.1",
+        "interface": os.environ.get("SM_NETWORK_INTERFACE_NAME") if len(hosts) > 1 else None,
+    }
+    return values[name]
+
+
 RESOLVERS: dict[str, Callable[..., Any]] = {
     "folder_name": folder_name,
     # The folder of a job of a multirun: its number where a study keeps the jobs' parameters, else its overrides.
@@ -76,7 +102,7 @@ RESOLVERS: dict[str, Callable[..., Any]] = {
     "run_group": run_group,
     # The rate of inner steps that learns tasks of classes (`ways`, by a network with norms), or of real numbers.
     "inner_rate": lambda ways: 0.01 if ways is None else 1.0,
-    "sagemaker": sagemaker.value,
+    "sagemaker": _of_sagemaker,
     # A port for a job of Slurm, so that two jobs on one host do not meet; 0, any free one, outside of Slurm.
     "slurm_port": lambda job: 20_000 + int(job) % 10_000 if int(job) else 0,
 }
