@@ -25,6 +25,7 @@ from metalearn.config.names import AUTO, DEFAULT, RESOLVERS, UNNAMED, experiment
 from metalearn.config.options import (
     CONF,
     SEVERAL,
+    SOURCE,
     check_option,
     choice_hint,
     common,
@@ -33,7 +34,6 @@ from metalearn.config.options import (
     own_folders,
     text_of,
 )
-from metalearn.config.source import SOURCE
 from metalearn.config.values import Config, as_typed, is_below, keys_of, leaves, quoted, to_container
 from metalearn.errors import ConfigError, nearest
 

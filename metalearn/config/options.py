@@ -11,6 +11,9 @@ import textwrap
 from functools import cache
 from pathlib import Path
 
+from hydra.core.object_type import ObjectType
+from hydra.core.plugins import Plugins
+from hydra.plugins.config_source import ConfigLoadError, ConfigResult, ConfigSource
 from omegaconf import DictConfig, OmegaConf
 
 from metalearn.errors import ConfigError, nearest
@@ -22,6 +25,9 @@ CONF = _PACKAGE / "conf" if (_PACKAGE / "conf").is_dir() else _PACKAGE.parent / 
 
 NO_GROUPS = ("reproduce",)
 """Folders of `conf` that are not config groups."""
+
+SOURCE = "tables://conf"
+"""The name that `hydra.searchpath` in `conf/config.yaml` has for the tables; see `TableSource`."""
 
 SEVERAL = ("logger",)
 """Groups that take several options together: `logger=[tensorboard,csv]`."""
@@ -132,3 +138,41 @@ def choice_hint(word: str) -> str:
     by_option = {option: choice for choice, option in choices.items()}
     close = difflib.get_close_matches(word.lower(), by_option, n=1, cutoff=0.75)
     return f"; did you mean {by_option[close[0]]}?" if close else ""
+
+
+class TableSource(ConfigSource):
+    """Hydra's way to the options in the tables of `conf/`, each as if it had a yaml in the folder of its group.
+
+    ConfigStore would do the same, but it wants all options parsed at the start of every process (0.2 s). A source
+    parses those that are chosen.
+    """
+
+    @staticmethod
+    def scheme() -> str:
+        return "tables"
+
+    def available(self) -> bool:
+        return True
+
+    def load_config(self, config_path: str) -> ConfigResult:
+        group, _, name = config_path.removesuffix(".yaml").rpartition("/")
+        if not self.is_config(config_path):
+            raise ConfigLoadError(f"Config not found : {config_path}")
+        text = text_of(group, name)
+        return ConfigResult(self.provider, self.full_path(), OmegaConf.create(text), self._get_header_dict(text))
+
+    def is_group(self, config_path: str) -> bool:
+        return config_path.rstrip("/") in {"", *tables(CONF)}
+
+    def is_config(self, config_path: str) -> bool:
+        group, _, name = config_path.removesuffix(".yaml").rpartition("/")
+        return name in tables(CONF).get(group, {})
+
+    def list(self, config_path: str, results_filter: ObjectType | None) -> list[str]:
+        group = config_path.strip("/")
+        if group:
+            return [] if results_filter is ObjectType.GROUP else sorted(tables(CONF).get(group, {}))
+        return [] if results_filter is ObjectType.CONFIG else sorted(tables(CONF))
+
+
+Plugins.instance().register(TableSource)
