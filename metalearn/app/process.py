@@ -39,13 +39,13 @@ def end_with_starter() -> None:
 
     It is called first of all, since importing torch takes seconds. Our own launcher does the same for its ranks.
     """
-    from metalearn.config.check import launcher_pid, started_by_launcher
+    from metalearn.config.check import started_by_launcher
 
     if not sys.platform.startswith("linux") or not (started_by_launcher() or "TORCHELASTIC_RUN_ID" in os.environ):
         return
     end_with_parent()
     if started_by_launcher():
-        if os.getppid() != launcher_pid():  # it died before the line above
+        if os.getppid() != int(os.environ["DISTRIBUTED_LAUNCHER_PID"]):  # it died before the line above
             sys.exit(1)
     elif os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
         try:

@@ -22,10 +22,6 @@ _NOT_CHOSEN = {"inner": "metalearn.algorithms.common.inner.sgd"}
 _NO_PLUGINS = {"metalearn", "distributed", "hydra_async_sweeper", *sys.stdlib_module_names}
 """Packages that no message advises to admit."""
 
-Parameters = Mapping[str, inspect.Parameter]
-Bundles = Mapping[str, Any]
-"""Parameter of a factory → the NamedTuple class whose fields are keys of the group, such as `seeds` → `Seeds`."""
-
 
 def build(config: DictConfig, group: str, **parts: Any) -> Any:
     """The object that a group of the config describes: calls its `_target_` with the group's keys and with `parts`.
@@ -47,20 +43,34 @@ def build(config: DictConfig, group: str, **parts: Any) -> Any:
         if config[name]._target_ != _NOT_CHOSEN.get(name):
             raise ConfigError(f"{name}: {node._target_} has no use for {config[name]._target_}; leave {name}=… out")
     parts = {name: part for name, part in parts.items() if name in parameters}
-    bundles = {
+    bundles: dict[str, Any] = {  # such as `seeds` → `Seeds`
         name: hint
         for name, hint in hints.items()
         if name in parameters.keys() - parts.keys() and inspect.isclass(hint) and hasattr(hint, "_fields")
     }
-    _check_keys(group, node, _accepted(parameters, bundles), parts)
+    accepted: dict[str, inspect.Parameter] = {}
+    for name, parameter in parameters.items():
+        accepted |= inspect.signature(bundles[name]).parameters if name in bundles else {name: parameter}
+    takes_any = any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in accepted.values())
+    for key in map(str, node):
+        if key != "_target_" and key not in accepted and not takes_any:
+            raise ConfigError(f"{group}.{key}: {node._target_} does not take it{nearest(key, list(accepted))}")
+    for name, parameter in accepted.items():
+        needed = parameter.default is inspect.Parameter.empty and parameter.kind is not inspect.Parameter.VAR_KEYWORD
+        if needed and name not in node and name not in parts:
+            raise ConfigError(f"{group}.{name}: missing; {node._target_} needs it; type {group}.{name}=VALUE")
     values: Any = OmegaConf.to_container(node, resolve=True, throw_on_missing=True)
     for name in hints.keys() & values.keys():
         if get_origin(hints[name]) is Mapping and get_args(hints[name])[1] is hints["return"]:
             values[name] = _beside_each_other(config, group, name, values)
         elif hints[name] is types.ModuleType:
             values[name] = _module(f"{group}.{name}", values[name], plugins)
+    fields = {field for bundle in bundles.values() for field in bundle._fields}
+    arguments = {name: value for name, value in values.items() if name not in {"_target_", *fields - parameters.keys()}}
+    for name, bundle in bundles.items():
+        arguments[name] = bundle(**{field: values[field] for field in bundle._fields if field in values})
     try:
-        return factory(**_arguments(parameters, bundles, values) | parts)
+        return factory(**arguments | parts)
     except Invalid as error:
         raise ConfigError(error.text(group if _is_key(error.key, node) else "")) from error
     except (ValueError, TypeError) as error:  # of `distributed`, or of a factory of the user's own
@@ -166,44 +176,6 @@ def _module(key: str, name: object, plugins: Sequence[str]) -> types.ModuleType:
         raise NotAdmittedError(f"{key}={name}: its code would run here", name.partition(".")[0])
     import_plugins([name])
     return sys.modules[name]
-
-
-def _accepted(parameters: Parameters, bundles: Bundles) -> Parameters:
-    """The keys that a factory accepts: its parameters; in place of a bundle, the fields."""
-    accepted: dict[str, inspect.Parameter] = {}
-    for name, parameter in parameters.items():
-        accepted |= inspect.signature(bundles[name]).parameters if name in bundles else {name: parameter}
-    return accepted
-
-
-def _check_keys(group: str, node: DictConfig, accepted: Parameters, parts: Mapping[str, Any]) -> None:
-    """Raises ConfigError for a key that is not accepted, and for one that is missing."""
-    target = node._target_
-    for key in map(str, node):
-        if key != "_target_" and key not in accepted and not _takes_any(accepted):
-            raise ConfigError(f"{group}.{key}: {target} does not take it{nearest(key, list(accepted))}")
-    for name, parameter in accepted.items():
-        needed = parameter.default is inspect.Parameter.empty and parameter.kind is not inspect.Parameter.VAR_KEYWORD
-        if needed and name not in node and name not in parts:
-            raise ConfigError(f"{group}.{name}: missing; {target} needs it; type {group}.{name}=VALUE")
-
-
-def _takes_any(parameters: Parameters) -> bool:
-    """Whether a function takes any keyword argument, as one that passes them on to another."""
-    return any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters.values())
-
-
-def _arguments(parameters: Parameters, bundles: Bundles, values: Mapping[str, Any]) -> dict[str, Any]:
-    """The arguments of a factory: the values of the group, with those of a bundle gathered in its NamedTuple."""
-    bundled = {"_target_", *bundles, *(field for bundle in bundles.values() for field in bundle._fields)}
-    others = values.keys() - bundled if _takes_any(parameters) else ()
-    taken = (parameters.keys() - bundles.keys()) | set(others)
-    plain = {name: value for name, value in values.items() if name in taken}
-    gathered = {
-        name: bundle(**{field: values[field] for field in bundle._fields if field in values})
-        for name, bundle in bundles.items()
-    }
-    return plain | gathered
 
 
 def _is_key(name: str, node: DictConfig) -> bool:

@@ -16,7 +16,6 @@ from metalearn.config.values import keys_of
 from metalearn.errors import ConfigError
 
 DEVICES = ("auto", "cpu", "cuda")
-MOST_THREADS = 1024
 PRECISIONS = ("float32", "float64", "tf32", "bf16")
 
 
@@ -32,7 +31,7 @@ def check_top_level(config: DictConfig) -> None:
     launch = config.launch
     try:
         whole_number("seed", config.seed, at_least=0)
-        whole_number("threads", config.threads, at_least=1, at_most=MOST_THREADS)
+        whole_number("threads", config.threads, at_least=1, at_most=1024)
         for key, least, most in (
             ("nnodes", 1, 2**31), ("workers_per_host", 1, 2**31), ("node_rank", 0, 2**31), ("master_port", 0, 65535),
             ("max_restarts", 0, 2**31),
@@ -64,7 +63,24 @@ def check_top_level(config: DictConfig) -> None:
         raise ConfigError(f"run={run!r}: must be the name of a folder; for example run=first")
     if config.resume not in ("auto", "never"):
         check_checkpoint("resume", config.resume, published=False)
-    _check_changes(config)
+    changes = config.resume_changes
+    if not isinstance(changes, ListConfig):
+        raise ConfigError(f"resume_changes={changes}: must be a list of keys; type 'resume_changes=[optimizer.lr]'")
+    for name in changes:
+        try:
+            check_key(str(name), keys_of(config))
+        except ConfigError as error:
+            raise ConfigError(f"resume_changes=[{name}]: {error}") from error
+    if "precision" in changes:
+        raise ConfigError(
+            "resume_changes=[precision]: a checkpoint goes on in its own precision; type init_from=PATH in place of "
+            "resume=PATH, to begin with its parameters alone"
+        )
+    if changes and config.resume in ("auto", "never"):
+        raise ConfigError(
+            f"resume_changes=[{','.join(changes)}]: needs the checkpoint to begin from; type resume=PATH, such as "
+            "…/checkpoints/last of another run"
+        )
     reptile = OmegaConf.select(config, "algorithm._target_") == "metalearn.algorithms.reptile.reptile"
     counted, tasks = (OmegaConf.select(config, key) for key in ("algorithm.meta_batch", "trainer.meta_batch_size"))
     if reptile and counted != tasks:
@@ -97,32 +113,12 @@ def _check_ray(launch: DictConfig) -> None:
         raise ConfigError("launch=ray: the package ray is not installed; type pip install ray, or pip install '.[ray]'")
 
 
-def _check_changes(config: DictConfig) -> None:
-    names = config.resume_changes
-    if not isinstance(names, ListConfig):
-        raise ConfigError(f"resume_changes={names}: must be a list of keys; type 'resume_changes=[optimizer.lr]'")
-    for name in names:
-        try:
-            check_key(str(name), keys_of(config))
-        except ConfigError as error:
-            raise ConfigError(f"resume_changes=[{name}]: {error}") from error
-    if "precision" in names:
-        raise ConfigError(
-            "resume_changes=[precision]: a checkpoint goes on in its own precision; type init_from=PATH in place of "
-            "resume=PATH, to begin with its parameters alone"
-        )
-    if names and config.resume in ("auto", "never"):
-        raise ConfigError(
-            f"resume_changes=[{','.join(names)}]: needs the checkpoint to begin from; type resume=PATH, such as "
-            "…/checkpoints/last of another run"
-        )
-
-
 RANK_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_PORT", "MASTER_ADDR")
 """Environment variables that torchrun sets for a rank."""
 
-_TOGETHER = (("RANK", "WORLD_SIZE"), ("MASTER_ADDR", "MASTER_PORT"))
-_BELOW = (("RANK", "WORLD_SIZE"), ("LOCAL_RANK", "LOCAL_WORLD_SIZE"))
+_TOGETHER = {
+    "RANK": "WORLD_SIZE", "WORLD_SIZE": "RANK", "MASTER_ADDR": "MASTER_PORT", "MASTER_PORT": "MASTER_ADDR",
+}  # fmt: skip
 
 
 def check_rank_variables() -> None:
@@ -131,34 +127,19 @@ def check_rank_variables() -> None:
     Raises:
         ConfigError: one has a wrong value, or lacks another one.
     """
-    found = {name: os.environ[name] for name in RANK_VARIABLES if name in os.environ}
-    for name, value in found.items():
-        if name != "MASTER_ADDR" and not (value.isascii() and value.isdecimal() and int(value) < 2**20):
+    for name, value in ((name, os.environ[name]) for name in RANK_VARIABLES if name in os.environ):
+        if name != "MASTER_ADDR" and not (value.isascii() and value.isdecimal()):
             _refuse_variable(name, "must be a whole number from 0")
-    for name, other in (*_TOGETHER, *(pair[::-1] for pair in _TOGETHER)):
-        if name in found and other not in found:
-            _refuse_variable(name, f"{other} is not set")
-    for name, bound in _BELOW:
-        if {name, bound} <= found.keys() and int(found[name]) >= int(found[bound]):
-            _refuse_variable(name, f"must be below {bound}={found[bound]}")
+        if name in _TOGETHER and _TOGETHER[name] not in os.environ:
+            _refuse_variable(name, f"{_TOGETHER[name]} is not set")
+    if started_as_rank() and int(os.environ["RANK"]) >= int(os.environ["WORLD_SIZE"]):
+        _refuse_variable("RANK", f"must be below WORLD_SIZE={os.environ['WORLD_SIZE']}")
 
 
 def _refuse_variable(name: str, reason: str) -> NoReturn:
     raise ConfigError(
         f"{name}={os.environ[name]!r:.60}: {reason}; type torchrun --nproc_per_node=N …, which sets all of them, or "
         f"unset {name} for a run without torchrun"
-    )
-
-
-def check_slurm_tasks(nnodes: int) -> None:
-    """Raises ConfigError if srun has started several tasks that know nothing of each other."""
-    tasks = os.environ.get("SLURM_STEP_NUM_TASKS", "1")
-    if started_as_rank() or "SLURM_PROCID" not in os.environ or tasks in ("1", str(nnodes)):
-        return
-    raise ConfigError(
-        f"SLURM_PROCID={os.environ['SLURM_PROCID']}: srun has started {tasks} tasks, and each would train the whole "
-        "run; type srun --ntasks-per-node=1 with launch=slurm and workers=N, which starts the workers, or unset "
-        "SLURM_PROCID for runs of their own"
     )
 
 
@@ -170,11 +151,6 @@ def started_as_rank() -> bool:
 def started_by_launcher() -> bool:
     """Whether `python train.py workers=N` has started this process as one of its ranks."""
     return "DISTRIBUTED_LAUNCHER_PID" in os.environ
-
-
-def launcher_pid() -> int:
-    """The number of the launcher's process on this host, in a rank that it has started."""
-    return int(os.environ["DISTRIBUTED_LAUNCHER_PID"])
 
 
 def computes_elsewhere(config: DictConfig) -> bool:
@@ -204,8 +180,14 @@ def world_size(config: DictConfig, command: str) -> int:
             environment says of ranks is not whole.
     """
     check_rank_variables()
-    check_slurm_tasks(config.launch.nnodes)
-    workers = config.workers
+    launch, workers = config.launch, config.workers
+    tasks = os.environ.get("SLURM_STEP_NUM_TASKS", "1")
+    if not started_as_rank() and "SLURM_PROCID" in os.environ and tasks not in ("1", str(launch.nnodes)):
+        raise ConfigError(
+            f"SLURM_PROCID={os.environ['SLURM_PROCID']}: srun has started {tasks} tasks, and each would train the "
+            "whole run; type srun --ntasks-per-node=1 with launch=slurm and workers=N, which starts the workers, or "
+            "unset SLURM_PROCID for runs of their own"
+        )
     if started_as_rank():
         started = os.environ["WORLD_SIZE"]
         if workers is not None and workers != int(started):
@@ -215,7 +197,6 @@ def world_size(config: DictConfig, command: str) -> int:
                 f"or, without torchrun,\n  python {command}"
             )
         return int(started)
-    launch = config.launch
     workers = int(workers or launch.nnodes * launch.workers_per_host)
     if workers % launch.nnodes:
         raise ConfigError(

@@ -120,7 +120,11 @@ def compose_config(overrides: Sequence[str]) -> Composed:
             _known_keys(composed_by_hydra(only_choices, return_hydra_config=True), values)
             raise
         known = _known_keys(whole, values)
-        _check_hydra(whole.hydra)
+        if whole.hydra.job.chdir:
+            raise ConfigError(
+                "hydra.job.chdir=true: paths of this program begin at the folder in which it was started; leave "
+                "hydra.job.chdir out"
+            )
         HydraConfig.instance().set_config(whole)
         known_groups = groups()  # a look at the disk
         chosen = {group: str(option) for group, option in whole.hydra.runtime.choices.items() if group in known_groups}
@@ -141,8 +145,7 @@ def compose_config(overrides: Sequence[str]) -> Composed:
         if whole.run == AUTO:
             in_own_folder = not any(override.key_or_group == "hydra.run.dir" for override in all_overrides)
             changed = _changed(whole, chosen, choices, values) if in_own_folder else {}
-            name = run_name(OmegaConf.select(whole, "seed"), changed)
-            whole.run = config.run = name
+            whole.run = config.run = run_name(OmegaConf.select(whole, "seed"), changed)
         run_dir = Path(whole.hydra.run.dir)
         OmegaConf.resolve(config)
     except InterpolationKeyError as error:
@@ -177,21 +180,23 @@ def _changed(
     return changed
 
 
-def _check_hydra(hydra: DictConfig) -> None:
-    """Raises ConfigError for keys of Hydra with which a run would not find its folder again."""
-    if hydra.job.chdir:
-        raise ConfigError(
-            "hydra.job.chdir=true: paths of this program begin at the folder in which it was started; leave "
-            "hydra.job.chdir out"
-        )
-
-
 def own_error(error: Exception) -> ConfigError:
-    """Hydra's error as ours. An error of our own resolver is ours already."""
+    """An error of Hydra's or OmegaConf's as ours, with its cause, or the key that it is about. An error of our own
+    resolver is ours already."""
     cause: BaseException | None = error
     while cause is not None and not isinstance(cause, ConfigError):
         cause = cause.__cause__ or cause.__context__
-    return cause or ConfigError(_explained(error))
+    if cause is not None:
+        return cause
+    first = str(error).splitlines()[0]
+    if key := getattr(error, "full_key", None):
+        return ConfigError(f"{key}: {first}; type {key}=VALUE")
+    if isinstance(error, InterpolationResolutionError):
+        return ConfigError(f"{first}; type a value in place of ${{…}}")
+    if error.__cause__ is None:
+        return ConfigError(str(error))
+    why, lists = str(error.__cause__).splitlines()[0], "python train.py --cfg hydra lists Hydra's keys"
+    return ConfigError(f"{first.rstrip('.')}: {why}; {lists}")
 
 
 def sweep_jobs(overrides: Sequence[str]) -> list[list[str]]:
@@ -225,20 +230,7 @@ def compose_sweeper(overrides: Sequence[str]) -> tuple[dict[str, Any], Path]:
         HydraConfig.instance().set_config(whole)  # the folder follows from the options that are chosen
         return to_container(whole.hydra.sweeper), Path(whole.hydra.sweep.dir)
     except (HydraException, OmegaConfBaseException) as error:
-        raise ConfigError(_explained(error)) from error
-
-
-def _explained(error: Exception) -> str:
-    """The message of an error of Hydra's or OmegaConf's, with its cause, or the key that it is about."""
-    first = str(error).splitlines()[0]
-    key = getattr(error, "full_key", None)
-    if key:
-        return f"{key}: {first}; type {key}=VALUE"
-    if isinstance(error, InterpolationResolutionError):
-        return f"{first}; type a value in place of ${{…}}"
-    cause = error.__cause__
-    lists = "python train.py --cfg hydra lists Hydra's keys"
-    return f"{first.rstrip('.')}: {str(cause).splitlines()[0]}; {lists}" if cause else str(error)
+        raise own_error(error) from error
 
 
 def as_path(override: str) -> str:
@@ -295,10 +287,6 @@ def _readable(override: str) -> str:
         text = f"{key}=[{','.join(map(quoted, re.split(',(?=[/.~])', value[1:-1])))}]"
     else:
         text = f"{key}={quoted(value)}"
-    try:
-        OverridesParser.create().parse_override(text)
-    except HydraException:
-        return "type KEY=VALUE"
     return f"such a text stands in quotes of Hydra's, and these in quotes of the shell; type {shlex.quote(text)}"
 
 

@@ -42,23 +42,28 @@ def check_links(config: DictConfig, chosen: Mapping[str, str], typed: set[str]) 
     if first.key in typed or group not in chosen:
         hint = nearest(first.target, sorted(keys_of(config)))
         raise ConfigError(f"{first.key}={first.value}: there is no key {first.target}{hint}")
-    needs = {_origin(link, chosen): link for link in reversed(missing) if link.target == first.target}
+    needs: dict[str, KeyLink] = {}  # by the group whose option has set the link
+    for link in (link for link in missing if link.target == first.target):
+        owner, _, inner = link.key.partition(".")
+        by_option = owner in chosen and link._replace(key=inner) in _links_of(keys_in(owner, chosen[owner]))
+        needs.setdefault(owner if by_option else "experiment", link)
     names = " and ".join(f"{by}={chosen[by]} ({link.key}={link.value})" for by, link in sorted(needs.items()))
-    advice = ", and ".join(_another(by, config) for by in sorted(needs))
+    others = []
+    for by in sorted(needs):
+        others.append(f"another {by}")
+        for option in groups()[by] if by != "experiment" else ():
+            if all(_exists(config, link.target) for link in _links_of(keys_in(by, option))):
+                others[-1] += f", such as {by}={option}"
+                break
     raise ConfigError(
         f"{group}={chosen[group]} has no key {name}, which {names} need{'s' * (len(needs) == 1)}: these options do not "
-        f"fit together; type {advice}, or another {group}"
+        f"fit together; type {', and '.join(others)}, or another {group}"
     )
 
 
 def _links_of(config: DictConfig) -> list[KeyLink]:
     values = leaves(to_container(config, resolve=False))
     return [KeyLink(key, str(value), target) for key, value in values for target in LINK.findall(str(value))]
-
-
-def _links_in(group: str, option: str) -> list[KeyLink]:
-    """The links in an option's own yaml."""
-    return _links_of(keys_in(group, option))
 
 
 def _exists(config: DictConfig, key: str) -> bool:
@@ -69,18 +74,3 @@ def _exists(config: DictConfig, key: str) -> bool:
         return OmegaConf.select(config, key, default=absent) is not absent  # an item of a list, or behind another link
     except OmegaConfBaseException:
         return True  # it is a link itself, and checked as such
-
-
-def _origin(link: KeyLink, chosen: Mapping[str, str]) -> str:
-    """The group whose option has set a link: the one of its key, or `experiment`."""
-    group, _, name = link.key.partition(".")
-    by_option = group in chosen and link._replace(key=name) in _links_in(group, chosen[group])
-    return group if by_option else "experiment"
-
-
-def _another(group: str, config: DictConfig) -> str:
-    """Advice to choose another option of a group; the example has no link to a missing key."""
-    for option in groups()[group] if group != "experiment" else ():
-        if all(_exists(config, link.target) for link in _links_in(group, option)):
-            return f"another {group}, such as {group}={option}"
-    return f"another {group}"

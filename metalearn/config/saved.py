@@ -81,8 +81,8 @@ def typed_keys(run_dir: Path) -> dict[str, str]:
         OSError, ValueError: as `read_config`.
     """
     path = run_dir / ".hydra" / "overrides.yaml"
-    words = OmegaConf.to_container(_loaded(path)) if path.exists() else []
-    pairs = (str(word).lstrip("+~").partition("=") for word in (words if isinstance(words, list) else ()))
+    words = _loaded(path) if path.exists() else []
+    pairs = (str(word).lstrip("+~").partition("=") for word in words)
     return {key: value for key, _, value in pairs}
 
 
