@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
+from metalearn.app.outcome import print_all
 from metalearn.app.process import set_up_process
-from metalearn.app.streams import print_all
 from metalearn.errors import ConfigError, nearest, printable
 from metalearn.reporting.to_stderr import log_to_stderr
 from metalearn.storage.files import creating, refuse_used
@@ -46,7 +46,9 @@ def fit(options: argparse.Namespace, others: Sequence[str]) -> int:
     model = estimator(options.network, plugins=options.plugins or ())
     if isinstance(model, PFNClassifier):
         frame[target] = _as_written(options.folder, target, frame[target])
-    x, y = frame[~without].drop(columns=target), _whole(frame.loc[~without, target].to_numpy())
+    x, y = frame[~without].drop(columns=target), frame.loc[~without, target].to_numpy()
+    if y.dtype.kind == "f" and (y % 1 == 0).all():  # where some are missing, pandas makes real numbers of whole ones
+        y = y.astype(np.int64)
     if isinstance(model, PFNClassifier) and len(set(y.tolist())) < 2:
         raise ConfigError(f"--target={target}: has one class, {y[0]}; type a column of two classes or more")
     model.fit(x, y).save(options.out)
@@ -65,19 +67,10 @@ def _as_written(path: Path, target: str, labels: Any) -> Any:
     return labels if texts.dropna().str.fullmatch("0|-?[1-9][0-9]{0,14}").all() else texts
 
 
-def _whole(y: Any) -> Any:
-    """Targets as whole numbers, if they are: where some are missing, pandas makes real ones of them."""
-    try:
-        numbers = y.astype(np.float64)
-    except (TypeError, ValueError):
-        return y
-    is_whole = y.dtype.kind in "fO" and (numbers == np.round(numbers)).all() and (np.abs(numbers) < 2**53).all()
-    return numbers.astype(np.int64) if is_whole and not any(isinstance(one, str | bool) for one in y) else y
-
-
 def cross_validated(model: Any, x: Any, y: Any, folds: int) -> list[str]:
     """What is predicted of rows that were not known, in lines."""
     from sklearn.base import is_classifier
+    from sklearn.metrics import r2_score
     from sklearn.model_selection import KFold, StratifiedKFold, cross_val_predict
 
     from metalearn.api.results import wilson
@@ -88,8 +81,7 @@ def cross_validated(model: Any, x: Any, y: Any, folds: int) -> list[str]:
     cut = (StratifiedKFold if is_classifier(model) else KFold)(min(folds, most), shuffle=True, random_state=0)
     found = cross_val_predict(model, x, y, cv=cut)
     if not is_classifier(model):
-        explained = 1 - float(((found - y) ** 2).mean() / y.var()) if y.var() else 0.0
-        return [f"explains {explained:.1%} of the variance of rows not known (R²)"]
+        return [f"explains {r2_score(y, found):.1%} of the variance of rows not known (R²)"]
     right, guess = int((found == y).sum()), np.unique(y, return_counts=True)[1].max() / len(y)
     low, high = wilson(right, len(y))
     return [

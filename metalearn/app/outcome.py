@@ -1,9 +1,9 @@
-"""How the program ends: exit codes, and errors that need no traceback."""
+"""How the program ends: exit codes, errors that need no traceback, and output that is read to its end or not."""
 
 import errno
 import logging
 import os
-import resource
+import select
 import sys
 import time
 from collections.abc import Callable
@@ -91,10 +91,24 @@ def without_memory(error: Exception) -> str | None:
     lacks = isinstance(error, MemoryError) or getattr(error, "errno", None) == errno.ENOMEM
     if not lacks and not any(sign in line for sign in _NO_MEMORY):
         return None
-    limit, _ = resource.getrlimit(resource.RLIMIT_AS)
-    if limit == resource.RLIM_INFINITY:
-        return f"the memory is not enough: {line}; type a smaller trainer.task_chunk, or fewer workers"
-    return f"ulimit -v {limit // 1024} leaves too little memory: {line}; type a larger one, or ulimit -v unlimited"
+    return f"the memory is not enough: {line}; type a smaller trainer.task_chunk, or fewer workers"
+
+
+def reader_has_left() -> bool:
+    """Whether stdout is a pipe that nobody reads any more: `head` has had enough. What is left of the output is dropped
+    then, or Python would complain at its end."""
+    pipe = select.poll()
+    pipe.register(1, 0)
+    left = any(event & select.POLLERR for _, event in pipe.poll(0))
+    if left:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+    return left
+
+
+def print_all(text: str) -> int:
+    """Prints what a command was asked for; returns the exit code."""
+    print(text, flush=True)
+    return OK
 
 
 def versions() -> str:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import io
 import os
 import signal
 import sys
@@ -39,18 +40,18 @@ def run(command: str, arguments: Sequence[str], started: Path | None = None) -> 
     from metalearn.errors import ForeignPackageError
 
     try:
-        from metalearn.app import streams
+        from metalearn.app import outcome
     except ForeignPackageError as error:
         sys.stderr.write(f"error: {error}\n")
         return _BAD_USAGE
-    streams.set_up()
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")  # a locale's encoding may lack some signs
     if signal.getsignal(signal.SIGCHLD) is signal.SIG_IGN:  # a parent's choice: then nobody learns how a rank ended
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     try:
         if "--version" in arguments:  # of any command
-            from metalearn.app.outcome import versions
-
-            return streams.print_all(versions())
+            return outcome.print_all(outcome.versions())
         main = importlib.import_module(command).main
         program: tuple[object, ...] = ()
         if started is not None:
@@ -60,13 +61,11 @@ def run(command: str, arguments: Sequence[str], started: Path | None = None) -> 
         code: int = main(arguments, *program)
         sys.stdout.flush()
     except BrokenPipeError:
-        if not streams.reader_has_left():
+        if not outcome.reader_has_left():
             raise
         return 0
     except (ImportError, MemoryError, OSError) as error:
-        from metalearn.app.outcome import without_memory
-
-        if (why := without_memory(error)) is None:
+        if (why := outcome.without_memory(error)) is None:
             raise
         sys.stderr.write(f"error: {why}\n")
         code = _FAILED

@@ -14,9 +14,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from metalearn.app.job import Program, installed
-from metalearn.app.outcome import BAD_CONFIG, report_error
+from metalearn.app.outcome import BAD_CONFIG, print_all, report_error
 from metalearn.app.process import end_with_starter
-from metalearn.app.streams import print_all
 from metalearn.cli.arguments import command_parser, real, whole
 from metalearn.config.check import check_rank_variables
 from metalearn.errors import ConfigError, printable

@@ -134,7 +134,7 @@ def explain(topics: Sequence[str]) -> int:
 
 
 def _print(text: str) -> int:
-    from metalearn.app.streams import print_all
+    from metalearn.app.outcome import print_all
 
     return print_all(text)
 

@@ -13,9 +13,8 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
-from metalearn.app.outcome import OK, exit_code_of_process
+from metalearn.app.outcome import OK, exit_code_of_process, print_all
 from metalearn.app.process import set_up_process
-from metalearn.app.streams import print_all
 from metalearn.cli.arguments import command_parser, names, typed, whole
 from metalearn.config.compose import parsed
 from metalearn.errors import ConfigError, printable

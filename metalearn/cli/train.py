@@ -4,9 +4,8 @@ import sys
 from collections.abc import Sequence
 
 from metalearn.app.job import Job, Program, Role, installed, role_of, to_job
-from metalearn.app.outcome import exit_code_of_process
+from metalearn.app.outcome import exit_code_of_process, print_all
 from metalearn.app.process import announce, end_with_starter, importing, set_up_process, set_up_torch
-from metalearn.app.streams import print_all
 from metalearn.app.sweep import run_sweep
 from metalearn.app.with_hydra import show_by_hydra
 from metalearn.config.compose import as_path, compose_config
