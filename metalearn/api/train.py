@@ -23,7 +23,7 @@ from metalearn.api.own import (
     shape_of,
 )
 from metalearn.api.pictures import form_of
-from metalearn.app.devices import check_device
+from metalearn.app.host import check_device
 from metalearn.app.job import Job, installed
 from metalearn.app.parts import (
     Parts,

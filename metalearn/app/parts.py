@@ -17,9 +17,8 @@ from distributed.tree_sum import tree_sum
 from metalearn.algorithms.common.fixed import with_fixed
 from metalearn.algorithms.common.losses import measured_by, of_function
 from metalearn.algorithms.common.metrics import reporting
-from metalearn.app.devices import check_device, own_device
+from metalearn.app.host import check_device, code_digest, likeness_of, own_device
 from metalearn.app.job import Job
-from metalearn.app.likeness import code_digest, likeness_of
 from metalearn.app.unseen import UNKNOWN
 from metalearn.checks import Invalid
 from metalearn.config.build import build, import_plugins

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import torch
 from omegaconf import DictConfig, OmegaConf
 
-from metalearn.app.devices import described
+from metalearn.app.host import described
 from metalearn.app.job import Job
 from metalearn.app.parts import Parts, evaluation_chunk, first_tasks, idle_workers, training_chunk
 from metalearn.app.unseen import (

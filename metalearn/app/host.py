@@ -1,22 +1,27 @@
-"""What every worker has in common with rank zero, so that it computes the same bits: code, versions, kernels,
-processor, config and data."""
+"""What a rank computes on: its device, and what every host has in common with that of rank zero, so that it computes
+the same bits."""
 
 import functools
 import hashlib
 import importlib.util
+import os
 import platform
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 from omegaconf import DictConfig
 
 from metalearn.config.names import FREE_KEYS
 from metalearn.config.saved import STARTS
-from metalearn.config.values import leaves, to_container
+from metalearn.config.values import is_below, leaves, to_container
+from metalearn.errors import ConfigError
 from metalearn.nn.native import computed_by
 from metalearn.nn.precision import type_of
 from metalearn.tasks.common.identities import Content
+
+DRIVER = Path("/proc/driver/nvidia/version")
 
 PACKAGES = ("distributed", "metalearn")
 SOURCES = (".py", ".c", ".h", ".csv")
@@ -26,13 +31,55 @@ NOT_COMPARED = (*FREE_KEYS, *STARTS, "device", "dataset", "model.weights")
 """Keys that change no number, that may be another path on another host, or whose effect is compared instead."""
 
 
+# The device
+
+
+def check_device(name: str, precision: str) -> None:
+    """Raises ConfigError where the config asks for a GPU, or for what only a GPU can do, and there is none."""
+    if name == "cuda" and not torch.cuda.is_available():
+        reason = why_no_gpu()
+        raise ConfigError(
+            f"device=cuda: torch sees no GPU here{f': {reason}' if reason else ''}; type device=auto or device=cpu"
+        )
+    if precision == "tf32" and own_device(name).type == "cpu":
+        raise ConfigError("precision=tf32: is a mode of NVIDIA GPUs; type precision=float32, or precision=bf16")
+
+
+def own_device(name: str) -> torch.device:
+    """This rank's device. `auto` takes a GPU where there is one, chosen by the local rank."""
+    if name == "cpu" or not torch.cuda.is_available():
+        return torch.device("cpu")
+    return torch.device("cuda", int(os.environ.get("LOCAL_RANK", 0)) % torch.cuda.device_count())
+
+
+def why_no_gpu() -> str | None:
+    """Why torch sees no GPU on a machine with a driver for one, in torch's own words; None where there is no driver."""
+    if torch.cuda.is_available() or not DRIVER.exists():
+        return None
+    if torch.version.cuda is None:
+        return "there is an NVIDIA driver, and this torch is one without CUDA; install one with CUDA"
+    try:
+        torch.cuda.init()
+    except RuntimeError as error:
+        return str(error).splitlines()[0].rstrip(".")
+    return "there is an NVIDIA driver, and torch counts no card"
+
+
+def described(name: str) -> dict[str, Any]:
+    """The device for result.json: its `type`; a GPU's `name`; and `why` it is no GPU, with `device=auto`."""
+    device = own_device(name)
+    if device.type == "cuda":
+        return {"type": "cuda", "name": torch.cuda.get_device_name(device)}
+    reason = why_no_gpu() if name == "auto" else None
+    return {"type": "cpu", **({"why": reason} if reason else {})}
+
+
+# The likeness of two hosts
+
+
 def likeness_of(config: DictConfig, content: Callable[[], Content], device: torch.device) -> dict[str, str]:
     """What is compared, by its name."""
-    rest = {
-        key: str(value)
-        for key, value in leaves(to_container(config))
-        if not any(key == free or key.startswith(f"{free}.") for free in NOT_COMPARED)
-    }
+    rest = {key: str(value) for key, value in leaves(to_container(config)) if not is_below(key, NOT_COMPARED)}
     return {
         "code": code_digest(tuple(config.plugins)),
         "torch": torch.__version__,
@@ -66,10 +113,8 @@ def _sources(package: str) -> Iterator[Path]:
 
 def _processor() -> str:
     """The model of the CPU, as far as the system says it, and the instructions that torch takes of it."""
-    try:
-        first = Path("/proc/cpuinfo").read_text(encoding="utf-8").partition("\n\n")[0]
-    except OSError:
-        first = ""
+    info = Path("/proc/cpuinfo")
+    first = info.read_text(encoding="utf-8").partition("\n\n")[0] if info.exists() else ""
     named = {name.strip(): value.strip() for name, _, value in (line.partition(":") for line in first.splitlines())}
     known = [named[key] for key in ("model name", "cpu family", "model", "CPU implementer", "CPU part") if key in named]
     known = known or [platform.machine(), platform.processor()]
