@@ -174,19 +174,18 @@ def learners() -> Callable[[Episode], Mapping[str, float]] | None:
 
 def r_squared(answers: Array, truth: Array) -> float:
     """The part of the variance that is explained; at least −1."""
-    variance = float(((truth - truth.mean()) ** 2).mean())
-    return max(-1.0, 1 - float(((answers - truth) ** 2).mean()) / variance) if variance else 0.0
+    from sklearn.metrics import r2_score
+
+    return max(-1.0, float(r2_score(truth, answers)))
 
 
 def area(votes: Array, truth: Array, classes: Array) -> float:
     """The area under the curve of each class against the others, a mean over the classes that some but not all asked
     rows have; `votes` [n, classes]. 0.5 if there is none."""
-    areas = []
-    for column, label in enumerate(classes):
-        inside = truth == label
-        if 0 < inside.sum() < len(truth):
-            pairs = votes[inside, column][:, None] - votes[~inside, column][None]
-            areas.append(float((pairs > 0).mean() + 0.5 * (pairs == 0).mean()))
+    from sklearn.metrics import roc_auc_score
+
+    of_each = [(truth == label, votes[:, column]) for column, label in enumerate(classes)]
+    areas = [roc_auc_score(inside, vote) for inside, vote in of_each if 0 < inside.sum() < len(truth)]
     return float(np.mean(areas)) if areas else 0.5
 
 
