@@ -14,15 +14,7 @@ from metalearn.algorithms.common.ensemble import ensemble, joined
 from metalearn.app import ranks
 from metalearn.app.job import Job, Program, Role, role_of, to_job
 from metalearn.app.outcome import BAD_CONFIG, FAILED, OK, report_error
-from metalearn.app.parts import (
-    Parts,
-    assemble,
-    connect,
-    evaluation_chunk,
-    other_algorithm,
-    other_model,
-    put_together,
-)
+from metalearn.app.parts import Parts, assemble, connect, evaluation_chunk, put_together, trained_otherwise
 from metalearn.app.process import set_up_torch
 from metalearn.app.run import DATA
 from metalearn.app.unseen import UNKNOWN, check_unseen, warn_of_seen_drawers
@@ -79,9 +71,14 @@ def evaluate_checkpoint(request: Request, program: Program, arguments: Sequence[
         ConfigError: a checkpoint that cannot be read, overrides that do not fit it, or an output folder that is that of
             a run, or that cannot be written.
     """
-    members = members_of(request)
+    named = [("checkpoint", request.checkpoint), *(("ensemble", path) for path in request.ensemble)]
+    members = [Member(key, path, path.resolve(), read_named(key, path.resolve())) for key, path in named]
     notes = notes_on(members)
-    check_output(request.output)
+    if any(is_folder(request.output / name) for name in (".hydra", "checkpoints")):
+        raise ConfigError(
+            f"output={request.output}: is the folder of a run, and its result.json would be lost; type "
+            f"output={request.output}/mine"
+        )
     aliases = ALIASES | {"tasks": f"trainer.{request.split}_tasks"}
     config = changed_config(members[0].saved.meta["config"], request.overrides, aliases)
     job = to_job(config, request.output, "evaluate", None, program, arguments)
@@ -104,12 +101,14 @@ def evaluate_members(request: Request, members: Sequence[Member], notes: Sequenc
     counted = check_unseen(seen, parts.source, request.split, job.config.seen_classes)
     match role_of(job):
         case Role.LAUNCHER:
-            make_output(request.output)
+            with creating("output", request.output):
+                request.output.mkdir(parents=True, exist_ok=True)
             return ranks.launch_ranks(partial(evaluate_members, request, members, notes), job, max_restarts=0)
         case Role.WORKER:
             return ranks.serve(job, parts, lambda strategy: values_of(parts, strategy, params, request.split))
         case Role.LEADER:
-            make_output(request.output)
+            with creating("output", request.output):
+                request.output.mkdir(parents=True, exist_ok=True)
             log_to_terminal()
             for note in notes:
                 log.warning("%s", note)
@@ -118,39 +117,18 @@ def evaluate_members(request: Request, members: Sequence[Member], notes: Sequenc
             return lead(request, job, parts, members, params, counted)
 
 
-def make_output(output: Path) -> None:
-    """Makes the output folder.
-
-    Raises:
-        ConfigError: it cannot be written.
-    """
-    with creating("output", output):
-        output.mkdir(parents=True, exist_ok=True)
-
-
-def members_of(request: Request) -> list[Member]:
-    """What is evaluated: the checkpoint, and the others of an ensemble.
-
-    Raises:
-        ConfigError: one of them cannot be read.
-    """
-    named = [("checkpoint", request.checkpoint), *(("ensemble", path) for path in request.ensemble)]
-    found = [(key, path, path.resolve()) for key, path in named]
-    return [Member(key, path, folder, read_named(key, folder)) for key, path, folder in found]
-
-
 def pinned(arguments: Sequence[str], members: Sequence[Member], output: Path) -> list[str]:
     """The command line of the ranks: all read these very checkpoints, and write to this folder."""
     first, *others = (member.folder for member in members)
-    said = [f"checkpoint={first}", f"output={output}"]
+    fixed = {"checkpoint": first, "output": output}
     if others:
-        said.append(f"ensemble=[{','.join(map(quoted, others))}]")
-    keys = {argument.partition("=")[0] for argument in said}
-    return [*(argument for argument in arguments if argument.partition("=")[0] not in keys), *said]
+        fixed["ensemble"] = f"[{','.join(map(quoted, others))}]"
+    free = [argument for argument in arguments if argument.partition("=")[0] not in fixed]
+    return [*free, *(f"{key}={value}" for key, value in fixed.items())]
 
 
 def notes_on(members: Sequence[Member]) -> list[str]:
-    """What to say of what is evaluated: classes that are not known, and networks that differ.
+    """Lines on what is evaluated: classes that are not known, and networks that differ.
 
     Raises:
         ConfigError: a saved config is refused.
@@ -160,25 +138,23 @@ def notes_on(members: Sequence[Member]) -> list[str]:
     for (key, path, _, saved), config in zip(members, configs, strict=True):
         if not from_meta(saved.meta).complete:
             notes.append(f"{key}={path}: {UNKNOWN}")
-        notes += other_model(f"{key}={path}", config, configs[0])
-        notes += other_algorithm(f"{key}={path}", config, configs[0])
+        notes += trained_otherwise(f"{key}={path}", config, configs[0], ("model", "algorithm"))
     return notes
 
 
 def warn_of_other_data(parts: Parts, config: DictConfig, member: Member, overrides: Sequence[str]) -> None:
     """Logs a line if the data are not those of the training, as where its folder is gone and `METALEARN_DATA` names
     another one, unless the overrides ask for others."""
-    saved, own = member.saved.meta["config"], to_container(config)
-    named = ("dataset", "algorithm")  # what the digest depends on; some algorithms see the data as plain samples
-    changed = differences(*({name: whole[name] for name in named} for whole in (saved, own)))
+    saved, present = member.saved.meta["config"], to_container(config)
+    # What the digest depends on; some algorithms see the data as plain samples.
+    changed = {
+        f"{name}.{key}" for name in ("dataset", "algorithm") for key in differences(saved[name], present[name])
+    } - {"dataset.root", "dataset.shards", "dataset.download"}
     typed = any(text.startswith("dataset.root=") for text in overrides)
-    if typed or any(key not in ("dataset.root", "dataset.shards", "dataset.download") for key in changed):
-        return
-    if parts.content().is_known_otherwise(member.saved.meta.get(DATA)):
-        trained, root = saved["dataset"].get("root"), own["dataset"].get("root")
+    if not typed and not changed and parts.content().is_known_otherwise(member.saved.meta.get(DATA)):
         log.warning(
-            "dataset.root=%s: the data there are not those that %s=%s was trained on, with dataset.root=%s; bring "
-            "those back, or type dataset.root=%s to evaluate on these", root, member.key, member.path, trained, root,
+            "dataset.root=%s: holds other data than %s=%s was trained on; bring those back, or type this key to "
+            "evaluate on these", present["dataset"].get("root"), member.key, member.path,
         )  # fmt: skip
 
 
@@ -193,17 +169,8 @@ def params_for(parts: Parts, member: Member) -> Params:
     head = parts.model.head
     if head is None or not parts.algorithm.evaluated_on_features:
         return fitted(key, checkpoint, saved.params, parts.start, advice)
-    wanted = {name: value for name, value in parts.start.items() if name not in head.params}
-    there = {name: value for name, value in saved.params.items() if name in wanted}
-    return fitted(key, checkpoint, there, wanted, advice)
-
-
-def check_output(output: Path) -> None:
-    """Raises ConfigError for the folder of a run, whose result would be lost."""
-    if any(is_folder(output / name) for name in (".hydra", "checkpoints")):
-        raise ConfigError(
-            f"output={output}: is the folder of a run, and its result.json would be lost; type output={output}/mine"
-        )
+    body = {name: value for name, value in parts.start.items() if name not in head.params}
+    return fitted(key, checkpoint, {name: v for name, v in saved.params.items() if name in body}, body, advice)
 
 
 def check_tasks(parts: Parts, params: Params, split: str) -> None:
@@ -222,19 +189,18 @@ def lead(
 ) -> int:
     """Rank zero: evaluates, writes and prints; returns the exit code. `counted` is what `check_unseen` has returned."""
     try:
-        evaluated = [identified(member) for member in members]
+        evaluated = [  # what result.json says of each; the digest is that of its parameters
+            {"checkpoint": str(one.folder), "params": digest_of(one.folder / TENSORS), "step": one.saved.meta["step"]}
+            for one in members
+        ]
         strategy = connect(parts)
-        try:
+        with ranks.closing(strategy):
             began = time.perf_counter()
             values = values_of(parts, strategy, params, request.split, shown=True)
             figures = figures_of(values, parts.source, request.split, parts.algorithm.evaluated_on) | {
                 "transductive": parts.transductive
             }
             report(request, job, evaluated, values, figures | counted, time.perf_counter() - began)
-        except BaseException as error:
-            strategy.close(failure=error)
-            raise
-        strategy.close()
         return OK
     except MixedWorkersError as error:
         return report_error(error, BAD_CONFIG)
@@ -262,7 +228,7 @@ def report(
     figures: dict[str, Any],
     seconds: float,
 ) -> None:
-    """Writes and prints the results; `evaluated` has what `identified` says of each checkpoint."""
+    """Writes and prints the results; `evaluated` has what result.json says of each checkpoint."""
     write_table(request.output / f"{request.split}.csv", values)
     others = {"ensemble": evaluated[1:]} if request.ensemble else {}
     result = {
@@ -274,9 +240,3 @@ def report(
     print(f"{request.split} {evaluation_report(figures)}")
     what = f"mean of {len(evaluated)} checkpoints" if request.ensemble else f"step {evaluated[0]['step']}"
     print(printable(f"{what}, {seconds:.1f} s, {job.workers} workers; all in {request.output}"))
-
-
-def identified(member: Member) -> dict[str, Any]:
-    """What result.json says of a checkpoint: its folder, a digest of its parameters, and its step."""
-    digest = digest_of(member.folder / TENSORS)
-    return {"checkpoint": str(member.folder), "params": digest, "step": member.saved.meta["step"]}

@@ -3,7 +3,7 @@ network depends on."""
 
 import functools
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -241,15 +241,11 @@ def initial_params(config: DictConfig, algorithm: Algorithm, run_dir: Path) -> t
     on from these, and needs `init_from` no more.
 
     Raises:
-        ConfigError: the model is too large, or has nothing to learn; `init_from` cannot be read, or holds another
-            model; `init_strict` refuses it.
+        ConfigError: the model has nothing to learn; `init_from` cannot be read, or holds another model; `init_strict`
+            refuses it.
     """
     dtype = type_of(config.precision)
-    try:
-        drawn = algorithm.init(torch.Generator().manual_seed(config.seed))
-    except RuntimeError as error:
-        reason = str(error).splitlines()[0]
-        raise ConfigError(f"model: its parameters cannot be made ({reason}); type a smaller model") from error
+    drawn = algorithm.init(torch.Generator().manual_seed(config.seed))
     if not drawn:
         raise ConfigError(
             "algorithm, model: nothing to learn, since this algorithm leaves out the model's head, and the model has "
@@ -266,42 +262,26 @@ def initial_params(config: DictConfig, algorithm: Algorithm, run_dir: Path) -> t
     check_checkpoint("init_from", config.init_from)
     saved = read_named("init_from", path)
     start, notes = start_params(path, saved.params, params, strict=config.init_strict)
-    notes += other_model("init_from", saved.meta["config"], to_container(config))
+    notes += trained_otherwise("init_from", saved.meta["config"], to_container(config), ("model",))
     seen = from_meta(saved.meta).joined(Seen(complete=known))
     return start, notes if seen.complete else [*notes, f"init_from={path}: {UNKNOWN}"], seen
 
 
-def other_model(source: str, saved: Config, present: Config) -> list[str]:
-    """A line for each key of the model that the config of a checkpoint, the `source`, has otherwise than the present
-    one, but for the number of outputs. Where shapes are the same, as with another `downsample`, the network computes
-    something else with the parameters."""
-    pairs = _changes("model", saved, present)
-    return [
-        f"{source}: its network had model.{key}={old!r:.60}, and this one has {new!r:.60}"
-        for key, (old, new) in pairs.items()
-        if TARGET not in pairs and key not in OUTPUTS
-    ]
-
-
-def other_algorithm(source: str, saved: Config, first: Config) -> list[str]:
-    """A line where the config of a checkpoint, the `source`, has another algorithm than the first one, or other
-    settings of it: all members of an ensemble are evaluated by one."""
-    pairs = _changes("algorithm", saved, first)
-    if TARGET in pairs:
-        shown = {"": tuple(str(target).rpartition(".")[2] for target in pairs[TARGET])}
-    else:
-        shown = {f".{key}": (f"{old!r:.60}", f"{new!r:.60}") for key, (old, new) in pairs.items()}
-    return [
-        f"{source}: it was trained with algorithm{key}={old}, and the first checkpoint with {new}; both are evaluated "
-        "alike"
-        for key, (old, new) in shown.items()
-    ]
-
-
-def _changes(section: str, saved: Config, present: Config) -> dict[str, tuple[object, object]]:
-    """(saved value, present value) of every key of a section that the two configs do not have alike."""
-    before, now = saved.get(section), present.get(section)
-    return differences(before, now) if isinstance(before, Mapping) and isinstance(now, Mapping) else {}
+def trained_otherwise(source: str, saved: Config, present: Config, sections: Sequence[str]) -> list[str]:
+    """A line for each key of these sections that the config of a checkpoint, the `source`, has otherwise than the
+    present one, but for the number of outputs. Where shapes are the same, as with another `downsample`, the network
+    computes something else with the parameters."""
+    lines = []
+    for section in sections:
+        pairs = differences(saved[section], present[section])
+        if TARGET in pairs:  # the other keys are those of another component
+            pairs = {TARGET: pairs[TARGET]}
+        lines += [
+            f"{source}: was trained with {section}.{key}={old!r:.60}, which is {new!r:.60} here"
+            for key, (old, new) in pairs.items()
+            if key not in OUTPUTS
+        ]
+    return lines
 
 
 def make_work(

@@ -71,21 +71,21 @@ def start(rank_main: Callable[[Job], int], job: Job, parts: Parts) -> int:
     the exit code."""
     first_host = job.config.launch.node_rank == 0
     log_to_terminal(logging.INFO if first_host else logging.ERROR)  # rank zero's launcher reports for all hosts
-    found = look_into_folder(job, parts) if first_host else None
-    if found is not None and found.done is not None and not ask_rank_zero(job):
-        print(printable(found.done))
+    state, done = look_into_folder(job, parts) if first_host else (None, None)
+    if done is not None and not ask_rank_zero(job):
+        print(printable(done))
         return OK
-    check_run(job, parts, found.state.snapshot if found else None)
+    check_run(job, parts, state.snapshot if state else None)
     with _refusals():  # before the run folder is made or changed
         if computes_elsewhere(job.config):
             on_ray.check(_ray_cluster(job), job.workers)
         else:
             check_isolation(_launch_config(job))
-    if found is None:
+    if state is None:
         log_to_terminal(logging.WARNING)  # what has become of this host's ranks
     else:
         with folder.lock(job.run_dir, wait=job.in_sweep):  # reports a folder in use before any worker is started
-            job = job_of_ranks(job, found.state)
+            job = job_of_ranks(job, state)
     return launch_ranks(rank_main, job, max_restarts=job.config.launch.max_restarts)
 
 
@@ -110,7 +110,8 @@ def launch_ranks(rank_main: Callable[[Job], int], job: Job, *, max_restarts: int
     config = _launch_config(job)
     with _refusals():
         if computes_elsewhere(job.config):
-            command = on_ray.Command(program, os.getcwd(), _own_variables())  # noqa: PTH109
+            variables = {name: value for name, value in os.environ.items() if name.startswith(HANDED_ON)}
+            command = on_ray.Command(program, os.getcwd(), variables)  # noqa: PTH109
             return on_ray.launch(command, config, _ray_cluster(job), max_restarts=max_restarts, say=log.warning)
         gpus = torch.cuda.device_count()
         check_gpus(job.config.device, config.workers, gpus)
@@ -141,11 +142,6 @@ def _ray_cluster(job: Job) -> on_ray.Cluster:
     settings, device = job.config.launch.ray, job.config.device
     gpus = {"cpu": 0, "cuda": 1, "auto": None}[device] if settings.gpus == "auto" else settings.gpus
     return on_ray.Cluster(settings.address, settings.cpus, gpus, settings.spread, settings.wait, settings.grows)
-
-
-def _own_variables() -> dict[str, str]:
-    """The environment variables that ranks on other hosts get from here."""
-    return {name: value for name, value in os.environ.items() if name.startswith(HANDED_ON)}
 
 
 @contextmanager
@@ -184,10 +180,10 @@ def lead(job: Job, parts: Parts) -> int:
     launched = started_by_launcher()
     log_to_terminal(logging.ERROR if launched else logging.INFO)  # the launcher has logged what is checked here
     if not launched:  # before the run folder is made or changed
-        found = look_into_folder(job, parts)
-        if found.done is not None:
-            return _report(job, parts, found.done)
-        check_run(job, parts, found.state.snapshot)
+        state, done = look_into_folder(job, parts)
+        if done is not None:
+            return _report(job, parts, done)
+        check_run(job, parts, state.snapshot)
     with folder.lock(job.run_dir, wait=job.in_sweep):
         state, done = look_into_folder(job, parts)  # another process may have been in it before the lock was held
         if done is not None:
@@ -226,7 +222,7 @@ def _train_and_close(job: Job, parts: Parts, state: FolderState) -> int:
         with stop.interruptible():
             strategy = connect(parts)
         assert strategy.drives
-        with _closing(strategy), published(job):
+        with closing(strategy), published(job):
             return _train(job, parts, state, strategy, stop)
     except DivergedError as error:
         return report_error(error, DIVERGED)
@@ -253,7 +249,7 @@ def _train_and_close(job: Job, parts: Parts, state: FolderState) -> int:
 
 
 @contextmanager
-def _closing(strategy: Strategy) -> Iterator[None]:
+def closing(strategy: Strategy) -> Iterator[None]:
     """Ends the strategy's session, however this is left: Python must not end while a thread of torch is in it."""
     try:
         yield
@@ -314,7 +310,7 @@ def serve(job: Job, parts: Parts, follow: Callable[[Strategy], object]) -> int:
         signal.signal(signal.SIGTERM, (lambda *_: wish_to_leave()) if comes_and_goes(job) else signal.SIG_IGN)
         if joins:
             print(printable(f"{get_world_info().worker_name} has joined {job.run_dir}"), file=sys.stderr, flush=True)
-        with _closing(strategy), suppress(Paused):
+        with closing(strategy), suppress(Paused):
             if strategy.drives:
                 follow(strategy)
     except (StoppedByLeader, RunError) as error:

@@ -6,7 +6,7 @@ import shlex
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from omegaconf import DictConfig, OmegaConf
@@ -14,14 +14,9 @@ from omegaconf import DictConfig, OmegaConf
 from metalearn.app.host import described
 from metalearn.app.job import Job
 from metalearn.app.parts import Parts, evaluation_chunk, first_tasks, idle_workers, training_chunk
-from metalearn.app.unseen import (
-    UNKNOWN,
-    check_unseen,
-    seen_in,
-    warn_of_seen_drawers,
-)
+from metalearn.app.unseen import UNKNOWN, check_unseen, seen_in, warn_of_seen_drawers
 from metalearn.config.values import to_container
-from metalearn.errors import ConfigError, DataError, DiskError, DivergedError, RunError
+from metalearn.errors import ConfigError, DataError, DiskError, DivergedError
 from metalearn.nn.native import describe
 from metalearn.reporting.episode_pictures import episode_picture, has_pictures
 from metalearn.reporting.loggers.protocol import Picture, Window
@@ -52,7 +47,7 @@ from metalearn.runs.folder import (
 from metalearn.runs.metrics import figures_of, main_metric, write_table
 from metalearn.runs.seen import KEY, Seen, from_meta, to_meta
 from metalearn.runs.signals import NEVER, Interrupted, Stops
-from metalearn.storage.files import is_disk_fault, unwritten, writing
+from metalearn.storage.files import writing
 from metalearn.tasks.common.identities import class_names_of
 from metalearn.training.chunks import episodes_of, placing
 from metalearn.training.compatibility import check_compatible
@@ -69,8 +64,7 @@ from metalearn.training.loop import (
     restore,
     snapshot,
 )
-from metalearn.training.settings import TrainerSettings
-from metalearn.types import Batch, Episode, Metrics, Model, Params, Strategy
+from metalearn.types import Batch, Episode, Model, Params, Strategy
 
 Result = dict[str, Any]
 
@@ -97,15 +91,9 @@ log = logging.getLogger("metalearn")
 # Before a run
 
 
-class FoundInFolder(NamedTuple):
-    """What a run finds in its folder, and the report if nothing is left to do."""
-
-    state: FolderState
-    done: str | None
-
-
-def look_into_folder(job: Job, parts: Parts) -> FoundInFolder:
-    """Inspects the run folder, which stays as it is. If the run is complete already, its model is handed out.
+def look_into_folder(job: Job, parts: Parts) -> tuple[FolderState, str | None]:
+    """Inspects the run folder, which stays as it is; returns its state, and the report if nothing is left to do. If the
+    run is complete already, its model is handed out.
 
     Raises:
         ConfigError: the run may not go on in this folder; see `inspect`. Or the model cannot be handed out there.
@@ -117,7 +105,7 @@ def look_into_folder(job: Job, parts: Parts) -> FoundInFolder:
         if state.snapshot is not None:
             compare_with_saved(job, parts, state.snapshot, goes_on=False)
         hand_out(job)
-    return FoundInFolder(state, done)
+    return state, done
 
 
 def check_run(job: Job, parts: Parts, begun: Snapshot | None) -> None:
@@ -139,8 +127,7 @@ def check_run(job: Job, parts: Parts, begun: Snapshot | None) -> None:
 
 def compare_with_saved(job: Job, parts: Parts, saved: Snapshot, *, goes_on: bool) -> None:
     """Compares what a checkpoint was trained with and what is asked for, where the keys alone do not tell: the content
-    of the data, the rates of a schedule that falls towards another last step, and a patience that comes too late. One
-    line names what differs.
+    of the data, and the rates of a schedule that falls towards another last step. One line names what differs.
 
     Args:
         goes_on: the run goes on from the checkpoint; else only its result is reported.
@@ -157,12 +144,9 @@ def compare_with_saved(job: Job, parts: Parts, saved: Snapshot, *, goes_on: bool
         other_data = False  # they are not here any more, which makes the result no other
     if other_data:
         changes.append(f"dataset={job.config.dataset._target_} has another content now")
-    done, trainer, steps = saved.meta["step"], saved.meta["config"]["trainer"], parts.settings.steps
-    if goes_on and parts.outer.rate(done, trainer["steps"]) != parts.outer.rate(done, steps):
-        changes.append(f"trainer.steps={steps}: the rates so far were those of a run of {trainer['steps']}")
-    before, patience = (found.get(PATIENCE) for found in (trainer, job.config.trainer))
-    if not goes_on and patience is not None and before != patience:
-        changes.append(f"trainer.patience={patience} ends no run that is complete, and it was {before}")
+    done, before, steps = saved.meta["step"], saved.meta["config"]["trainer"]["steps"], parts.settings.steps
+    if goes_on and parts.outer.rate(done, before) != parts.outer.rate(done, steps):
+        changes.append(f"trainer.steps={steps}: the rates so far were those of a run of {before}")
     if not changes:
         return
     what = f"{job.run_dir}: step {done} was not trained with what is asked for now: {'; '.join(changes)}. "
@@ -218,13 +202,19 @@ def train_and_test(job: Job, parts: Parts, state: FolderState, strategy: Strateg
         progress = fit(run, learner, progress)
         ended = ended_by_patience(run.settings, progress)
         if ended:
-            log.info("%s", no_better(run.settings, progress))
+            log.info(
+                "training ends after step %d of %d: trainer.patience=%d validations were no better than that of step "
+                "%d; trainer.patience=null goes on", progress.step, run.settings.steps, run.settings.patience,
+                progress.best["step"] if progress.best else 0,
+            )  # fmt: skip
         check_finite(job.config, "val", progress.best or {}, progress)
         best = parts.checkpointer.best()
-        if best is None:
-            raise RunError(f"{job.run_dir / 'checkpoints/best'}: is not there any more; the same command trains on")
+        assert best is not None
         tested = fitted("checkpoint", job.run_dir / "checkpoints/best", best.params, parts.start)
-        values = evaluate_test(run, tested, progress)
+        try:
+            values = evaluate(run, tested, "test", run.settings.test_tasks)
+        except Interrupted:
+            raise Stopped("stopped in the test, which the same command makes again", progress) from None
         write_table(job.run_dir / "test.csv", values)
         test = figures_of(values, parts.source, "test", run.evaluation.unit) | check_unseen(
             seen, parts.source, "test", job.config.seen_classes
@@ -240,30 +230,21 @@ def train_and_test(job: Job, parts: Parts, state: FolderState, strategy: Strateg
         run_log.result(config, figures)
     finally:
         run_log.close()
-    # First the drawings: who has a result is done, and after a kill in between would draw nothing.
+    # Draw before writing result.json: a finished run is never drawn again.
+    drawn = {name: value.float() for name, value in tested.items()}  # in the type of the data
     shown = partial(draw_report, commands)
     for wanted, path, draw in ((run_log.plots, "plots", draw_plots), (run_log.report, REPORT, shown)):
         if wanted:
             try:
-                draw(job, parts, tested, result)
+                with writing(job.run_dir / path):
+                    draw(job, parts, drawn, result)
+            except DiskError:  # the same command tests again, and draws
+                raise
             except Exception as error:  # whatever fails in the drawing, the run is complete
-                if isinstance(error, DiskError):  # the same command tests again, and draws
-                    raise
-                if isinstance(error, OSError) and is_disk_fault(error):
-                    raise unwritten(job.run_dir / path, error, "drawn") from error
                 log.warning("%s: cannot be drawn: %s", job.run_dir / path, error)
                 log.debug("where the drawing failed:", exc_info=True)  # for train.log
     write_result(job.run_dir, result)
     return result
-
-
-def no_better(settings: TrainerSettings, progress: Progress) -> str:
-    """Why training has ended before its last step."""
-    best = progress.best["step"] if progress.best else 0
-    return (
-        f"training ends after step {progress.step} of {settings.steps}: trainer.patience={settings.patience} "
-        f"validations were no better than that of step {best}; trainer.patience=null goes on"
-    )
 
 
 def check_finite(config: DictConfig, split: str, figures: Mapping[str, Any], progress: Progress) -> None:
@@ -276,18 +257,6 @@ def check_finite(config: DictConfig, split: str, figures: Mapping[str, Any], pro
     advice = "" if rate is None else f"; it may be algorithm.inner_lr={rate}: type algorithm.inner_lr={rate / 10:g}"
     message = f"{split} {wrong[0]} is {figures[wrong[0]]}, so this run has no result{advice}"
     raise DivergedError(message, progress.step + 1, progress)
-
-
-def evaluate_test(run: Run, params: Params, progress: Progress) -> Metrics:
-    """The values of every test task.
-
-    Raises:
-        Stopped: the run was asked to stop.
-    """
-    try:
-        return evaluate(run, params, "test", run.settings.test_tasks)
-    except Interrupted:
-        raise Stopped("stopped in the test, which the same command makes again", progress) from None
 
 
 def result_of(job: Job, status: str, progress: Progress) -> Result:
@@ -458,50 +427,33 @@ def first_pictures(parts: Parts) -> dict[str, Picture]:
 def draw_plots(job: Job, parts: Parts, params: Params, result: Result) -> None:
     """The plots."""
     learning_curve(job.run_dir)
-    episode = shown_episode(parts, "test", torch.tensor([0]))
-    if is_curve(episode) and parts.source.classes("test") is None:
-        adaptation(job.run_dir, parts.algorithm.adapt, in_float32(params), episode)
+    episode = shown_episode(parts, torch.tensor([0]))
+    from_one_number = episode.query.y.is_floating_point() and episode.query.x.shape[2:] == (1,)
+    if from_one_number and parts.source.classes("test") is None:
+        adaptation(job.run_dir, parts.algorithm.adapt, params, episode)
 
 
 def draw_report(commands: Commands, job: Job, parts: Parts, params: Params, result: Result) -> None:
     """The page report.html."""
     ends = [*([f"pause_after={step}"] for step, _ in commands[1:]), []]
     lines = [shlex.join(["python", *words, *end]) for (_, words), end in zip(commands, ends, strict=True)]
-    learned = ShownLearner(parts.algorithm.adapt, in_float32(params))
-    if parts.algorithm.evaluated_on == "samples":
-        tasks = [shown_samples(parts, learned)]
-    else:
-        tasks = [shown_task(parts, learned, number) for number in range(SHOWN_TASKS)]
+    learned = ShownLearner(parts.algorithm.adapt, params)
+    shown = {f"task {number}": torch.tensor([number]) for number in range(SHOWN_TASKS)}
+    samples = parts.algorithm.evaluated_on == "samples"
+    if samples:
+        shown = {"first samples": torch.arange(min(SHOWN_SAMPLES, parts.settings.test_tasks))}
+    tasks = []
+    for title, indices in shown.items():
+        (support, query) = shown_episode(parts, indices)
+        outputs = learned.adapt(params, support)(query.x)
+        if samples:  # their support set gives statistics only
+            support = Batch(support.x[:, :0], support.y[:, :0])
+        names = class_names_of(parts.source, "test", int(indices[0]))
+        tasks.append(ShownTask(title, Episode(support, query), outputs, names))
     write_report(job.run_dir, lines, to_container(job.config), result, tasks, learned)
 
 
-def shown_task(parts: Parts, learned: ShownLearner, number: int) -> ShownTask:
-    """A test task, and the outputs after it was adapted to."""
-    episode = shown_episode(parts, "test", torch.tensor([number]))
-    outputs = learned.adapt(learned.params, episode.support)(episode.query.x)
-    return ShownTask(f"task {number}", episode, outputs, class_names_of(parts.source, "test", number))
-
-
-def shown_samples(parts: Parts, learned: ShownLearner) -> ShownTask:
-    """The first test samples and their outputs. The support set, which gives statistics only, is not shown."""
-    samples = shown_episode(parts, "test", torch.arange(min(SHOWN_SAMPLES, parts.settings.test_tasks)))
-    outputs = learned.adapt(learned.params, samples.support)(samples.query.x)
-    unseen = Batch(samples.support.x[:, :0], samples.support.y[:, :0])
-    names = class_names_of(parts.source, "test", 0)
-    return ShownTask("first samples", Episode(unseen, samples.query), outputs, names)
-
-
-def shown_episode(parts: Parts, split: str, indices: torch.Tensor) -> Episode:
-    """Tasks or samples in the type of the parameters that are drawn with."""
-    episode = episodes_of(parts.source, split, indices, parts.algorithm.computes)
+def shown_episode(parts: Parts, indices: torch.Tensor) -> Episode:
+    """Test tasks or samples in the type of the parameters that are drawn with."""
+    episode = episodes_of(parts.source, "test", indices, parts.algorithm.computes)
     return placing(torch.device("cpu"), torch.float32)(episode)
-
-
-def is_curve(episode: Episode) -> bool:
-    """Whether a task is a regression from one number."""
-    return episode.query.y.is_floating_point() and episode.query.x.shape[2:] == (1,)
-
-
-def in_float32(params: Params) -> Params:
-    """The parameters in the type of the data that is drawn."""
-    return {name: value.float() for name, value in params.items()}

@@ -229,10 +229,12 @@ def test_the_members_of_an_ensemble_should_be_alike(tmp_path: Path, capsys: pyte
     command = [f"checkpoint={maml}", f"ensemble=[{','.join([maml, *others])}]", f"output={tmp_path}/out"]
     assert evaluate.main([*command, "model.transductive=false"]) == 0
     said = capsys.readouterr().err
-    for path, key in zip(others, ("algorithm.inner_lr=0.9", "algorithm=anil", "model.downsample='pool'"), strict=True):
+    for path, key in zip(
+        others, ("algorithm.inner_lr=0.9", "algorithm._target_=", "model.downsample='pool'"), strict=True
+    ):
         assert any(f"ensemble={path}: " in line and key in line for line in said.splitlines()), said
     assert "model.transductive" not in said, "it was typed, and is that of all"
-    assert said.count("it was trained with") == 2
+    assert said.count("was trained with") == 3
 
 
 @pytest.mark.parametrize(

@@ -121,14 +121,6 @@ def test_only_the_validation_of_a_pause_gives_way_to_a_worse_one(monkeypatch: py
     assert paused.best is not None and paused.best["step"] == 10
 
 
-def test_a_patience_that_comes_too_late_is_named(tmp_path: Path) -> None:
-    late = "trainer.patience=1 ends no run that is complete"
-    own = ("trainer.steps=9", "trainer.val_every=2")
-    run(tmp_path / "run", *own)
-    assert late in run(tmp_path / "run", *own, "trainer.patience=1")
-    assert late not in run(tmp_path / "run", *own)
-
-
 def test_a_run_that_is_killed_before_its_result_is_written_has_drawn(tmp_path: Path) -> None:
     """Who finds a result is done, and would draw nothing."""
     killed = (

@@ -539,7 +539,7 @@ def test_an_evaluation_says_so_if_its_data_are_not_those_of_the_training(tmp_pat
     assert trained.code == 0, trained.text
     root.rename(moved)
     (best,) = tmp_path.glob("outputs/*/first/checkpoints/best")
-    message = f"dataset.root={other}: the data there are not those that checkpoint={best} was trained on, with dataset."
+    message = f"dataset.root={other}: holds other data than checkpoint={best} was trained on"
     for data, more, said in ((moved, (), False), (other, (), True), (other, (f"dataset.root={other}",), False)):
         command = [sys.executable, "-m", "metalearn", "evaluate", f"checkpoint={best}", *more]
         outcome = Program(command, tmp_path, {"METALEARN_DATA": str(data)}).wait()
