@@ -1,12 +1,13 @@
 """A multirun: its jobs are checked before the first one starts; then Hydra's sweeper runs each as a trial."""
 
 import os
+import pkgutil
 import re
 import shlex
 import shutil
 import sys
 import traceback
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from functools import partial
@@ -26,7 +27,7 @@ from metalearn.config.compose import PROVIDER, compose_config, compose_sweeper, 
 from metalearn.config.names import AUTO, FREE_KEYS, experiment_of, run_name
 from metalearn.config.options import groups, search_flags
 from metalearn.config.values import quoted
-from metalearn.errors import ConfigError, DataError, DiskError, printable
+from metalearn.errors import ConfigError, DataError, printable
 from metalearn.runs.signals import STOPPED
 from metalearn.storage.files import read_json
 
@@ -45,10 +46,17 @@ LAUNCHERS = {
 }
 """Launchers of other packages, and what to install for them."""
 
-PRELOAD = ("metalearn.app.preload",)
-
-READ = ("dataset.file", "dataset.root", "dataset.shards", "init_from", "model.weights", "resume")
-"""Keys that name what a job reads."""
+PRELOAD = (
+    "metalearn.app.evaluation", "metalearn.app.ranks", "metalearn.training.optimizers",
+    "metalearn.algorithms.common.inner", "distributed.strategies.ddp", "distributed.strategies.rpc_autograd",
+    "distributed.strategies.split", "matplotlib.figure", "torch.utils.tensorboard", "torchvision",
+    *(
+        module.name
+        for package in ("algorithms", "models", "tasks")
+        for module in pkgutil.iter_modules([str(ROOT / "metalearn" / package)], f"metalearn.{package}.")
+    ),
+)  # fmt: skip
+"""What trials need, so that a trial that is forked from a process that has imported it starts at once."""
 
 _DECIDING = ("trainer.steps", "trainer.patience", "pause_after", "resume", "resume_changes", "dataset.root")
 """Keys that may differ when a run goes on, but not among the trials of a sweep, which are compared."""
@@ -71,10 +79,11 @@ def run_sweep(program: Program, overrides: Sequence[str], run_job: RunJob) -> in
     _check_launcher(overrides)
     sweeper, folder = _sweeper(overrides)
     if not str(sweeper.pop("_target_")).startswith(OURS):
-        run_one = pausing(check_grid(program, overrides), run_job)
+        for typed in sweep_jobs(overrides):
+            _assemble(program, typed)
         paths = [str(ROOT), sys.path[0], os.environ.get("PYTHONPATH", "")]
         os.environ["PYTHONPATH"] = os.pathsep.join(dict.fromkeys(filter(None, paths)))  # for a launcher's Pythons
-        return run_grid_by_hydra(lambda config: exit_code_of(lambda: run_one(job_of(config, program))), folder)
+        return run_grid_by_hydra(lambda config: exit_code_of(lambda: run_job(job_of(config, program))), folder)
     checked = check_trials(program, overrides, sweeper)
     if isinstance(checked, int):
         return checked
@@ -90,8 +99,7 @@ def run_sweep(program: Program, overrides: Sequence[str], run_job: RunJob) -> in
         "best_run": ("run=best",),
         "segment": partial(segment, checked.steps),
     }
-    run_one = pausing(checked.sources, run_job)
-    run_trials_by_hydra(lambda config: trial(config, program, run_one), attributes)
+    run_trials_by_hydra(lambda config: trial(config, program, run_job), attributes)
     return OK
 
 
@@ -194,62 +202,16 @@ def reason_in(path: Path) -> str:
     return printable(re.sub(r"^\S+ \S+\s+[A-Z]+\s+(ended by \w+: )?", "", last))
 
 
-# What jobs read
-
-
-def sources_of(config: DictConfig) -> set[str]:
-    """The files and folders that a job reads, of those that are there."""
-    values = [OmegaConf.select(config, key) for key in READ]
-    return {str(path) for value in values if value is not None and _is_there(path := Path(str(value)).absolute())}
-
-
-def _is_there(path: Path) -> bool:
-    """Whether there is a file, or a folder that is not empty, as it is where a disk is not mounted."""
-    try:
-        return any(path.iterdir()) if path.is_dir() else path.exists()
-    except OSError:
-        return False
-
-
-def pausing(sources: Iterable[str], run_job: RunJob) -> RunJob:
-    """`run_job`, which raises DiskError if it fails where one of the sources is gone: the job is not to blame."""
-
-    def run(job: Job) -> int:
-        code = FAILED
-        try:
-            code = run_job(job)
-        finally:
-            gone = [path for path in sorted(sources) if not _is_there(Path(path))]
-            if code in (FAILED, BAD_CONFIG) and gone:
-                raise DiskError(
-                    f"{gone[0]}: was there when the sweep began, and is gone or empty now; bring it back, and the same "
-                    "command goes on"
-                )
-        return code
-
-    return run
-
-
 # Checks
 
 
 class Checked(NamedTuple):
-    """What the check of the trials has found: the default objective, the steps of a run, what the runs read, and the
-    metrics of which more is better."""
+    """What the check of the trials has found: the default objective, the steps of a run, and the metrics of which more
+    is better."""
 
     objective: str
     steps: int
-    sources: list[str]
     maximized: list[str]
-
-
-def check_grid(program: Program, overrides: Sequence[str]) -> set[str]:
-    """Checks every job of a grid; returns what they read.
-
-    Raises:
-        ConfigError: as for a single run.
-    """
-    return set[str]().union(*(sources_of(_assemble(program, own)[0]) for own in sweep_jobs(overrides)))
 
 
 def check_trials(program: Program, overrides: Sequence[str], sweeper: Mapping[str, Any]) -> Checked | int:
@@ -305,7 +267,7 @@ def _check(program: Program, plan: "SweepPlan", others: Sequence[str], sweeper: 
     from hydra_async_sweeper.space import ends_of
 
     in_rounds = "rounds" in sweeper
-    metric, steps, shapes, sources = "", 0, None, set[str]()
+    metric, steps, shapes = "", 0, None
     # The first value of every dimension; then, one at a time, each other option or end.
     first = {key: ends_of(dimension)[0] for key, dimension in plan.space.items()}
     others_of = [first | {key: value} for key, dimension in plan.space.items() for value in ends_of(dimension)[1:]]
@@ -313,7 +275,6 @@ def _check(program: Program, plan: "SweepPlan", others: Sequence[str], sweeper: 
         config, parts = _assemble_one(program, others, plan.overrides(params))
         if params == first or any(params[key] != first[key] for key in params if key in groups()):
             _try_on_tasks(parts, others)
-        sources |= sources_of(config)
         loss, classes = parts.algorithm.computes, parts.source.classes("val")
         before, metric = metric, loss.metric if loss else "mse" if classes is None else "accuracy"
         if before not in ("", metric) and sweeper["objective"] is None:
@@ -334,7 +295,7 @@ def _check(program: Program, plan: "SweepPlan", others: Sequence[str], sweeper: 
     from metalearn.runs.metrics import ERRORS, METRIC_NAMES  # imports torch, as `_assemble_one` has done here
 
     maximized = [name for name in METRIC_NAMES if name not in ERRORS]
-    return Checked(f"val.{metric}", steps, sorted(sources), maximized)
+    return Checked(f"val.{metric}", steps, maximized)
 
 
 def _try_on_tasks(parts: Any, others: Sequence[str]) -> None:

@@ -8,14 +8,12 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import pytest
-from omegaconf import OmegaConf
 
 from distributed.cluster.launch import FINAL, LAUNCHER
 from metalearn.app.outcome import BAD_CONFIG, DISK, FAILED, ending_of, exit_code_of_process
-from metalearn.app.sweep import pausing, sources_of
 from metalearn.errors import DataError, DiskError, RunError
 from metalearn.storage.cache import CacheError
 from metalearn.storage.files import unwritten, writing
@@ -135,30 +133,6 @@ def test_a_trial_whose_folder_is_removed_is_not_blamed(tmp_path: Path, undisturb
     assert_same(folder, undisturbed)
 
 
-@pytest.mark.parametrize("gone", ["root", "file.csv"])
-def test_a_job_that_fails_where_what_it_reads_is_gone_is_not_blamed(tmp_path: Path, gone: str) -> None:
-    for name in ("root/omniglot/a.png", "root/empty/", "file.csv"):
-        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / name).mkdir() if name.endswith("/") else (tmp_path / name).write_text("1")
-    keys = {"dataset": {"root": tmp_path / "root", "file": tmp_path / "file.csv"}, "init_from": None, "resume": "auto"}
-    sources = sources_of(OmegaConf.create(keys))
-    assert sources == {str(tmp_path / name) for name in ("root", "file.csv")}
-    job: Any = None  # nothing reads it
-    for code in (0, 1, 2):
-        assert pausing(sources, lambda job, code=code: code)(job) == code
-    (tmp_path / gone).rename(tmp_path / "elsewhere")
-    (tmp_path / gone).mkdir()  # where it was mounted
-    assert pausing(sources, lambda job: 0)(job) == 0
-    for code in (1, 2):
-        with pytest.raises(DiskError, match=f"{tmp_path / gone}: was there when the sweep began, and is gone or empty"):
-            pausing(sources, lambda job, code=code: code)(job)
-
-    def failing(job: Any) -> int:
-        raise DataError("a picture is missing")
-
-    assert ending_of(lambda: pausing(sources, failing)(job)).code == DISK
-
-
 def test_data_that_cannot_be_read_because_of_the_disk_are_not_blamed() -> None:
     def reading(number: int) -> int:
         try:
@@ -168,27 +142,6 @@ def test_data_that_cannot_be_read_because_of_the_disk_are_not_blamed() -> None:
 
     codes = [ending_of(lambda number=number: reading(number)).code for number in (errno.EIO, errno.ENOENT)]
     assert codes == [DISK, BAD_CONFIG]
-
-
-@slow
-@pytest.mark.parametrize("search", [SEARCH[:1], ()])
-def test_a_sweep_whose_data_are_gone_for_a_while_ends_with_every_trial(tmp_path: Path, search: tuple[str, ...]) -> None:
-    table, folder = tmp_path / "data/table.csv", tmp_path / "sweep"
-    table.parent.mkdir()
-    lines = [f"{task},{task + row / 7},{row}" for task in range(20) for row in range(12)]
-    table.write_text("\n".join(["task,x,y", *lines]))
-    own = ("dataset=table", f"dataset.file={table}", "dataset.task=task", "dataset.target=y", "trainer.val_tasks=4",
-           "trainer.test_tasks=4", "trainer.steps=40", "optimizer.lr=0.001,0.002,0.003,0.004", *search)  # fmt: skip
-    program = sweep(folder, *own)
-    until(lambda: list(folder.glob("*/result.json")), "the result of the first trial")
-    table.parent.rename(tmp_path / "elsewhere")
-    outcome = program.wait()
-    assert outcome.code == 1 and "Traceback" not in outcome.text, outcome.text
-    assert outcome.text.count(f"{table}: was there when the sweep began, and is gone or empty now; bring it back") == 1
-    (tmp_path / "elsewhere").rename(table.parent)
-    completed(folder, *own)
-    assert len(list(folder.glob("*/result.json"))) == 4
-    assert not search or {row["outcome"] for row in rows(folder)} == {"completed"}
 
 
 class Disk(NamedTuple):
