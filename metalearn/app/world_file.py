@@ -56,20 +56,13 @@ def read(run_dir: Path) -> World:
     """The world of a run under way.
 
     Raises:
-        RunError: the run takes no workers, or the file is damaged.
+        RunError: the run takes no workers.
     """
-    path = run_dir / FILE
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-        return World({name: content[name] for name in PLACE}, content["arguments"], Path(content["folder"]))
+        content = json.loads((run_dir / FILE).read_text(encoding="utf-8"))
     except (FileNotFoundError, NotADirectoryError) as error:
         raise RunError(
             f"{run_dir}: no run is under way here that workers can join or leave; type python train.py strategy=rpc "
             "workers=2, or more workers"
         ) from error
-    except OSError as error:
-        raise RunError(f"{path}: cannot be read ({error.strerror})") from error
-    except (KeyError, TypeError, ValueError) as error:
-        raise RunError(
-            f"{path}: is no description of a run under way ({error}); remove the file, and start the run anew"
-        ) from error
+    return World({name: content[name] for name in PLACE}, content["arguments"], Path(content["folder"]))

@@ -14,7 +14,7 @@ from PIL import Image
 import metalearn
 from benchmarks import reproduce
 from metalearn.api.export import export as publish
-from metalearn.cli import adapt, cache, compare, doctor, evaluate, export, join, leave, train
+from metalearn.cli import adapt, cache, compare, doctor, evaluate, export, join, train
 from metalearn.config.check import RANK_VARIABLES
 from tests.runs import PROGRAM
 from tests.saved import saved_run
@@ -50,9 +50,6 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name, table in (("no_yaml", "{a: ["), ("no_number", "title: x\nrows: {a: {method: m, run: x, paper: high}}")):
         (folder / name).mkdir()
         (folder / name / "table.yaml").write_text(table)
-    (folder / "no_world").mkdir()
-    (folder / "no_world/world.json").write_text("{}")
-    (folder / "no_world/world.json").chmod(0o600)
     return folder
 
 
@@ -120,7 +117,6 @@ CASES: list[tuple[Main, str, str]] = [
     (export.main, f"run --out {LONG}", "cannot be written: File name too long; type another --out"),
     (join.main, "file", "file: no run is under way here that workers can join or leave; type python train.py"),
     (join.main, "run --workers 0", "argument --workers: '0': must be a whole number of at least 1; type 1"),
-    (leave.main, "no_world worker1", "is no description of a run under way"),
     (compare.main, "empty", "empty: holds no metrics.jsonl; type the folder of a run that has begun"),
     (compare.main, "drawn --output empty", "--output=empty: cannot be written: Is a directory; type another --output"),
     (cache.main, "--clean --older-than week", "'week': must be a number that is not negative; type 30"),
