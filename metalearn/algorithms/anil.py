@@ -4,8 +4,6 @@ MAML whose inner steps change the head only. The inner steps do not change the f
 are computed once. The outer step changes everything.
 
 The model must end in one linear layer. No code of the authors was found to compare with.
-
-Tests: `test_anil_on_a_frozen_body_is_logistic_regression`.
 """
 
 from collections.abc import Iterator

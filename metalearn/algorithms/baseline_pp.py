@@ -10,8 +10,6 @@ Differences from the authors' code:
   largest cosine.
 - Their factors are 2 for up to 200 classes and 30 above; here `scale` and `task_scale`.
 - The training of a task, and the norms: as for finetune.
-
-Tests: `test_baseline_pp_is_a_cosine_classifier_by_torch`.
 """
 
 from collections.abc import Iterator

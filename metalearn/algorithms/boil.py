@@ -5,8 +5,6 @@ changes everything.
 
 The model must end in one linear layer. As in the authors' code, losses are means and norms use batch statistics. They
 have colour photographs with 15 queries a class; the experiment on Omniglot is ours.
-
-Tests: `test_ten_meta_steps_beside_the_formulas_written_out`.
 """
 
 from collections.abc import Iterator

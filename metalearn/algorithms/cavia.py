@@ -17,9 +17,6 @@ Differences from the authors' code:
 - They clip the meta-gradient of every task to [−10, 10]. They report 100 waves at evenly spaced points, we 600 at
   random ones.
 - They have no Omniglot.
-
-Tests: `test_cavia_of_a_perceptron_has_the_context_beside_its_inputs`,
-`test_the_compiled_network_gives_what_its_layers_give`.
 """
 
 import math

@@ -11,8 +11,6 @@ Differences from the authors' code:
 - Theirs trains a head in 100 epochs of shuffled mini-batches of 4, from a random start; ours in `eval_steps` steps on
   the whole support set, from zero. Nothing is random, so the value of a task does not depend on a seed.
 - They normalise features by running statistics; we by batch or support statistics.
-
-Tests: `test_finetune_is_a_classifier_by_torch`.
 """
 
 from collections.abc import Iterator

@@ -17,12 +17,6 @@ Differences from the authors' code:
 - Their test shuffles the characters by another seed than their training, so 310 of their 423 test characters were
   trained on.
 - They draw 200,000 tasks beforehand. Their network flattens the last 2×2 map; ours averages it.
-
-Tests: `test_conjugate_gradient_solves_and_gives_its_residual`,
-`test_conjugate_gradient_stops_where_a_system_is_not_positive_definite`,
-`test_a_task_whose_curvature_is_not_positive_gives_first_order_maml`,
-`test_imaml_gives_the_implicit_gradient_of_a_network`, `test_the_spring_of_imaml_has_a_strength_of_its_own_in_the_test`,
-`test_the_spring_after_the_steps_pulls_back_once`, `test_imaml_as_its_experiment_has_it_solves_its_linear_system`.
 """
 
 import math

@@ -14,10 +14,6 @@ Differences from the papers:
 - GPICL's inputs are a sequence with a causal mask, whose every position is a prediction. Ours is a set, as CAML's.
 - GPICL embeds pixels by a linear map; CAML has a large pretrained encoder. Ours is any network, trained along.
 - CAML's class embeddings are fixed vectors at equal angles; ours are learned. Theirs are far larger.
-
-Tests: `test_attention_is_torchs_under_a_mask`, `test_the_transformer_is_torchs_with_the_same_weights`,
-`test_the_gradients_are_finite_differences`, `test_a_prediction_depends_on_no_other_query`,
-`test_the_order_of_the_support_set_changes_nothing_but_its_labels_do`.
 """
 
 import torch

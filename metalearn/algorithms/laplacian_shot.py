@@ -16,9 +16,6 @@ Differences from the authors' code:
 - They choose λ on validation tasks, and stop early where their energy hardly changes. Ours does all `eval_steps`.
 - A class without samples keeps its mean when prototypes are rectified; theirs drops the class. A single query is not
   rectified: shifted to the mean of the support set, every query would be the same.
-
-Tests: `test_bound_updates_are_those_of_numpy`, `test_affinities_by_hand`,
-`test_the_mean_of_a_class_without_samples_stays`, `test_queries_together_are_classified_better`.
 """
 
 from collections.abc import Iterator

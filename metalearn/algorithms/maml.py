@@ -14,10 +14,6 @@ Differences from the authors' code:
   which the norm cancels.
 - They draw 200,000 training tasks beforehand, and clip the meta-gradient of mini-ImageNet. We always draw new ones, and
   clip only if `optimizer.clip_norm` or `clip_value` says so.
-
-Tests: `test_gradcheck_of_the_whole_meta_loss`, `test_conv4_meta_gradient_along_a_direction`,
-`test_conv4_meta_gradient_is_the_one_written_out`, `test_first_order_is_second_order_where_the_hessian_is_zero`,
-`test_ten_meta_steps_of_maml_beside_torchopt`.
 """
 
 from collections.abc import Iterator

@@ -18,9 +18,6 @@ Differences from the authors' code:
 - Their Omniglot config pools and has leaky ReLUs and 8 tasks a step: `experiment=maml_pp_omniglot_paper`.
 - They test the mean of the five checkpoints with the best validation, we one. They rotate in training only, we in the
   test, too.
-
-Tests: `test_maml_pp_switched_off_is_maml`, `test_maml_pp_begins_with_first_order_gradients`,
-`test_maml_pp_weighs_the_losses_of_all_steps`.
 """
 
 from collections.abc import Iterator

@@ -7,8 +7,6 @@ full context embeddings of section 2.1.2 are not here.
 
 The head of the model is left out, and so is the fine-tuning of the paper's table 1. No code of the authors was found to
 compare with.
-
-Tests: `test_matching_learns_from_a_class_that_is_far_away`.
 """
 
 import torch

@@ -6,8 +6,6 @@ words vec MC(G) = (M_o ⊗ M_i ⊗ M_f) vec G. A linear layer has M_o and M_i. A
 each number, the diagonal of a matrix. All matrices begin as the identity, and there the meta-gradient is MAML's.
 
 The authors' code for Omniglot was not at hand. For vectors we have learn2learn's choice, one factor for each number.
-
-Tests: `test_meta_curvature_begins_as_maml`, `test_the_compiled_network_gives_what_its_layers_give`.
 """
 
 from collections.abc import Callable, Iterator

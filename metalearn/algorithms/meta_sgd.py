@@ -5,8 +5,6 @@ has its own rate, which may become negative.
 
 The rates are the same at all inner steps; the outer step changes them with θ (line 9). No code of the authors was found
 to compare with.
-
-Tests: `test_the_gradient_by_a_learned_rate_is_the_closed_form`, `test_meta_sgd_with_equal_rates_is_maml`.
 """
 
 from collections.abc import Iterator

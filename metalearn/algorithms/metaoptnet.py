@@ -20,10 +20,6 @@ Differences from the authors' code:
   until products of probabilities and multipliers are below 1e-13 of the largest slope.
 - Their ridge is a constant 1.0, which the paper does not have. Ours is a key.
 - They train with 15 shots and label smoothing by SGD, on ResNet-12 with DropBlock. They have no Omniglot.
-
-Tests: `test_the_solution_is_optimal`, `test_a_bound_that_never_holds_does_not_blur_the_solution`,
-`test_the_derivative_is_a_finite_difference`, `test_logits_are_those_of_the_machine_written_out`,
-`test_solution_and_derivative_are_those_of_qpth`.
 """
 
 from typing import NamedTuple

@@ -7,8 +7,6 @@ loop. `model=table` is such a network. For pictures, or any other encoder, take 
 The loss is that of the network's head (`metalearn.models.common.heads`), or cross-entropy for classes.
 
 Differences from the paper: the numbers of known and asked rows are those of the dataset's tasks.
-
-Tests: `test_the_adapted_learner_answers_as_the_training_pass_does`, `test_a_prediction_has_the_same_bits_in_any_call`.
 """
 
 from collections.abc import Callable

@@ -12,8 +12,6 @@ Differences from the authors' code:
 - In their split every rotated character is a separate class: `dataset.split=vinyals`. The experiment rotates drawn
   classes.
 - They halve Adam's rate every 2000 episodes and stop when validation does not improve; their validation has 15 queries.
-
-Tests: `test_prototypes_by_hand`.
 """
 
 from torch import Tensor

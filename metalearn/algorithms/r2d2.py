@@ -16,9 +16,6 @@ Differences from the authors' code:
 - Below 4 roundings of the sum of all squared features, that value takes the place of λ, so equal pictures do no harm.
 - Their network has 96 to 512 filters and gives 3584 features; the experiment has Conv4's 64. They train on 60 ways.
 - Norms, as with prototypical networks: both sets together in training, running statistics in the test.
-
-Tests: `test_ridge_regression_is_numpys`, `test_ridge_regression_keeps_its_digits_in_float32`,
-`test_a_small_strength_counts_beside_a_large_sample`, `test_equal_support_pictures_and_a_tiny_strength_are_solved`.
 """
 
 import math

@@ -20,12 +20,6 @@ Differences from the authors' code:
 - Without their transductive flag, each test sample is normalised together with the support set;
   `model.transductive=false` here uses the statistics of the support set alone.
 - Their network flattens the last 2×2 map; ours averages it. They test on characters that are not rotated.
-
-Tests: `test_mini_batches_take_the_classes_in_turn`,
-`test_a_mini_batch_without_every_class_equally_often_has_no_favourite_labels`,
-`test_reptile_carries_one_adam_through_the_run_and_into_every_test_task`,
-`test_tasks_of_one_step_start_from_the_same_carried_adam_and_add_their_mean`,
-`test_a_carried_state_has_the_same_bits_after_a_pause_and_on_any_number_of_workers`.
 """
 
 import functools

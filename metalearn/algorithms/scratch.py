@@ -1,8 +1,6 @@
 """A baseline that does not meta-learn: every task is learned from the same random start.
 
 A learner that does no better has learned nothing from other tasks.
-
-Tests: `test_a_learner_is_pure`, `test_every_inner_step_is_evaluated`.
 """
 
 from collections.abc import Iterator

@@ -7,10 +7,6 @@ first. Nothing is trained on a task.
 The centre is a meta-parameter, `state.centre`: step T moves it by max(1/T, 0.01) of the way towards the mean of the
 features of its samples. The paper takes the mean of all training features after the training. No code of the authors
 was compared.
-
-Tests: `test_simpleshot_trains_as_finetune_and_compares_as_numpy`,
-`test_centred_features_are_compared_as_numpy_compares_them`,
-`test_the_centre_is_the_mean_of_the_features_at_first_and_then_follows_it_slowly`.
 """
 
 from torch import Tensor

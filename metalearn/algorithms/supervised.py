@@ -3,8 +3,6 @@
 The loss of a step is the mean over its samples; with `loss=auto` it is their cross-entropy. The trainer's chunks are
 micro-batches here. In training, batch normalisation takes its statistics from one micro-batch; in evaluation, from a
 fixed set of training samples, unless the model is transductive.
-
-Tests: `test_every_strategy_trains_the_same_model`, `test_distributed_data_parallel_agrees_in_one_step`.
 """
 
 from collections.abc import Callable

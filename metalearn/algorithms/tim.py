@@ -20,9 +20,6 @@ Differences from the authors' code:
 - Their "TIM-ADM" updates vectors and assignments in closed form, near to the minimum of the loss; descent is the loss
   itself.
 - Their features come from ResNet-18 and others, trained with label smoothing, with running statistics.
-
-Tests: `test_tim_is_torchs_adam_on_the_papers_loss`, `test_without_steps_tim_and_laplacian_shot_are_simpleshot`,
-`test_queries_together_are_classified_better`.
 """
 
 from collections.abc import Iterator
