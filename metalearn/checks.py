@@ -62,6 +62,18 @@ def real_number(name: str, value: object, *, above: float | None = None, at_leas
         raise Invalid(name, value, f"must be a finite number{bound}", "type KEY=0.001, for example")
 
 
+def positive(**values: object) -> None:
+    """Raises Invalid unless all of these are finite numbers above 0."""
+    for name, value in values.items():
+        real_number(name, value, above=0)
+
+
+def not_negative(**values: object) -> None:
+    """Raises Invalid unless all of these are whole numbers of at least 0."""
+    for name, value in values.items():
+        whole_number(name, value, at_least=0)
+
+
 def fraction(name: str, value: object) -> None:
     """Raises Invalid unless `value` is a number in [0, 1)."""
     real_number(name, value, at_least=0)
@@ -86,6 +98,12 @@ def true_or_false(name: str, value: object) -> None:
     """Raises Invalid unless `value` is a bool."""
     if not isinstance(value, bool):
         raise Invalid(name, value, "must be true or false", "type KEY=true")
+
+
+def switches(**values: object) -> None:
+    """Raises Invalid unless all of these are bools."""
+    for name, value in values.items():
+        true_or_false(name, value)
 
 
 def enough_classes(name: str, ways: int, split: str, classes: int) -> None:

@@ -13,7 +13,6 @@ from torch import Tensor
 from metalearn.algorithms.common.functional import objective, per_task, replaced, start_of
 from metalearn.algorithms.common.inner import SGD, InnerOptimizer, constant, descent
 from metalearn.algorithms.common.learners import check_descent, features_and_head, features_of, gradient_learner
-from metalearn.checks import true_or_false
 from metalearn.types import Algorithm, Batch, Model, Params
 
 
@@ -41,8 +40,10 @@ def anil(
     Raises:
         ValueError: a rate or factor that is not above 0, a negative number of steps, or a model without a linear head.
     """
-    check_descent(inner_lr=inner_lr, inner_steps=inner_steps, eval_steps=eval_steps, eval_lr_factor=eval_lr_factor)
-    true_or_false("first_order", first_order)
+    check_descent(
+        inner_lr=inner_lr, inner_steps=inner_steps, eval_steps=eval_steps, eval_lr_factor=eval_lr_factor,
+        first_order=first_order,
+    )  # fmt: skip
     _, head = features_and_head(model)
 
     def path(params: Params, support: Batch, steps: int, order: int) -> Iterator[Params]:

@@ -24,18 +24,14 @@ from metalearn.algorithms.common.learners import (
     class_means,
     cosines,
     evaluated_by_new_heads,
-    extended,
     features_and_head,
     one_hot,
     trained_on_samples,
 )
-from metalearn.checks import real_number
+from metalearn.checks import positive
 from metalearn.types import Algorithm, Batch, Model, Params
 
-COSINE = "cosine."
-"""The prefix of the name of the head's vectors."""
-
-VECTORS = f"{COSINE}weight"
+VECTORS = "cosine.weight"
 """The meta-parameter of the classes' vectors, [classes, d]."""
 
 
@@ -61,16 +57,15 @@ def baseline_pp(
     Raises:
         ValueError: a rate or factor that is not above 0, a negative number of steps, or a model without a linear head.
     """
-    check_descent(inner_lr=inner_lr, inner_steps=0, eval_steps=eval_steps)
-    real_number("scale", scale, above=0)
-    real_number("task_scale", task_scale, above=0)
+    check_descent(inner_lr=inner_lr, eval_steps=eval_steps)
+    positive(scale=scale, task_scale=task_scale)
     features, head = features_and_head(model)
 
     def init(generator: Generator) -> Params:
         params = model.init(generator)
         (vectors,) = (params[name] for name in head.params if params[name].dim() == 2)
         body = {name: value for name, value in params.items() if name not in head.params}
-        return extended(body, COSINE, {"weight": vectors})
+        return body | {VECTORS: vectors}
 
     def classify(params: Params, x: Tensor, support_x: Tensor | None = None) -> Tensor:
         return scale * cosines(features(params, x, support_x), params[VECTORS])

@@ -11,11 +11,9 @@ from collections.abc import Iterator
 
 import torch
 
-from metalearn.algorithms.common.functional import start_of
-from metalearn.algorithms.common.inner import SGD, Checkpoint, InnerOptimizer, check_checkpoint, constant, descent
-from metalearn.algorithms.common.learners import SupportLoss, check_descent, features_and_head, gradient_learner
-from metalearn.checks import true_or_false
-from metalearn.types import Algorithm, Batch, Model, Params, Stage
+from metalearn.algorithms.common.inner import SGD, Checkpoint, InnerOptimizer
+from metalearn.algorithms.common.learners import check_descent, features_and_head, gradient_learner, support_descent
+from metalearn.types import Algorithm, Batch, Model, Params
 
 
 def boil(
@@ -45,25 +43,19 @@ def boil(
     Raises:
         ValueError: a rate or factor that is not above 0, a negative number of steps, or a model without a linear head.
     """
-    check_descent(inner_lr=inner_lr, inner_steps=inner_steps, eval_steps=eval_steps, eval_lr_factor=eval_lr_factor)
-    true_or_false("first_order", first_order)
-    check_checkpoint(checkpoint_steps)
+    check_descent(
+        inner_lr=inner_lr, inner_steps=inner_steps, eval_steps=eval_steps, eval_lr_factor=eval_lr_factor,
+        first_order=first_order, checkpoint_steps=checkpoint_steps,
+    )  # fmt: skip
     _, head = features_and_head(model)
 
     def path(params: Params, support: Batch, steps: int, order: int) -> Iterator[Params]:
         rate = inner_lr if order else eval_lr_factor * inner_lr
-        tasks = support.x.shape[0]
-        start, rates = (start_of(model, values, tasks) for values in (params, _rates(params, rate, head)))
-        loss = SupportLoss(model, support, order)
-        return descent(
-            loss, start, optimizer=inner, rate=constant(rates), steps=steps, order=order, checkpoint=checkpoint_steps
+        rates = {name: torch.full_like(p, 0.0 if name in head.params else rate) for name, p in params.items()}
+        return support_descent(
+            model, params, support, inner=inner, rate=rates, steps=steps, order=order, checkpoint=checkpoint_steps
         )
 
     order = 1 if first_order else 2
     learner = gradient_learner(model, path, inner_steps=inner_steps, eval_steps=eval_steps, order=order)
     return learner._replace(adds_in_pairs=True)
-
-
-def _rates(params: Params, inner_lr: float, head: Stage) -> Params:
-    """The rate of every parameter: that of the head is zero."""
-    return {name: torch.full_like(p, 0.0 if name in head.params else inner_lr) for name, p in params.items()}

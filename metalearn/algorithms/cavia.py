@@ -27,8 +27,8 @@ from torch import Generator, Tensor
 
 from metalearn.algorithms.common.functional import per_task, replaced, results, start_of
 from metalearn.algorithms.common.inner import SGD, InnerOptimizer, constant, descent
-from metalearn.algorithms.common.learners import check_descent, extended, gradient_learner, part, without
-from metalearn.checks import Invalid, true_or_false, whole_number
+from metalearn.algorithms.common.learners import check_descent, gradient_learner, part, prefixed, without
+from metalearn.checks import Invalid, switches, whole_number
 from metalearn.types import Algorithm, Batch, Model, Params
 
 WEIGHTS = "context."
@@ -66,13 +66,17 @@ def cavia(
     check_descent(inner_lr=inner_lr, inner_steps=inner_steps, eval_steps=eval_steps)
     whole_number("contexts", contexts, at_least=1)
     whole_number("layer", layer, at_least=1)
-    true_or_false("first_order", first_order)
-    true_or_false("checkpoint_steps", checkpoint_steps)
+    switches(first_order=first_order, checkpoint_steps=checkpoint_steps)
     names = _layer(model, layer)
 
     def init(generator: Generator) -> Params:
         weights = model.init(generator)
-        return extended(weights, WEIGHTS, _draw(weights, names, bool(model.norms), contexts, generator))
+        # Uniform as the weights of our linear layers (Glorot and Bengio 2010).
+        outputs = len(weights[names[1]])
+        bound = math.sqrt(6 / (contexts + outputs))
+        kinds = ("scale", "shift") if model.norms else ("shift",)
+        drawn = {kind: torch.empty(outputs, contexts).uniform_(-bound, bound, generator=generator) for kind in kinds}
+        return weights | prefixed(WEIGHTS, drawn)
 
     def path(params: Params, support: Batch, steps: int, order: int) -> Iterator[Params]:
         tasks = support.x.shape[0]
@@ -114,14 +118,6 @@ def _layer(model: Model, layer: int) -> tuple[str, str]:
         advice = f"type algorithm.layer={len(layers)} or less" if layers else "type model=conv4 or model=mlp"
         raise Invalid("layer", layer, f"this model has {len(layers)} {what} that can take a context", advice)
     return layers[layer - 1]
-
-
-def _draw(weights: Params, names: tuple[str, str], norm: bool, contexts: int, generator: Generator) -> Params:
-    """W [outputs, contexts], uniform as the weights of our linear layers (Glorot and Bengio 2010)."""
-    outputs = len(weights[names[1]])
-    bound = math.sqrt(6 / (contexts + outputs))
-    kinds = ("scale", "shift") if norm else ("shift",)
-    return {kind: torch.empty(outputs, contexts).uniform_(-bound, bound, generator=generator) for kind in kinds}
 
 
 def _modulated(chosen: Params, by_context: Params, names: tuple[str, str], phi: Tensor) -> Params:

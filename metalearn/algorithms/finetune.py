@@ -52,7 +52,7 @@ def finetune(
     Raises:
         ValueError: a rate that is not above 0, a negative number of steps, or a model without a linear head.
     """
-    check_descent(inner_lr=inner_lr, inner_steps=0, eval_steps=eval_steps)
+    check_descent(inner_lr=inner_lr, eval_steps=eval_steps)
     whole_number("ways", ways, at_least=2)
     true_or_false("whole", whole)
     _, head = features_and_head(model)

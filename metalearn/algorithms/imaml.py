@@ -19,15 +19,14 @@ Differences from the authors' code:
 - They draw 200,000 tasks beforehand. Their network flattens the last 2×2 map; ours averages it.
 """
 
-import math
 from collections.abc import Callable, Iterator
 
 import torch
 from torch import Tensor
 
 from metalearn.algorithms.common.functional import conjugate_gradient, leaves, results, start_of, summed, sums_by_name
-from metalearn.algorithms.common.inner import SGD, InnerOptimizer, TaskLoss, constant, descent, last
-from metalearn.algorithms.common.learners import SupportLoss, check_descent, evaluated_by_descent
+from metalearn.algorithms.common.inner import SGD, InnerOptimizer, SupportLoss, TaskLoss, constant, descent, last
+from metalearn.algorithms.common.learners import check_descent, evaluated_by_descent
 from metalearn.checks import Invalid, one_of, real_number, whole_number
 from metalearn.types import Algorithm, Batch, ChunkResult, Episode, Metrics, Model, Params
 
@@ -79,13 +78,8 @@ def imaml(
         real_number("eval_strength", eval_strength, at_least=0)
     for name, pull in (("strength", strength), ("eval_strength", eval_strength or 0)):
         if spring == "after" and inner_lr * pull > 1:
-            raise Invalid(
-                name,
-                f"{pull} with inner_lr={inner_lr} and spring=after",
-                "their product must be at most 1, or the step of the spring passes the start",
-                f"type KEY={_truncated(1 / inner_lr)} or less",
-                quoted=False,
-            )
+            reason = f"times inner_lr={inner_lr}, it must be at most 1: a longer step of the spring passes the start"
+            raise Invalid(name, pull, reason, "type a smaller one, or GROUP.spring=every_step")
     whole_number("cg_steps", cg_steps, at_least=1)
     real_number("cg_damping", cg_damping, at_least=0)
     if cg_strength is not None:
@@ -93,9 +87,18 @@ def imaml(
 
     def path(params: Params, support: Batch, steps: int, pull: float) -> Iterator[Params]:
         start, plain = start_of(model, params, support.x.shape[0]), SupportLoss(model, support, 0)
-        loss = _regularised(plain, start, pull) if spring == "every_step" else plain
+
+        def regularised(phi: Params, step: int) -> Tensor:
+            """L(φ) + λ/2 ‖φ − θ‖² of every task."""
+            away = [(phi[name] - start[name]).square().reshape(len(phi[name]), -1).sum(dim=1) for name in phi]
+            return plain(phi, step) + pull / 2 * torch.stack(away).sum(dim=0)
+
+        loss = regularised if spring == "every_step" else plain
         for phi in descent(loss, start, optimizer=inner, rate=constant(inner_lr), steps=steps, order=0):
-            yield phi if spring == "every_step" else _pulled(phi, start, inner_lr * pull)
+            if spring == "every_step":
+                yield phi
+            else:  # a step of gradient descent on the spring alone
+                yield {name: torch.lerp(value, start[name], inner_lr * pull) for name, value in phi.items()}
 
     def eval_path(params: Params, support: Batch, steps: int, order: int) -> Iterator[Params]:
         return path(params, support, steps, strength if eval_strength is None else eval_strength)
@@ -105,39 +108,18 @@ def imaml(
         phi = last(path(params, episode.support, inner_steps, strength))
         values, gradient = _query_gradient(model, phi, episode)
         curvature = hessian_product(SupportLoss(model, episode.support, 2), phi)
-        product = _system(curvature, cg_damping, cg_strength or strength)
+        mu = cg_strength or strength
+
+        def product(v: Params) -> Params:
+            """((1 + c) I + ∇²L / μ) v of every task."""
+            return {name: (1 + cg_damping) * v[name] + h / mu for name, h in curvature(v).items()}
+
         solution, residual = conjugate_gradient(product, gradient, cg_steps)
         grads = sums_by_name(model, solution)
         return ChunkResult(grads, summed(values | {"cg_residual": residual}), len(residual))
 
     evaluated = evaluated_by_descent(model, eval_path, eval_steps)
     return Algorithm(model.init, meta_grad, *evaluated, loss=None, computes=model.loss)
-
-
-def _regularised(plain: TaskLoss, start: Params, strength: float) -> TaskLoss:
-    """L(φ) + λ/2 ‖φ − θ‖² for every task."""
-
-    def loss(phi: Params, step: int) -> Tensor:
-        away = [(phi[name] - start[name]).square().reshape(len(phi[name]), -1).sum(dim=1) for name in phi]
-        return plain(phi, step) + strength / 2 * torch.stack(away).sum(dim=0)
-
-    return loss
-
-
-def _truncated(value: float) -> str:
-    """A number with three digits, no larger than it is."""
-    unit = 10.0 ** (math.floor(math.log10(value)) - 2)
-    return f"{math.floor(value / unit) * unit:.3g}"
-
-
-def _pulled(phi: Params, start: Params, share: float) -> Params:
-    """φ after a step of gradient descent on λ/2 ‖φ − θ‖²; `share` is the rate times λ."""
-    return {name: torch.lerp(value, start[name], share) for name, value in phi.items()}
-
-
-def _system(curvature: Product, damping: float, strength: float) -> Product:
-    """v ↦ ((1 + c) I + ∇²L / μ) v for every task."""
-    return lambda v: {name: (1 + damping) * v[name] + h / strength for name, h in curvature(v).items()}
 
 
 def _query_gradient(model: Model, phi: Params, episode: Episode) -> tuple[Metrics, Params]:

@@ -22,10 +22,10 @@ from torch import Generator, Tensor
 
 from metalearn.algorithms.common.learners import (
     comparing_learner,
-    extended,
     features_and_head,
     features_of,
     part,
+    prefixed,
     without,
 )
 from metalearn.checks import Invalid, whole_number
@@ -53,14 +53,15 @@ def in_context(*, model: Model, width: int, heads: int, layers: int) -> Algorith
     for name, value in (("width", width), ("heads", heads), ("layers", layers)):
         whole_number(name, value, at_least=1)
     if width % heads:
-        raise Invalid("heads", heads, f"must divide width={width}", f"type KEY={_divisor_below(heads, width)}")
+        divisor = next(number for number in range(min(heads, width), 0, -1) if width % number == 0)
+        raise Invalid("heads", heads, f"must divide width={width}", f"type KEY={divisor}")
     _, head = features_and_head(model)
 
     def init(generator: Generator) -> Params:
         drawn = model.init(generator)
         outputs, inputs = drawn[head.params[0]].shape
         body = {name: value for name, value in drawn.items() if name not in head.params}
-        return extended(body, SET, _draw_set(outputs, inputs, width, layers, generator))
+        return body | prefixed(SET, _draw_set(outputs, inputs, width, layers, generator))
 
     def compare(params: Params, support: Batch, x: Tensor) -> Tensor:
         weights, known = part(SET, params), support.x.shape[1]
@@ -106,7 +107,3 @@ def _draw_set(outputs: int, inputs: int, width: int, layers: int, generator: Gen
         "head.weight": torch.empty(outputs, width).normal_(0, 0.01, generator=generator),
         "head.bias": torch.zeros(outputs),
     }
-
-
-def _divisor_below(heads: int, width: int) -> int:
-    return next(number for number in range(min(heads, width), 0, -1) if width % number == 0)

@@ -33,7 +33,7 @@ from metalearn.algorithms.common.learners import (
     squared_distances_by_products,
 )
 from metalearn.algorithms.common.pretrained import pretrained
-from metalearn.checks import real_number, true_or_false, whole_number
+from metalearn.checks import not_negative, real_number, true_or_false, whole_number
 from metalearn.types import Algorithm, Batch, Model, Params
 
 SHARPNESS = 10.0
@@ -60,7 +60,7 @@ def laplacian_shot(
     """
     real_number("strength", strength, at_least=0)
     whole_number("neighbours", neighbours, at_least=1)
-    whole_number("eval_steps", eval_steps, at_least=0)
+    not_negative(eval_steps=eval_steps)
     true_or_false("rectified", rectified)
     features, learner = pretrained(model, centred=centred)
 

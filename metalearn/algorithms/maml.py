@@ -18,10 +18,8 @@ Differences from the authors' code:
 
 from collections.abc import Iterator
 
-from metalearn.algorithms.common.functional import start_of
-from metalearn.algorithms.common.inner import SGD, Checkpoint, InnerOptimizer, check_checkpoint, constant, descent
-from metalearn.algorithms.common.learners import SupportLoss, check_descent, gradient_learner
-from metalearn.checks import true_or_false
+from metalearn.algorithms.common.inner import SGD, Checkpoint, InnerOptimizer
+from metalearn.algorithms.common.learners import check_descent, gradient_learner, support_descent
 from metalearn.types import Algorithm, Batch, Model, Params
 
 
@@ -52,16 +50,15 @@ def maml(
     Raises:
         ValueError: a rate or factor that is not above 0, or a negative number of steps.
     """
-    check_descent(inner_lr=inner_lr, inner_steps=inner_steps, eval_steps=eval_steps, eval_lr_factor=eval_lr_factor)
-    true_or_false("first_order", first_order)
-    check_checkpoint(checkpoint_steps)
+    check_descent(
+        inner_lr=inner_lr, inner_steps=inner_steps, eval_steps=eval_steps, eval_lr_factor=eval_lr_factor,
+        first_order=first_order, checkpoint_steps=checkpoint_steps,
+    )  # fmt: skip
 
     def path(params: Params, support: Batch, steps: int, order: int) -> Iterator[Params]:
         rate = inner_lr if order else eval_lr_factor * inner_lr
-        start = start_of(model, params, support.x.shape[0])
-        loss = SupportLoss(model, support, order)
-        return descent(
-            loss, start, optimizer=inner, rate=constant(rate), steps=steps, order=order, checkpoint=checkpoint_steps
+        return support_descent(
+            model, params, support, inner=inner, rate=rate, steps=steps, order=order, checkpoint=checkpoint_steps
         )
 
     order = 1 if first_order else 2

@@ -21,24 +21,21 @@ Differences from the authors' code:
 """
 
 from collections.abc import Iterator
-from typing import NamedTuple
 
 import torch
 from torch import Generator, Tensor
 
-from metalearn.algorithms.common.functional import Outcome, replaced, results, start_of
+from metalearn.algorithms.common.functional import replaced, results, start_of
 from metalearn.algorithms.common.inner import SGD, InnerOptimizer, Rate, constant, descent
 from metalearn.algorithms.common.learners import (
     RATE,
-    Init,
-    InnerPath,
     check_descent,
-    extended,
     gradient_learner,
     part,
+    prefixed,
     without,
 )
-from metalearn.checks import Invalid, true_or_false, whole_number
+from metalearn.checks import Invalid, not_negative, switches, whole_number
 from metalearn.types import Algorithm, Batch, Episode, Metrics, Model, Params
 
 
@@ -77,45 +74,21 @@ def maml_pp(
     """
     check_descent(inner_lr=inner_lr, inner_steps=inner_steps, eval_steps=eval_steps)
     whole_number("inner_steps", inner_steps, at_least=1)
-    whole_number("multi_step_until", multi_step_until, at_least=0)
-    whole_number("first_order_until", first_order_until, at_least=0)
-    true_or_false("learned_rates", learned_rates)
-    true_or_false("per_step_norm", per_step_norm)
-    true_or_false("checkpoint_steps", checkpoint_steps)
+    not_negative(multi_step_until=multi_step_until, first_order_until=first_order_until)
+    switches(learned_rates=learned_rates, per_step_norm=per_step_norm, checkpoint_steps=checkpoint_steps)
     if per_step_norm and not model.norms:
         raise Invalid("per_step_norm", True, "this model has no batch norm", "type KEY=false")
-    per_step = PerStep(inner_steps, learned_rates, model.norms if per_step_norm else ())
-    path = _path(model, inner, inner_lr, per_step, checkpoint_steps)
-    outcome = _multi_step_loss(model, path, inner_steps, multi_step_until, first_order_until)
-    return gradient_learner(model, path, eval_steps=eval_steps, init=_init(model, inner_lr, per_step), outcome=outcome)
+    norms = model.norms if per_step_norm else ()
 
-
-class PerStep(NamedTuple):
-    """What each inner step learns for itself: rates, if `rates`, and the scales and shifts that `norms` names."""
-
-    steps: int
-    rates: bool
-    norms: tuple[str, ...]
-
-    def place(self, step: int) -> int:
-        """The place of a step's values; steps beyond the last one share its values."""
-        return max(0, min(step, self.steps - 1))
-
-
-def _init(model: Model, inner_lr: float, per_step: PerStep) -> Init:
-    (steps, learned_rates, norms) = per_step
+    def place(step: int) -> int:
+        """The place of a step's rates and norms; steps beyond the last one share its values."""
+        return max(0, min(step, inner_steps - 1))
 
     def init(generator: Generator) -> Params:
         weights = model.init(generator)
-        rates = {name: value.new_full((steps,), inner_lr) for name, value in weights.items() if name not in norms}
-        stacked = {name: torch.stack([weights[name]] * steps) for name in norms}
-        return extended(weights | stacked, RATE, rates if learned_rates else {})
-
-    return init
-
-
-def _path(model: Model, inner: InnerOptimizer, inner_lr: float, per_step: PerStep, checkpoint: bool) -> InnerPath:
-    norms = per_step.norms
+        rates = {name: value.new_full((inner_steps,), inner_lr) for name, value in weights.items() if name not in norms}
+        stacked = {name: torch.stack([weights[name]] * inner_steps) for name in norms}
+        return weights | stacked | (prefixed(RATE, rates) if learned_rates else {})
 
     def path(params: Params, support: Batch, steps: int, order: int) -> Iterator[Params]:
         tasks, rates = support.x.shape[0], part(RATE, params)
@@ -124,32 +97,26 @@ def _path(model: Model, inner: InnerOptimizer, inner_lr: float, per_step: PerSte
 
         def with_norms(adapted: Params, step: int) -> Params:
             """The parameters with the norms of a step: what the inner steps give for these is not used."""
-            return replaced(model, adapted, {name: params[name][per_step.place(step)] for name in norms})
+            return replaced(model, adapted, {name: params[name][place(step)] for name in norms})
 
         def loss(adapted: Params, step: int) -> Tensor:
             return results(model, with_norms(adapted, step), support, twice=order == 2)["loss"]
 
         def learned(step: int) -> Rate:
-            place = per_step.place(step)
             none = rates[next(iter(rates))].new_zeros(())
-            by_name = {name: (none if name in norms else rates[name][place]).expand_as(p) for name, p in first.items()}
-            return start_of(model, by_name, tasks)
+            values = {name: none if name in norms else rates[name][place(step)] for name in first}
+            return start_of(model, {name: value.expand_as(first[name]) for name, value in values.items()}, tasks)
 
         start = start_of(model, first, tasks)
-        rate = learned if per_step.rates else constant(inner_lr)
-        adapting = descent(loss, start, optimizer=inner, rate=rate, steps=steps, order=order, checkpoint=checkpoint)
+        rate = learned if learned_rates else constant(inner_lr)
+        adapting = descent(
+            loss, start, optimizer=inner, rate=rate, steps=steps, order=order, checkpoint=checkpoint_steps
+        )
         for done, adapted in enumerate(adapting):
             yield with_norms(adapted, done - 1)
 
-    return path
-
-
-def _multi_step_loss(
-    model: Model, path: InnerPath, inner_steps: int, multi_step_until: int, first_order_until: int
-) -> Outcome:
-    """The sum of the query losses after the inner steps, each times its weight (equation 4)."""
-
     def outcome(params: Params, episode: Episode, step: int) -> Metrics:
+        """The sum of the query losses after the inner steps, each times its weight (equation 4)."""
         (support, query) = episode
         weights = step_weights(step, inner_steps, multi_step_until)
         order = 1 if step <= first_order_until else 2
@@ -160,7 +127,7 @@ def _multi_step_loss(
                 values.append(metrics | {"loss": metrics["loss"] * weight})
         return values[-1] | {"loss": torch.stack([value["loss"] for value in values]).sum(dim=0)}
 
-    return outcome
+    return gradient_learner(model, path, eval_steps=eval_steps, init=init, outcome=outcome)
 
 
 def step_weights(step: int, inner_steps: int, until: int) -> list[float]:

@@ -19,7 +19,7 @@ from metalearn.algorithms.common.learners import (
     one_hot,
     without_head,
 )
-from metalearn.checks import real_number
+from metalearn.checks import positive
 from metalearn.types import Algorithm, Batch, Model, Params
 
 
@@ -33,7 +33,7 @@ def matching(*, model: Model, scale: float) -> Algorithm:
     Raises:
         ValueError: a scale that is not above 0, or a model without a linear head.
     """
-    real_number("scale", scale, above=0)
+    positive(scale=scale)
 
     def compare(params: Params, support: Batch, x: Tensor) -> Tensor:
         features = features_of(model, params, support.x.shape[0])

@@ -8,23 +8,21 @@ each number, the diagonal of a matrix. All matrices begin as the identity, and t
 The authors' code for Omniglot was not at hand. For vectors we have learn2learn's choice, one factor for each number.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import torch
 from torch import Generator, Tensor
 
-from metalearn.algorithms.common.functional import replaced, start_of
-from metalearn.algorithms.common.inner import (
-    SGD,
-    Checkpoint,
-    InnerOptimizer,
-    State,
-    check_checkpoint,
-    constant,
-    descent,
+from metalearn.algorithms.common.functional import replaced
+from metalearn.algorithms.common.inner import SGD, Checkpoint, InnerOptimizer, State
+from metalearn.algorithms.common.learners import (
+    check_descent,
+    gradient_learner,
+    part,
+    prefixed,
+    support_descent,
+    without,
 )
-from metalearn.algorithms.common.learners import SupportLoss, check_descent, extended, gradient_learner, part, without
-from metalearn.checks import true_or_false
 from metalearn.types import Algorithm, Batch, Model, Params
 
 CURVATURE = "curvature."
@@ -58,14 +56,16 @@ def meta_curvature(
     Raises:
         ValueError: a rate that is not above 0, or a negative number of steps.
     """
-    check_descent(inner_lr=inner_lr, inner_steps=inner_steps, eval_steps=eval_steps)
-    true_or_false("first_order", first_order)
-    check_checkpoint(checkpoint_steps)
+    check_descent(
+        inner_lr=inner_lr, inner_steps=inner_steps, eval_steps=eval_steps, first_order=first_order,
+        checkpoint_steps=checkpoint_steps,
+    )  # fmt: skip
 
     def init(generator: Generator) -> Params:
         weights = model.init(generator)
         modes = {name: _identities(value) for name, value in weights.items()}
-        return extended(weights, CURVATURE, {f"{name}.{mode}": m for name in modes for mode, m in modes[name].items()})
+        matrices = {f"{name}.{mode}": m for name in modes for mode, m in modes[name].items()}
+        return weights | prefixed(CURVATURE, matrices)
 
     def path(params: Params, support: Batch, steps: int, order: int) -> Iterator[Params]:
         weights = without(CURVATURE, params)
@@ -75,11 +75,12 @@ def meta_curvature(
             by_name = grads if model.network is None else model.network.unpack(grads)
             return replaced(model, grads, {name: transformed(g, modes[name]) for name, g in by_name.items()})
 
-        start = start_of(model, weights, support.x.shape[0])
-        loss, optimizer = SupportLoss(model, support, order), _given(inner, curved)
-        return descent(
-            loss, start, optimizer=optimizer, rate=constant(inner_lr), steps=steps, order=order,
-            checkpoint=checkpoint_steps,
+        def direct(grads: Params, state: State, step: int) -> tuple[Params, State]:
+            return inner.direct(curved(grads), state, step)
+
+        return support_descent(
+            model, weights, support, inner=InnerOptimizer(inner.start, direct, inner.decays), rate=inner_lr,
+            steps=steps, order=order, checkpoint=checkpoint_steps,
         )  # fmt: skip
 
     order = 1 if first_order else 2
@@ -104,12 +105,3 @@ def _identities(weight: Tensor) -> Params:
         return {"entries": torch.ones_like(weight)}
     sizes = weight.flatten(2).shape if weight.dim() > 2 else weight.shape
     return {mode: torch.eye(size) for mode, size in zip(MODES, sizes, strict=False)}
-
-
-def _given(inner: InnerOptimizer, change: Callable[[Params], Params]) -> InnerOptimizer:
-    """The optimiser, which is given the gradients that `change` makes of them."""
-
-    def direct(grads: Params, state: State, step: int) -> tuple[Params, State]:
-        return inner.direct(change(grads), state, step)
-
-    return InnerOptimizer(inner.start, direct, inner.decays)

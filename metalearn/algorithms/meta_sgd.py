@@ -12,10 +12,8 @@ from collections.abc import Iterator
 import torch
 from torch import Generator
 
-from metalearn.algorithms.common.functional import start_of
-from metalearn.algorithms.common.inner import SGD, Checkpoint, InnerOptimizer, check_checkpoint, constant, descent
-from metalearn.algorithms.common.learners import RATE, SupportLoss, check_descent, extended, gradient_learner, part
-from metalearn.checks import true_or_false
+from metalearn.algorithms.common.inner import SGD, Checkpoint, InnerOptimizer
+from metalearn.algorithms.common.learners import RATE, check_descent, gradient_learner, part, prefixed, support_descent
 from metalearn.types import Algorithm, Batch, Model, Params
 
 
@@ -46,23 +44,22 @@ def meta_sgd(
     Raises:
         ValueError: a rate or factor that is not above 0, or a negative number of steps.
     """
-    check_descent(inner_lr=inner_lr, inner_steps=inner_steps, eval_steps=eval_steps, eval_lr_factor=eval_lr_factor)
-    true_or_false("first_order", first_order)
-    check_checkpoint(checkpoint_steps)
+    check_descent(
+        inner_lr=inner_lr, inner_steps=inner_steps, eval_steps=eval_steps, eval_lr_factor=eval_lr_factor,
+        first_order=first_order, checkpoint_steps=checkpoint_steps,
+    )  # fmt: skip
 
     def init(generator: Generator) -> Params:
         weights = model.init(generator)
-        return extended(weights, RATE, {name: torch.full_like(value, inner_lr) for name, value in weights.items()})
+        return weights | prefixed(RATE, {name: torch.full_like(value, inner_lr) for name, value in weights.items()})
 
     def path(params: Params, support: Batch, steps: int, order: int) -> Iterator[Params]:
-        tasks, rates = support.x.shape[0], part(RATE, params)
-        start = start_of(model, {name: params[name] for name in rates}, tasks)
+        rates = part(RATE, params)
+        weights = {name: params[name] for name in rates}
         if order == 0:
             rates = {name: eval_lr_factor * rate for name, rate in rates.items()}
-        rates = start_of(model, rates, tasks)
-        loss = SupportLoss(model, support, order)
-        return descent(
-            loss, start, optimizer=inner, rate=constant(rates), steps=steps, order=order, checkpoint=checkpoint_steps
+        return support_descent(
+            model, weights, support, inner=inner, rate=rates, steps=steps, order=order, checkpoint=checkpoint_steps
         )
 
     order = 1 if first_order else 2

@@ -28,14 +28,12 @@ import torch
 from torch import Generator, Tensor
 
 from metalearn.algorithms.common.functional import cholesky
-from metalearn.algorithms.common.learners import comparing_learner, extended, features_of, one_hot, without_head
-from metalearn.checks import real_number
+from metalearn.algorithms.common.learners import comparing_learner, features_of, one_hot, without_head
+from metalearn.checks import positive
 from metalearn.types import Algorithm, Batch, Model, Params
 
-SVM = "svm."
-"""The prefix of the names of what is learned beside the network."""
-
-SCALE = f"{SVM}scale"
+SCALE = "svm.scale"
+"""The name of γ, which is learned beside the network."""
 
 _TOLERANCE = 1e-13
 """The largest product of a probability and its multiplier at the end, as a part of the largest slope at the start."""
@@ -59,13 +57,11 @@ def metaoptnet(*, model: Model, cost: float, ridge: float, scale: float) -> Algo
     Raises:
         ValueError: a cost, ridge or scale that is not above 0, or a model without a linear head.
     """
-    real_number("cost", cost, above=0)
-    real_number("ridge", ridge, above=0)
-    real_number("scale", scale, above=0)
+    positive(cost=cost, ridge=ridge, scale=scale)
     network = without_head(model)
 
     def init(generator: Generator) -> Params:
-        return extended(network(generator), SVM, {"scale": torch.tensor([scale])})
+        return network(generator) | {SCALE: torch.tensor([scale])}
 
     def compare(params: Params, support: Batch, x: Tensor) -> Tensor:
         features = features_of(model, params, support.x.shape[0])

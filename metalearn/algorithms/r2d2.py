@@ -24,14 +24,12 @@ import torch
 from torch import Generator, Tensor
 
 from metalearn.algorithms.common.functional import cholesky
-from metalearn.algorithms.common.learners import comparing_learner, extended, features_of, one_hot, without_head
-from metalearn.checks import real_number
+from metalearn.algorithms.common.learners import comparing_learner, features_of, one_hot, without_head
+from metalearn.checks import positive
 from metalearn.types import Algorithm, Batch, Model, Params
 
-RIDGE = "ridge."
-"""The prefix of the names of what is learned beside the network."""
-
-LOG_STRENGTH, SCALE = f"{RIDGE}log_strength", f"{RIDGE}scale"
+LOG_STRENGTH, SCALE = "ridge.log_strength", "ridge.scale"
+"""The names of what is learned beside the network."""
 
 _FLOOR = 4
 """Roundings. With 1/2, 4 of 2000 systems with equal samples and λ = 0 had no Cholesky root; with 1, none."""
@@ -48,13 +46,12 @@ def r2d2(*, model: Model, strength: float, scale: float) -> Algorithm:
     Raises:
         ValueError: a strength or scale that is not above 0, or a model without a linear head.
     """
-    real_number("strength", strength, above=0)
-    real_number("scale", scale, above=0)
+    positive(strength=strength, scale=scale)
     network = without_head(model)
 
     def init(generator: Generator) -> Params:
-        scalars = {"log_strength": math.log(strength), "scale": scale}
-        return extended(network(generator), RIDGE, {name: torch.tensor([value]) for name, value in scalars.items()})
+        scalars = {LOG_STRENGTH: math.log(strength), SCALE: scale}
+        return network(generator) | {name: torch.tensor([value]) for name, value in scalars.items()}
 
     def compare(params: Params, support: Batch, x: Tensor) -> Tensor:
         features = features_of(model, params, support.x.shape[0])

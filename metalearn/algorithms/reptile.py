@@ -30,10 +30,9 @@ import torch
 from torch import Generator, Tensor
 
 from metalearn.algorithms.common.functional import results, start_of, summed, sums_by_name
-from metalearn.algorithms.common.inner import SGD, InnerOptimizer, State, TaskLoss, constant, descent, last
+from metalearn.algorithms.common.inner import SGD, InnerOptimizer, State, constant, descent, last
 from metalearn.algorithms.common.learners import check_descent, evaluated_by_descent, part, prefixed, weights_of
 from metalearn.checks import one_of, whole_number
-from metalearn.errors import ConfigError
 from metalearn.types import STATE, Algorithm, Batch, ChunkResult, Episode, Model, Params
 
 INNER_STATES = ("fresh", "carried")
@@ -88,16 +87,17 @@ def reptile(
     def path(
         start: Params, samples: Batch, size: int | None, steps: int, optimizer: InnerOptimizer
     ) -> Iterator[Params]:
-        loss = batch_loss(model, samples, size)
+        batch_of = mini_batches(samples, size)
+
+        def loss(params: Params, step: int) -> Tensor:
+            return results(model, params, batch_of(step), twice=False)["loss"]
+
         return descent(loss, start, optimizer=optimizer, rate=constant(inner_lr), steps=steps, order=0)
 
     def eval_path(params: Params, support: Batch, steps: int, order: int) -> Iterator[Params]:
         tasks = len(support.x)
         optimizer = continued(inner, model, params, tasks)[0] if carries else inner
         start = start_of(model, weights_of(params), tasks)
-        check_one_sample(model, start, support, "eval_batch", eval_batch)
-        if inner_batch == 1:  # of any training set; so it is refused before the first step
-            check_one_sample(model, start, support, "inner_batch", inner_batch)
         return path(start, support, eval_batch, steps, optimizer)
 
     @torch.no_grad()
@@ -107,7 +107,6 @@ def reptile(
         samples = Batch(*(torch.cat([known, more], dim=1) for known, more in zip(support, query, strict=True)))
         optimizer, latest = continued(inner, model, params, tasks) if carries else (inner, dict)
         start = start_of(model, weights_of(params), tasks)
-        check_one_sample(model, start, samples, "inner_batch", inner_batch)
         end = last(path(start, samples, inner_batch, inner_steps, optimizer))
         grads = sums_by_name(model, {name: start[name] - end[name] for name in start})
         if carries:
@@ -123,18 +122,8 @@ def reptile(
 
 
 def first_state(inner: InnerOptimizer, weights: Params) -> Params:
-    """The state before the first task, as meta-parameters. What a step forgets altogether is not carried.
-
-    Raises:
-        ConfigError: an optimiser that does not name the decays of its state.
-    """
-    state = inner.start(weights)
-    if state.keys() != inner.decays.keys():
-        raise ConfigError(
-            "algorithm.inner_state=carried: this inner optimiser does not name the decays of its state "
-            f"({', '.join(state)}); type algorithm.inner_state=fresh"
-        )
-    kept = {key: values for key, values in state.items() if inner.decays[key]}
+    """The state before the first task, as meta-parameters. What a step forgets altogether is not carried."""
+    kept = {key: values for key, values in inner.start(weights).items() if inner.decays[key]}
     parts = (prefixed(f"{STATE}{key}.", values) for key, values in kept.items())
     return functools.reduce(dict.__or__, parts, {DONE: torch.zeros(1)})
 
@@ -175,16 +164,6 @@ def change_of_state(
 # Mini-batches
 
 
-def batch_loss(model: Model, samples: Batch, size: int | None) -> TaskLoss:
-    """The inner objective: each task's loss [t] on one mini-batch per step."""
-    batch_of = mini_batches(samples, size)
-
-    def loss(params: Params, step: int) -> Tensor:
-        return results(model, params, batch_of(step), twice=False)["loss"]
-
-    return loss
-
-
 def mini_batches(samples: Batch, size: int | None) -> Callable[[int], Batch]:
     """The mini-batch of an inner step: at most `size` samples, without replacement, as even as possible in each pass.
 
@@ -193,7 +172,7 @@ def mini_batches(samples: Batch, size: int | None) -> Callable[[int], Batch]:
     """
     if size is None:
         return lambda step: samples
-    count = number_of_batches(samples, size)
+    count = -(-samples.y.shape[1] // size)
     turns = None if samples.y.is_floating_point() else by_turn(samples.y)
     in_turn = samples if turns is None else ordered(samples, turns)
     uneven = [] if turns is None else [task for task, labels in enumerate(samples.y) if not _evenly(labels, count)]
@@ -234,25 +213,6 @@ def drawn_order(labels: Tensor, count: int, rng: np.random.Generator) -> Tensor:
         return order
     ranks = torch.from_numpy(rng.permutation(len(classes))).to(labels.device)
     return order[by_turn(ranks[places].unsqueeze(0))[0]]
-
-
-def number_of_batches(samples: Batch, size: int) -> int:
-    """The mini-batches of a pass."""
-    return -(-samples.y.shape[1] // size)
-
-
-def check_one_sample(model: Model, start: Params, samples: Batch, key: str, size: int | None) -> None:
-    """Raises ConfigError where `size` leaves a mini-batch of one sample, and the network cannot take one: of one sample
-    whose maps have one pixel, a batch norm has no variance."""
-    if size is None or not model.norms or samples.y.shape[1] // number_of_batches(samples, size) > 1:
-        return
-    try:
-        results(model, start, Batch(samples.x[:, :1], samples.y[:, :1]), twice=False)
-    except ValueError as error:
-        raise ConfigError(
-            f"algorithm.{key}={size}: of {samples.y.shape[1]} samples, it leaves mini-batches of one ({error}); type a "
-            f"larger one, or algorithm.{key}=null for all samples"
-        ) from error
 
 
 def ordered(samples: Batch, order: Tensor) -> Batch:

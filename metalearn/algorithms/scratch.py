@@ -8,8 +8,8 @@ from collections.abc import Iterator
 import torch
 
 from metalearn.algorithms.common.functional import results, start_of, summed
-from metalearn.algorithms.common.inner import SGD, InnerOptimizer, constant, descent
-from metalearn.algorithms.common.learners import SupportLoss, check_descent, evaluated_by_descent
+from metalearn.algorithms.common.inner import SGD, InnerOptimizer
+from metalearn.algorithms.common.learners import check_descent, evaluated_by_descent, support_descent
 from metalearn.types import Algorithm, Batch, ChunkResult, Episode, Model, Params
 
 
@@ -25,12 +25,10 @@ def scratch(*, model: Model, inner: InnerOptimizer = SGD, inner_lr: float, eval_
     Raises:
         ValueError: a rate that is not above 0, or a negative number of steps.
     """
-    check_descent(inner_lr=inner_lr, inner_steps=0, eval_steps=eval_steps)
+    check_descent(inner_lr=inner_lr, eval_steps=eval_steps)
 
     def path(params: Params, support: Batch, steps: int, order: int) -> Iterator[Params]:
-        start = start_of(model, params, support.x.shape[0])
-        loss = SupportLoss(model, support, order)
-        return descent(loss, start, optimizer=inner, rate=constant(inner_lr), steps=steps, order=0)
+        return support_descent(model, params, support, inner=inner, rate=inner_lr, steps=steps, order=0)
 
     @torch.no_grad()
     def meta_grad(params: Params, episode: Episode, step: int) -> ChunkResult:

@@ -36,7 +36,7 @@ from metalearn.algorithms.common.learners import (
     squared_distances_by_products,
 )
 from metalearn.algorithms.common.pretrained import pretrained
-from metalearn.checks import real_number
+from metalearn.checks import positive, real_number
 from metalearn.types import Algorithm, Batch, Model, Params
 
 VECTORS = "vectors"
@@ -71,8 +71,8 @@ def tim(
         ValueError: a rate or temperature that is not above 0, a negative weight or number of steps, `centred` is no
             bool, or a model without a linear head.
     """
-    check_descent(inner_lr=inner_lr, inner_steps=0, eval_steps=eval_steps)
-    real_number("temperature", temperature, above=0)
+    check_descent(inner_lr=inner_lr, eval_steps=eval_steps)
+    positive(temperature=temperature)
     real_number("support_weight", support_weight, at_least=0)
     real_number("conditional_weight", conditional_weight, at_least=0)
     features, learner = pretrained(model, centred=centred)

@@ -30,9 +30,14 @@ def ensemble(algorithm: Algorithm, members: int) -> Algorithm:
     of_labels = algorithm.computes is not None and "labels" in algorithm.computes.allows
 
     def mean(outputs: Sequence[Tensor], y: Tensor) -> Tensor:
-        if not y.is_floating_point():
-            return _mean_of_classes(outputs)
-        return _mean_of_labels(outputs) if of_labels else torch.stack(list(outputs)).mean(dim=0)
+        if not y.is_floating_point():  # the logarithm of the mean of the probabilities, which are logits, too
+            logs = torch.stack([logits.log_softmax(dim=2) for logits in outputs])
+            return logs.logsumexp(dim=0) - math.log(len(outputs))
+        stacked = torch.stack(list(outputs))
+        if not of_labels:
+            return stacked.mean(dim=0)
+        yes, no = (F.logsigmoid(sign * stacked).logsumexp(dim=0) for sign in (1, -1))
+        return yes - no  # the logits of the mean of each label's probabilities
 
     def init(generator: Generator) -> Params:
         return joined([algorithm.init(generator) for _ in range(members)])
@@ -41,9 +46,10 @@ def ensemble(algorithm: Algorithm, members: int) -> Algorithm:
         raise NotImplementedError("an ensemble is not trained")
 
     def outcome(params: Params, episode: Episode, step: int) -> Metrics:
-        tasks = zip(_alone(episode.support), episode.query.x.split(1), strict=True)
-        outputs = torch.cat([adapt(params, support)(x) for support, x in tasks])
-        return objective(outputs, episode.query.y, algorithm.computes)
+        (support, query) = episode
+        tasks = zip(support.x.split(1), support.y.split(1), query.x.split(1), strict=True)
+        outputs = torch.cat([adapt(params, Batch(known, y))(x) for known, y, x in tasks])
+        return objective(outputs, query.y, algorithm.computes)
 
     def adapt(params: Params, support: Batch, steps: int | None = None) -> Callable[[Tensor], Tensor]:
         adapted = [algorithm.adapt(part(f"{number}.", params), support, steps) for number in range(members)]
@@ -63,20 +69,3 @@ def joined(members: Sequence[Params]) -> Params:
     """The parameters of all members under names of their own."""
     parts = (prefixed(f"{number}.", params) for number, params in enumerate(members))
     return functools.reduce(dict.__or__, parts, {})
-
-
-def _alone(batch: Batch) -> list[Batch]:
-    """The batches of single tasks."""
-    return [Batch(*task) for task in zip(batch.x.split(1), batch.y.split(1), strict=True)]
-
-
-def _mean_of_classes(outputs: Sequence[Tensor]) -> Tensor:
-    """The logarithm of the mean of the probabilities, which are logits, too."""
-    return torch.stack([logits.log_softmax(dim=2) for logits in outputs]).logsumexp(dim=0) - math.log(len(outputs))
-
-
-def _mean_of_labels(outputs: Sequence[Tensor]) -> Tensor:
-    """The logits of the mean of each label's probabilities."""
-    logits = torch.stack(list(outputs))
-    yes, no = (F.logsigmoid(sign * logits).logsumexp(dim=0) for sign in (1, -1))
-    return yes - no

@@ -5,6 +5,7 @@ directions and the new state. A step subtracts the rate times the directions.
 """
 
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, Literal, NamedTuple, Protocol, TypeVar
 
@@ -13,10 +14,11 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 from torch.utils.checkpoint import checkpoint as checkpoint_of
 
-from metalearn.algorithms.common.functional import leaves
-from metalearn.checks import Invalid, fraction, real_number
+from metalearn.algorithms.common.functional import leaves, results
+from metalearn.checks import fraction, real_number
+from metalearn.nn.packing import is_packed
 from metalearn.nn.surroundings import now_and_again
-from metalearn.types import Params
+from metalearn.types import Batch, Model, Params
 
 
 class TaskLoss(Protocol):
@@ -25,20 +27,35 @@ class TaskLoss(Protocol):
         ...
 
 
-class KnowsItsGradient:
-    """The base of losses that may compute more than their value; the methods give None for parameters whose gradient
-    they do not `know`."""
+@dataclass(frozen=True)
+class SupportLoss:
+    """The inner objective: each task's loss [t] on its own support set. `order` as for `descent`. It may compute more
+    than its value: `gradient` and `stepped` give None where the network is not computed as a whole."""
+
+    model: Model
+    support: Batch
+    order: int
+
+    def __call__(self, params: Params, step: int) -> Tensor:
+        return results(self.model, params, self.support, twice=self.order == 2)["loss"]
 
     def knows(self, params: Params) -> bool:
-        return False
+        """Whether the network is computed as a whole."""
+        return self.model.network is not None and is_packed(params)
 
     def gradient(self, params: Params, step: int) -> Params | None:
-        """The gradient of the sum of the losses, at an inner step."""
-        return None
+        """The gradient of the sum of the losses."""
+        network, (x, y) = self.model.network, self.support
+        if network is None or not self.knows(params):
+            return None
+        return network.gradient(params, x, y, twice=self.order == 2)
 
     def stepped(self, params: Params, step: int, rate: float) -> Params | None:
-        """The parameters after an inner step of plain gradient descent."""
-        return None
+        """The parameters after a step of plain gradient descent."""
+        network, (x, y) = self.model.network, self.support
+        if network is None or not self.knows(params):
+            return None
+        return network.stepped(params, x, y, rate, twice=self.order == 2)
 
 
 Rate = float | Params
@@ -179,7 +196,7 @@ def descent(
 
     yield params
     state = optimizer.start(params)
-    if checkpoint == "nested" and order == 2 and steps and isinstance(loss, KnowsItsGradient) and loss.knows(params):
+    if checkpoint == "nested" and order == 2 and steps and isinstance(loss, SupportLoss) and loss.knows(params):
         yield _computed_again(through, params, state, 0, steps)[0]
         return
     for step in range(steps):
@@ -205,7 +222,7 @@ def _computed_again(compute: Callable[..., tuple[Params, State]], *args: Any) ->
 
 def _moved_at_once(loss: TaskLoss, params: Params, step: int, rate: Rate, order: int) -> Params | None:
     """A step of plain gradient descent that the loss itself takes; None if it does not."""
-    if not isinstance(loss, KnowsItsGradient) or not isinstance(rate, float | int):
+    if not isinstance(loss, SupportLoss) or not isinstance(rate, float | int):
         return None
     with _graph_of(order):
         return loss.stepped(params, step, rate)
@@ -219,7 +236,7 @@ def _graph_of(order: int) -> torch.set_grad_enabled:
 def _gradient(loss: TaskLoss, params: Params, step: int, order: int) -> Params:
     """The gradient of the sum of the losses; its graph is kept for `order` 2."""
     with torch.enable_grad():
-        direct = loss.gradient(params, step) if isinstance(loss, KnowsItsGradient) else None
+        direct = loss.gradient(params, step) if isinstance(loss, SupportLoss) else None
         if direct is not None:
             return direct
         total = loss(params, step).sum()
@@ -227,12 +244,6 @@ def _gradient(loss: TaskLoss, params: Params, step: int, order: int) -> Params:
             total, list(params.values()), create_graph=order == 2, allow_unused=True, materialize_grads=True
         )
     return dict(zip(params, grads, strict=True))
-
-
-def check_checkpoint(value: object) -> None:
-    """Raises ValueError unless `checkpoint_steps` is a bool or `nested`."""
-    if not isinstance(value, bool) and value != "nested":
-        raise Invalid("checkpoint_steps", value, "must be true, false or nested", "type KEY=true")
 
 
 def last(path: Iterator[Point]) -> Point:

@@ -1,7 +1,6 @@
 """The kinds of learners: those that adapt by descent, and those that compare features."""
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from functools import partial
 from typing import Protocol
 
@@ -15,12 +14,20 @@ from metalearn.algorithms.common.functional import (
     objective,
     per_task,
     results,
+    start_of,
     total_of,
 )
-from metalearn.algorithms.common.inner import KnowsItsGradient, last
-from metalearn.checks import real_number, whole_number
+from metalearn.algorithms.common.inner import (
+    Checkpoint,
+    InnerOptimizer,
+    Rate,
+    SupportLoss,
+    constant,
+    descent,
+    last,
+)
+from metalearn.checks import not_negative, positive, true_or_false
 from metalearn.errors import ConfigError, DataError
-from metalearn.nn.packing import is_packed
 from metalearn.nn.surroundings import surroundings
 from metalearn.types import STATE, Adapt, Algorithm, Apply, Batch, Episode, Metrics, Model, Params, Stage
 
@@ -146,42 +153,40 @@ def _by_step(values: list[Metrics]) -> Metrics:
     return {name: torch.stack([after[name] for after in values], dim=1) for name in values[0]}
 
 
-@dataclass(frozen=True)
-class SupportLoss(KnowsItsGradient):
-    """The inner objective: each task's loss [t] on its own support set. `order` as for `descent`."""
-
-    model: Model
-    support: Batch
-    order: int
-
-    def __call__(self, params: Params, step: int) -> Tensor:
-        return results(self.model, params, self.support, twice=self.order == 2)["loss"]
-
-    def knows(self, params: Params) -> bool:
-        """Whether the network is computed as a whole."""
-        return self.model.network is not None and is_packed(params)
-
-    def gradient(self, params: Params, step: int) -> Params | None:
-        """The gradient of the losses; None if the network is not computed as a whole."""
-        network, (x, y) = self.model.network, self.support
-        if network is None or not self.knows(params):
-            return None
-        return network.gradient(params, x, y, twice=self.order == 2)
-
-    def stepped(self, params: Params, step: int, rate: float) -> Params | None:
-        """The parameters after a step of gradient descent; None if the network is not computed as a whole."""
-        network, (x, y) = self.model.network, self.support
-        if network is None or not self.knows(params):
-            return None
-        return network.stepped(params, x, y, rate, twice=self.order == 2)
+def support_descent(
+    model: Model,
+    weights: Params,
+    support: Batch,
+    *,
+    inner: InnerOptimizer,
+    rate: Rate,
+    steps: int,
+    order: int,
+    checkpoint: Checkpoint = False,
+) -> Iterator[Params]:
+    """As `descent`, from weights and by rates that all tasks share, on each task's loss on its support set."""
+    tasks = support.x.shape[0]
+    start = start_of(model, weights, tasks)
+    rates = rate if isinstance(rate, float | int) else start_of(model, rate, tasks)
+    loss = SupportLoss(model, support, order)
+    return descent(loss, start, optimizer=inner, rate=constant(rates), steps=steps, order=order, checkpoint=checkpoint)
 
 
-def check_descent(*, inner_lr: float, inner_steps: int, eval_steps: int, eval_lr_factor: float = 1.0) -> None:
-    """Raises ValueError for a rate or factor that is not above 0, or a negative number of steps."""
-    real_number("inner_lr", inner_lr, above=0)
-    whole_number("inner_steps", inner_steps, at_least=0)
-    whole_number("eval_steps", eval_steps, at_least=0)
-    real_number("eval_lr_factor", eval_lr_factor, above=0)
+def check_descent(
+    *,
+    inner_lr: float,
+    eval_steps: int,
+    inner_steps: int = 0,
+    eval_lr_factor: float = 1.0,
+    first_order: bool = False,
+    checkpoint_steps: Checkpoint = False,
+) -> None:
+    """Raises ValueError for a rate or factor that is not above 0, a negative number of steps, or a wrong switch."""
+    positive(inner_lr=inner_lr, eval_lr_factor=eval_lr_factor)
+    not_negative(inner_steps=inner_steps, eval_steps=eval_steps)
+    true_or_false("first_order", first_order)
+    if checkpoint_steps != "nested":
+        true_or_false("checkpoint_steps", checkpoint_steps)
 
 
 # Learners that compare features
@@ -394,21 +399,6 @@ def without_head(model: Model) -> Init:
 def prefixed(prefix: str, params: Params) -> Params:
     """The same tensors; every name gets the prefix."""
     return {f"{prefix}{name}": value for name, value in params.items()}
-
-
-def extended(weights: Params, prefix: str, own: Params) -> Params:
-    """The parameters of a network, and those that a learner adds, whose names get the prefix.
-
-    Raises:
-        ConfigError: a parameter of the network has a name with this prefix.
-    """
-    for name in weights:
-        if name.startswith(prefix):
-            raise ConfigError(
-                f"model: its parameter {name} has a name that this algorithm needs for its own parameters, {prefix}…; "
-                "give that layer of the network another name"
-            )
-    return weights | prefixed(prefix, own)
 
 
 def part(prefix: str, params: Params) -> Params:

@@ -41,7 +41,11 @@ def cross_entropy(
     """
     fraction("smoothing", smoothing)
     if weights is not None:
-        _check_weights(weights)
+        if not isinstance(weights, list | tuple) or not weights:
+            advice = "type KEY=[1.0,2.0,0.5], a number of at least 0 for each class"
+            raise Invalid("weights", weights, "must be a list of numbers", advice)
+        for weight in weights:
+            real_number("weights", weight, at_least=0)
     if ignored is not None and (isinstance(ignored, bool) or not isinstance(ignored, int)):
         raise Invalid("ignored", ignored, "must be a label, a whole number, or null", "type KEY=-100")
     if not smoothing and weights is None and ignored is None:
@@ -219,11 +223,3 @@ def _loss(name: str, allows: tuple[Targets, ...], losses: Measure, score: Measur
 def _part(total: Tensor, whole: Tensor) -> Tensor:
     """total / whole, and 0 where nothing counts, as in a mini-batch of ignored samples."""
     return torch.where(whole == 0, 0.0, total / torch.where(whole == 0, 1.0, whole))
-
-
-def _check_weights(weights: Sequence[float]) -> None:
-    advice = "type KEY=[1.0,2.0,0.5], a number of at least 0 for each class"
-    if not isinstance(weights, list | tuple) or not weights:
-        raise Invalid("weights", weights, "must be a list of numbers", advice)
-    for weight in weights:
-        real_number("weights", weight, at_least=0)

@@ -51,7 +51,9 @@ def top_k(*, k: int) -> Metric:
 
 def exact_match() -> Metric:
     """The fraction of samples all of whose labels are right, where a probability of 1/2 decides."""
-    return Metric("exact_match", ("labels",), lambda outputs, y: _right(outputs, y).all(dim=2).to(outputs.dtype))
+    return Metric(
+        "exact_match", ("labels",), lambda outputs, y: ((outputs > 0) == (y > 0.5)).all(dim=2).to(outputs.dtype)
+    )
 
 
 def f1(*, average: str) -> Metric:
@@ -136,7 +138,3 @@ def reporting(loss: Loss | None, chosen: object, source: TaskSource) -> Loss | N
         return {"loss": base.of_tasks(outputs, y)["loss"], metric.name: score}
 
     return base._replace(allows=both, metric=metric.name, of_tasks=of_tasks, of_samples=of_samples, compiled=False)
-
-
-def _right(outputs: Tensor, y: Tensor) -> Tensor:
-    return (outputs > 0) == (y > 0.5)

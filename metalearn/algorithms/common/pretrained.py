@@ -6,7 +6,8 @@ moves it by max(1 / T, `RATE_OF_CENTRE`) of the way towards the mean of the feat
 follows the network, and the features of the last hundred steps or so make it.
 """
 
-from typing import NamedTuple, Protocol
+from collections.abc import Callable
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -28,23 +29,13 @@ CENTRE = f"{STATE}centre"
 RATE_OF_CENTRE = 0.01
 
 
-class UnitFeatures(Protocol):
-    def __call__(self, params: Params, support: Batch, x: Tensor) -> tuple[Tensor, Tensor]:
-        """The features of length 1 of the support set [t, s, d] and of the queries `x`, [t, n, d]."""
-        ...
-
-
-class OnSamples(Protocol):
-    def __call__(self, evaluate: Evaluate, adapt: Adapt) -> Algorithm:
-        """The algorithm that trains the network on samples, and evaluates and adapts so."""
-        ...
-
-
 class PretrainedHeads(NamedTuple):
-    """What a learner on supervised features is made of."""
+    """What a learner on supervised features is made of: `features(params, support, x)` gives those of the support set
+    [t, s, d] and of the queries `x` [t, n, d], each of length 1; `learner(evaluate, adapt)` is the algorithm that
+    trains the network on samples, and evaluates and adapts so."""
 
-    features: UnitFeatures
-    learner: OnSamples
+    features: Callable[[Params, Batch, Tensor], tuple[Tensor, Tensor]]
+    learner: Callable[[Evaluate, Adapt], Algorithm]
 
 
 def pretrained(model: Model, *, centred: bool) -> PretrainedHeads:

@@ -4,7 +4,6 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-import torch
 
 from metalearn.algorithms.anil import anil
 from metalearn.algorithms.cavia import cavia
@@ -69,7 +68,7 @@ def test_a_wrong_setting_is_named(factory: Callable[..., object], changed: dict[
 def test_a_spring_may_come_to_the_start_and_no_further() -> None:
     right = MAKES[imaml] | {"model": linear_model(1), "inner_lr": 0.15, "spring": "after"}
     imaml(**right | {"strength": 6.66})
-    with pytest.raises(ValueError, match=r"type strength=6\.66 or less"):
+    with pytest.raises(ValueError, match=r"^strength=10\.0: "):
         imaml(**right | {"strength": 10.0})
 
 
@@ -93,18 +92,3 @@ def test_real_numbers_are_no_classes(name: str) -> None:
     learner, waves = LEARNERS[name](network()), Batch(random(1, 4, 1, 12, 12, seed=1), random(1, 4, 1, seed=2))
     with pytest.raises(ValueError, match="type algorithm=maml"):
         learner.adapt(start_of(learner), waves)(waves.x)
-
-
-@pytest.mark.parametrize(
-    ("learner", "name"),
-    [
-        ("maml_pp", "inner_lr.weight"), ("meta_sgd", "inner_lr.weight"), ("cavia", "context.weight"),
-        ("meta_curvature", "curvature.weight"), ("in_context", "set.weight"), ("metaoptnet", "svm.weight"),
-        ("r2d2", "ridge.weight"), ("baseline_pp", "cosine.weight"),
-    ],
-)  # fmt: skip
-def test_a_name_that_a_learner_needs_is_not_free(learner: str, name: str) -> None:
-    plain = network()
-    model = plain._replace(init=lambda generator: plain.init(generator) | {name: torch.zeros(2)})
-    with pytest.raises(ValueError, match=f"parameter {name}"):
-        LEARNERS[learner](model).init(torch.Generator())

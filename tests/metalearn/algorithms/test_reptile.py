@@ -13,14 +13,12 @@ from torch import Generator, Tensor
 from distributed.reduce import mean_of_sums
 from metalearn.algorithms.common import inner
 from metalearn.algorithms.reptile import mini_batches, reptile
-from metalearn.errors import ConfigError
-from metalearn.models.conv4 import conv4
 from metalearn.training.loop import meta_gradient, new_learner, update
 from metalearn.training.optimizers import Rates
 from metalearn.training.optimizers import sgd as outer_sgd
 from metalearn.types import Algorithm, Batch, Episode, Params
 from tests.metalearn import written_out
-from tests.metalearn.learners import FLOAT64, STEPS, close, network, part_of, random, tasks
+from tests.metalearn.learners import FLOAT64, close, network, part_of, random, tasks
 
 
 def test_mini_batches_take_the_classes_in_turn() -> None:
@@ -29,21 +27,6 @@ def test_mini_batches_take_the_classes_in_turn() -> None:
     batches = [batch_of(step) for step in range(3)]
     assert [batch.y[0].tolist() for batch in batches] == [[0, 1, 2], [0, 1, 2], [0, 1, 2]]
     assert [batch.x.flatten().tolist() for batch in batches] == [[0, 1, 2], [3, 5, 7], [4, 6, 8]]
-
-
-@pytest.mark.parametrize(("key", "size"), [("inner_batch", 1), ("eval_batch", 1), ("inner_batch", 2)])
-def test_reptile_refuses_mini_batches_that_a_batch_norm_cannot_take(key: str, size: int) -> None:
-    """The maps of pictures of 8 pixels end with one pixel. Nine samples in mini-batches of two leave one."""
-    sizes = {"inner_batch": None, "eval_batch": None} | {key: size}
-    learner = reptile(model=conv4(ways=3, channels=1, image_size=8, filters=2), **STEPS, **sizes)
-    params = learner.init(Generator().manual_seed(0))
-    samples = Batch(torch.rand(1, 3, 1, 8, 8), torch.tensor([[0, 1, 2]]))
-    more = Batch(torch.rand(1, 6, 1, 8, 8), torch.tensor([[0, 0, 1, 1, 2, 2]]))
-    with pytest.raises(ConfigError, match=f"^algorithm.{key}={size}: .* leaves mini-batches of one .*{key}=null"):
-        if size == 1:  # what is checked before a run starts
-            learner.adapt(params, samples, 0)
-        else:
-            learner.meta_grad(params, Episode(samples, more), 1)
 
 
 ONE_ADAM = {"betas": (0.0, 0.9), "eps": 1e-3}

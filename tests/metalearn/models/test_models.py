@@ -10,8 +10,7 @@ from torch import Tensor, nn
 from torchvision import models
 
 from metalearn.algorithms.common.functional import objective, per_task
-from metalearn.algorithms.common.inner import SGD, constant, descent, last
-from metalearn.algorithms.common.learners import SupportLoss
+from metalearn.algorithms.common.inner import SGD, SupportLoss, constant, descent, last
 from metalearn.models.mlp import mlp
 from metalearn.models.module import module
 from metalearn.models.resnet12 import resnet12
