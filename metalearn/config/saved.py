@@ -81,7 +81,7 @@ def typed_keys(run_dir: Path) -> dict[str, str]:
         OSError, ValueError: as `read_config`.
     """
     path = run_dir / ".hydra" / "overrides.yaml"
-    words = _loaded(path) if path.exists() else []
+    words: Any = _loaded(path) if path.exists() else []
     pairs = (str(word).lstrip("+~").partition("=") for word in words)
     return {key: value for key, _, value in pairs}
 
