@@ -21,10 +21,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from metalearn.app.outcome import BAD_CONFIG, FAILED, OK, exit_code_of_process, report_error
+from metalearn.app.outcome import OK
 from metalearn.app.process import set_up_process
 from metalearn.cli.arguments import command_parser, names, whole
 from metalearn.cli.export import FORMATS
+from metalearn.cli.fit import ended
 from metalearn.errors import ConfigError, printable
 from metalearn.storage.files import creating, refuse_used
 
@@ -37,36 +38,23 @@ def main(arguments: Sequence[str]) -> int:
     """Returns the exit code."""
     parser = command_parser("adapt", __doc__)
     parser.add_argument(
-        "--model",
-        required=True,
-        type=Path,
-        metavar="FOLDER",
-        help="the folder of a run, a checkpoint or a published model",
+        "--model", required=True, type=Path, metavar="FOLDER", help="of a run, a checkpoint or a published model"
     )
     parser.add_argument("--support", required=True, type=Path, metavar="FOLDER", help="a folder for each class")
     parser.add_argument("--query", type=Path, metavar="FOLDER", help="pictures, or a folder for each class")
     parser.add_argument("--out", type=Path, metavar="FOLDER", help="the output folder; new, or empty")
-    parser.add_argument(
-        "--export", type=Path, metavar="FOLDER", help="a new folder for a program of the adapted network"
-    )
+    parser.add_argument("--export", type=Path, metavar="FOLDER", help="a new folder for a program of the network")
     parser.add_argument("--format", choices=FORMATS[1:], help="of that program (default: onnx)")
     parser.add_argument("--network", help="the class of the model's network, if it is not one of this program's")
     parser.add_argument(
         "--plugins", type=names, default=(), metavar="PACKAGE,…", help="packages of yours that it needs"
     )
     parser.add_argument(
-        "--transductive",
-        action="store_true",
-        help="normalise all queries together (default: each by the support alone)",
+        "--transductive", action="store_true", help="normalise all queries together, not each by the support alone"
     )
     parser.add_argument("--threads", type=whole(1), default=1, help="threads of torch (default: 1)")
     options = parser.parse_args(arguments)
-    try:
-        return exit_code_of_process(lambda: adapt(options))
-    except ValueError as error:  # a picture, or a number of classes, that the learner does not take
-        return report_error(error, BAD_CONFIG)
-    except OSError as error:
-        return report_error(error, FAILED)
+    return ended(lambda: adapt(options))
 
 
 def adapt(options: argparse.Namespace) -> int:

@@ -52,19 +52,7 @@ def main(arguments: Sequence[str]) -> int:
     options = parser.parse_args(arguments)
     if not options.clean and (options.yes or options.older_than is not None or options.larger_than is not None):
         parser.error("--older-than, --larger-than and --yes: choose what --clean removes; type --clean too")
-    return show(cache.cache_folder(), options)
-
-
-def amount(text: str) -> float:
-    """A number that is not negative."""
-    number = float(text) if re.fullmatch(r"\d+(\.\d+)?", text) else -1.0
-    if number < 0:
-        raise argparse.ArgumentTypeError(f"{text!r}: must be a number that is not negative; type 30")
-    return number
-
-
-def show(folder: Path, options: argparse.Namespace) -> int:
-    """Shows a folder, or what is chosen in it, and removes that if it is asked for; returns the exit code."""
+    folder = cache.cache_folder()
     try:
         found = sorted(entries(folder), key=lambda entry: -entry.unused)
     except OSError as error:
@@ -77,6 +65,14 @@ def show(folder: Path, options: argparse.Namespace) -> int:
     total = f"{len(found)} files, {sum(entry.size for entry in found) / MEGABYTE:.1f} MB"
     print(f"  {total}{'; nothing is removed without --yes' if options.clean and not options.yes else ''}")
     return OK if all(results) else FAILED
+
+
+def amount(text: str) -> float:
+    """A number that is not negative."""
+    number = float(text) if re.fullmatch(r"\d+(\.\d+)?", text) else -1.0
+    if number < 0:
+        raise argparse.ArgumentTypeError(f"{text!r}: must be a number that is not negative; type 30")
+    return number
 
 
 def entries(folder: Path) -> Iterator[CacheEntry]:

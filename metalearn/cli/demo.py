@@ -57,7 +57,7 @@ def served(classifier: "PictureClassifier", name: str, port: int) -> ThreadingHT
     Raises:
         ConfigError: the port is taken.
     """
-    content = demo_page(classifier, name).encode()
+    content = page("demo.html", title=name, classes=classifier.classes_).encode()
     one_at_a_time = threading.Lock()
 
     class Handler(BaseHTTPRequestHandler):
@@ -110,8 +110,3 @@ def served(classifier: "PictureClassifier", name: str, port: int) -> ThreadingHT
         raise ConfigError(
             f"--port={port}: cannot be opened: {error.strerror}; type --port 0 for any that is free"
         ) from error
-
-
-def demo_page(classifier: "PictureClassifier", name: str) -> str:
-    """The page."""
-    return page("demo.html", title=name, classes=classifier.classes_)

@@ -21,7 +21,7 @@ from metalearn.config.check import check_rank_variables
 from metalearn.errors import ConfigError, printable
 
 if TYPE_CHECKING:
-    from distributed.doctor import Check, Report
+    from distributed.doctor import Check
 
 
 def main(arguments: Sequence[str], program: Program | None = None) -> int:
@@ -52,23 +52,11 @@ def main(arguments: Sequence[str], program: Program | None = None) -> int:
         return 1
     if report is None:
         return 0
-    code = print_all(as_json(report) if options.json else as_text(report))
-    return code if report.ok else 1
-
-
-def as_json(report: "Report") -> str:
-    return json.dumps(
-        {
-            "ok": report.ok,
-            "checks": [check._asdict() for check in report.checks],
-            "workers": report.workers,
-            "listening": report.listening,
-        },
-        indent=2,
-    )
-
-
-def as_text(report: "Report") -> str:
+    if options.json:
+        checks = [check._asdict() for check in report.checks]
+        shown = {"ok": report.ok, "checks": checks, "workers": report.workers, "listening": report.listening}
+        code = print_all(json.dumps(shown, indent=2))
+        return code if report.ok else 1
     lines = [f"{'operation':24} {'':8} {'latency':>10} {'bandwidth':>12}", *map(_row, report.checks), ""]
     for name, worker in report.workers.items():
         gpus = ", ".join(worker["gpus"]) or "no GPU"
@@ -77,7 +65,8 @@ def as_text(report: "Report") -> str:
             f"{worker['threads']} threads of {worker['cores']} cores, {gpus}"
         )
     lines += [report.listening_line, "all is well" if report.ok else "something is wrong"]
-    return printable("\n".join(lines))  # hosts, devices and errors have names from elsewhere
+    code = print_all(printable("\n".join(lines)))  # hosts, devices and errors have names from elsewhere
+    return code if report.ok else 1
 
 
 def _row(check: "Check") -> str:

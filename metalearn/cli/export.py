@@ -26,7 +26,7 @@ from pathlib import Path
 
 from metalearn.app.outcome import OK
 from metalearn.app.process import set_up_process
-from metalearn.cli.arguments import command_name, names
+from metalearn.cli.arguments import command_parser, names
 from metalearn.cli.fit import ended
 from metalearn.errors import ConfigError, printable
 from metalearn.saved.form import kind_of
@@ -48,14 +48,9 @@ UNKNOWN = {
 
 def main(arguments: Sequence[str]) -> int:
     """Returns the exit code."""
-    parser = argparse.ArgumentParser(
-        command_name("export"), description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = command_parser("export", __doc__)
     parser.add_argument(
-        "run",
-        type=Path,
-        metavar="RUN",
-        help="the folder of a run, a checkpoint, an adapted task, or what fit has made",
+        "run", type=Path, metavar="RUN", help="the folder of a run, a checkpoint, an adapted task, or what fit has made"
     )
     parser.add_argument("--out", required=True, type=Path, metavar="FOLDER", help="the output folder; new, or empty")
     parser.add_argument("--licence", metavar="TEXT", help="of the data of a run, or of the weights of a classifier")

@@ -71,9 +71,19 @@ def predict(options: argparse.Namespace) -> int:
     if out is None:
         code = print_all(printable(table(names, answers, labels)))
     else:
-        write_atomically(
-            out, as_csv(names, answers, labels) if out.suffix == ".csv" else as_lines(names, answers, labels)
-        )
+        text = io.StringIO(newline="")
+        if out.suffix == ".csv":
+            writer = csv.writer(text)
+            writer.writerow(["file", "label", "probability", *labels])
+            for name, (label, best, each) in zip(names, answers, strict=True):
+                shown = NONE if label is None else label
+                writer.writerow([name, shown, f"{best:.6f}", *(f"{value:.6f}" for value in each)])
+        else:  # a JSON object for each picture; `label` is null where it is none of the classes
+            for name, answer in zip(names, answers, strict=True):
+                by_class = dict(zip(labels, answer.probabilities.round(6).tolist(), strict=True))
+                row = {"file": name, "label": answer.label, "probability": round(answer.probability, 6)}
+                text.write(json.dumps(row | {"probabilities": by_class}) + "\n")
+        write_atomically(out, text.getvalue())
         code = print_all(printable(f"{len(names)} pictures: {out}"))
     if broken := len(paths) - len(names):
         log.warning("%d of %d pictures could not be read", broken, len(paths))
@@ -105,23 +115,3 @@ def table(names: Sequence[str], answers: "Sequence[Answer]", labels: Sequence[st
         f"{labels[int(answer.probabilities.argmax())]}  {answer.probability:.1%}"
         for name, answer in zip(names, answers, strict=True)
     )
-
-
-def as_csv(names: Sequence[str], answers: "Sequence[Answer]", labels: Sequence[str]) -> str:
-    text = io.StringIO(newline="")
-    writer = csv.writer(text)
-    writer.writerow(["file", "label", "probability", *labels])
-    for name, (label, probability, each) in zip(names, answers, strict=True):
-        writer.writerow([name, NONE if label is None else label, f"{probability:.6f}", *(f"{p:.6f}" for p in each)])
-    return text.getvalue()
-
-
-def as_lines(names: Sequence[str], answers: "Sequence[Answer]", labels: Sequence[str]) -> str:
-    """A JSON object for each picture; `label` is null where it is none of the classes."""
-    return "".join(
-        json.dumps({
-            "file": name, "label": answer.label, "probability": round(answer.probability, 6),
-            "probabilities": dict(zip(labels, answer.probabilities.round(6).tolist(), strict=True)),
-        }) + "\n"
-        for name, answer in zip(names, answers, strict=True)
-    )  # fmt: skip
