@@ -55,26 +55,25 @@ def chart(title: str, lines: Sequence[Line], *, logarithmic: bool = False, **axe
     Args:
         axes: the other fields of `Chart`.
     """
-    shown = [_visible(line, logarithmic) for line in lines]
+    shown = []
+    for line in lines:
+        kept = [
+            (point, interval if math.isfinite(interval) else 0.0)
+            for point, interval in zip(line.points, line.intervals or [0.0] * len(line.points), strict=True)
+            if all(map(math.isfinite, point)) and (point[1] > 0 or not logarithmic)
+        ]
+        points = [point for point, _ in kept]
+        if (many := math.ceil(len(points) / _MOST_POINTS)) > 1:
+            groups = [points[first : first + many] for first in range(0, len(points), many)]
+            means = [(group[-1][0], sum(value for _, value in group) / len(group)) for group in groups]
+            shown.append(Line(f"{line.name} (means of {many} lines of the log)", means, (), line.style))
+        else:
+            intervals = [interval for _, interval in kept] if line.intervals else ()
+            shown.append(line._replace(points=points, intervals=intervals))
     values = [y for line in shown for _, y in line.points]
     # Within a power of ten a logarithmic axis looks as a linear one does, and has no round ticks.
     far = logarithmic and bool(values) and max(values) > 10 * min(values)
     return Chart(title, [line for line in shown if line.points], logarithmic=far, **axes)
-
-
-def _visible(line: Line, logarithmic: bool) -> Line:
-    intervals = line.intervals or [0.0] * len(line.points)
-    kept = [
-        (point, interval if math.isfinite(interval) else 0.0)
-        for point, interval in zip(line.points, intervals, strict=True)
-        if all(map(math.isfinite, point)) and (point[1] > 0 or not logarithmic)
-    ]
-    points = [point for point, _ in kept]
-    if (many := math.ceil(len(points) / _MOST_POINTS)) > 1:
-        groups = [points[first : first + many] for first in range(0, len(points), many)]
-        means = [(group[-1][0], sum(value for _, value in group) / len(group)) for group in groups]
-        return Line(f"{line.name} (means of {many} lines of the log)", means, (), line.style)
-    return line._replace(points=points, intervals=[interval for _, interval in kept] if line.intervals else ())
 
 
 def svg(chart: Chart) -> str:

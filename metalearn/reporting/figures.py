@@ -25,24 +25,25 @@ def learning_charts(rows: Sequence[Row]) -> list[Chart]:
     """Loss and main metric against the meta-step: training, validations (a metric's with their 95% intervals), and the
     test."""
     metric = main_metric({name for row in rows for name in row})
-    return [_learning_chart([row for row in rows if row.get(name) is not None], name) for name in ("loss", metric)]
-
-
-def _learning_chart(rows: Sequence[Row], name: str) -> Chart:
-    train, val, test = ([row for row in rows if row["split"] == split] for split in ("train", "val", "test"))
-    lines = [Line("training", [(row["step"], row[name]) for row in train])] if train else []
-    if val:
-        intervals = [] if name == "loss" else [row.get("ci95") or 0.0 for row in val]
-        lines.append(Line("validation", [(row["step"], row[name]) for row in val], intervals, "dots"))
-    steps, percent = [row["step"] for row in rows], name == "accuracy"
-    for row in test:
-        value = f"test {row[name]:.2%}" if percent else f"test {row[name]:.3f}"
-        lines.append(Line(value, [(end, row[name]) for end in (min(steps), max(steps))], (), "dashes"))
-    words = METRIC_NAMES.get(name, name)
-    return chart(
-        words.capitalize(), lines, x="meta-step", y=f"query {words}{' (%)' if percent else ''}", percent=percent,
-        whole=True, logarithmic=name not in ("loss", "accuracy"),
-    )  # fmt: skip
+    charts = []
+    for name in ("loss", metric):
+        shown = [row for row in rows if row.get(name) is not None]
+        train, val, test = ([row for row in shown if row["split"] == split] for split in ("train", "val", "test"))
+        lines = [Line("training", [(row["step"], row[name]) for row in train])] if train else []
+        if val:
+            intervals = [] if name == "loss" else [row.get("ci95") or 0.0 for row in val]
+            lines.append(Line("validation", [(row["step"], row[name]) for row in val], intervals, "dots"))
+        steps, percent = [row["step"] for row in shown], name == "accuracy"
+        for row in test:
+            value = f"test {row[name]:.2%}" if percent else f"test {row[name]:.3f}"
+            lines.append(Line(value, [(end, row[name]) for end in (min(steps), max(steps))], (), "dashes"))
+        words = METRIC_NAMES.get(name, name)
+        drawn = chart(
+            words.capitalize(), lines, x="meta-step", y=f"query {words}{' (%)' if percent else ''}", percent=percent,
+            whole=True, logarithmic=name not in ("loss", "accuracy"),
+        )  # fmt: skip
+        charts.append(drawn)
+    return charts
 
 
 def adaptation_chart(name: str, adapt: "Adapt", params: "Params", episode: "Episode") -> Chart:

@@ -47,25 +47,19 @@ def write_index(folder: Path) -> int:
         FileNotFoundError: the folder is missing, or has no run below it.
         RunError: it cannot be written.
     """
-    runs = [_found(folder, path) for path in _folders_of_runs(folder)]
-    if not runs:
-        raise FileNotFoundError(f"{folder}: has no runs below it, {_DEEPEST} deep; type the folder of some")
-    write_atomically(folder / INDEX, page("index.html", title=folder.resolve().name, **_table(runs)))
-    return len(runs)
-
-
-def _folders_of_runs(folder: Path) -> list[Path]:
-    """The folders, from `folder`, that hold runs; links are not followed."""
     runs = []
-    for here, folders, files in os.walk(folder):
+    for here, folders, files in os.walk(folder):  # links are not followed
         path = Path(here).relative_to(folder)
         if path.parts and not {*folders, *files}.isdisjoint(_SIGNS):
-            runs.append(path)
+            runs.append(_found(folder, path))
             folders.clear()
         elif len(path.parts) >= _DEEPEST:
             folders.clear()
         folders[:] = sorted(name for name in folders if not name.startswith("."))
-    return runs
+    if not runs:
+        raise FileNotFoundError(f"{folder}: has no runs below it, {_DEEPEST} deep; type the folder of some")
+    write_atomically(folder / INDEX, page("index.html", title=folder.resolve().name, **_table(runs)))
+    return len(runs)
 
 
 def _found(folder: Path, path: Path) -> FoundRun:

@@ -83,26 +83,21 @@ def comparison(curves: Sequence[Curve], path: Path) -> Path:
         left.set_xlabel("minutes of training and validation")
         right.set_xlabel("meta-steps")
         left.set_ylabel("validation: " + " or ".join(dict.fromkeys(METRIC_NAMES[curve.metric] for curve in curves)))
-        _stretch(left, accuracy)
+        left.set_yscale("logit" if accuracy else "log")  # shows the last small differences
+        if accuracy:
+            low, high = left.get_ylim()
+            ticks = [tick for tick in _ACCURACIES if low <= tick <= high]
+            if len(ticks) > 2:  # else matplotlib finds closer ones
+                left.set_yticks(ticks)
+                left.minorticks_off()
+            for set_formatter in (left.yaxis.set_major_formatter, left.yaxis.set_minor_formatter):
+                set_formatter(percent)
         for axes in (left, right):
             _spread_out(axes)
             axes.grid(alpha=0.3)
         figure.legend(*right.get_legend_handles_labels(), loc="outside right upper", fontsize="small")
         figure.savefig(path, format="png", dpi=120)
     return path
-
-
-def _stretch(axes: Any, accuracy: bool) -> None:
-    """Gives the vertical axis the scale that shows the last small differences."""
-    axes.set_yscale("logit" if accuracy else "log")
-    if accuracy:
-        low, high = axes.get_ylim()
-        ticks = [tick for tick in _ACCURACIES if low <= tick <= high]
-        if len(ticks) > 2:  # else matplotlib finds closer ones
-            axes.set_yticks(ticks)
-            axes.minorticks_off()
-        for set_formatter in (axes.yaxis.set_major_formatter, axes.yaxis.set_minor_formatter):
-            set_formatter(percent)
 
 
 def _spread_out(axes: Any) -> None:

@@ -71,6 +71,8 @@ def write_report(
     if metric == "accuracy" and tasks:
         ways = tasks[0].outputs.shape[-1]
         words += f"; guessing among {ways} classes gives {1 / ways:.1%}"
+    minutes, seconds = divmod(round(result["seconds"]), 60)
+    hours, minutes = divmod(minutes, 60)
     pictures = bool(tasks) and has_pictures(tasks[0].episode)
     curve = bool(tasks) and not pictures and tasks[0].episode.query.x.shape[2:] == (1,)
     content = page(
@@ -81,7 +83,11 @@ def write_report(
         about={
             "best validation": f"{describe(val)}, after step {val['step']}",
             "steps": f"{result['steps']:,}",
-            "time": _duration(result["seconds"]),
+            "time": f"{hours} h {minutes} min"
+            if hours
+            else f"{minutes} min {seconds} s"
+            if minutes
+            else f"{seconds} s",
             "workers": result["workers"],
             "seed": result["seed"],
             "list of test tasks": test.get("task_list", "-"),
@@ -98,12 +104,6 @@ def write_report(
     )
     write_atomically(run_dir / REPORT, content)
     return run_dir / REPORT
-
-
-def _duration(seconds: float) -> str:
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours} h {minutes} min" if hours else f"{minutes} min {rest} s" if minutes else f"{rest} s"
 
 
 def _inner_steps(test: Mapping[str, Any], config: Config) -> list[Chart]:

@@ -7,15 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from metalearn.config.values import Config
-from metalearn.reporting.loggers.protocol import (
-    OpenLogger,
-    Picture,
-    Sent,
-    Values,
-    flat,
-    opened,
-    run_name,
-)
+from metalearn.reporting.loggers.protocol import OpenLogger, Picture, Sent, Values, flat, opened, run_name
 
 MODES = ("offline", "online")
 

@@ -7,8 +7,8 @@ import pytest
 
 from metalearn.classifier.classifier import PictureClassifier
 from metalearn.cli import fit
-from metalearn.cli.demo import demo_page
 from metalearn.reporting.index import write_index
+from metalearn.reporting.page import page
 from tests import drawn_pictures
 from tests.browser import CHROMIUM, WIDTHS, check_fits, chromium
 from tests.runs import slow, train_in
@@ -36,7 +36,8 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     (pictures / "star/03.png").rename(pictures / LONG / "star.png")
     assert fit.main([str(pictures), "--out", str(home / LONG[:80])]) == 0
     demo = home / "demo.html"
-    demo.write_text(demo_page(PictureClassifier.load(home / LONG[:80]), LONG))
+    classes = PictureClassifier.load(home / LONG[:80]).classes_
+    demo.write_text(page("demo.html", title=LONG, classes=classes))
     return {
         "run": home / "outputs/x" / LONG[:100] / "report.html", "curves": home / "outputs/x/curves/report.html",
         "index": home / "outputs/index.html", "fit": home / LONG[:80] / "report.html", "demo": demo,
