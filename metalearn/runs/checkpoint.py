@@ -13,8 +13,8 @@ import os
 import platform
 import re
 import shutil
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -30,15 +30,7 @@ from metalearn.saved.form import MANIFEST, META, TENSORS, Kind, NotSavedError, f
 from metalearn.saved.learner import LEARNER
 from metalearn.saved.learner import read as read_learner
 from metalearn.storage import locks
-from metalearn.storage.files import (
-    STANDS,
-    read_json,
-    read_object,
-    room_at,
-    unwritten,
-    write_atomically,
-    writing,
-)
+from metalearn.storage.files import STANDS, read_json, read_object, room_at, unwritten, write_atomically, writing
 from metalearn.types import FIXED, Params
 
 log = logging.getLogger(__name__)
@@ -117,8 +109,13 @@ def checkpointing(*, every: int, keep: int, keep_best: int = 1) -> Callable[[Pat
                 for name in ("last", "best") if best else ("last",):
                     _point(folder / name, path.name)
                 _point_to_next_best(folder, keep_best, snapshot.meta["step"])
-                # Last: it keeps the checkpoints that the links name.
-                _prune(folder, keep, snapshot.meta["step"])
+                # Last, so that what the links name stays. Checkpoints of later steps are damaged, or the run would have
+                # gone on from them; they must not push out good ones.
+                links = [folder / "best", folder / "last", *_next_best(folder)]
+                linked = {link.resolve() for link in links}
+                for old in [old for old in _steps(folder) if _number(old) <= snapshot.meta["step"]][:-keep]:
+                    if old.resolve() not in linked:
+                        _remove(old)
 
         def best() -> Snapshot | None:
             try:
@@ -129,7 +126,11 @@ def checkpointing(*, every: int, keep: int, keep_best: int = 1) -> Callable[[Pat
 
         def settle(step: int, best_step: int | None) -> bool:
             with writing(folder):
-                _tidy(folder)
+                for path in _replaced(folder):  # put back, if its replacement did not come
+                    final = folder / _name(_number(path))
+                    _remove(path) if final.exists() else path.rename(final)
+                for path in folder.glob(".step_*.tmp"):
+                    _remove(path)
                 # A kill between a save and its links leaves `best` at an older step, which the test would take.
                 for name, number in (("last", step), ("best", best_step)):
                     if number is not None and (folder / _name(number)).is_dir():
@@ -162,7 +163,7 @@ def write(folder: Path, snapshot: Snapshot) -> Path:
             f"{folder.parent}: is not there any more ({room_at(folder.parent)}); move it back, and the same command "
             "resumes the run"
         )
-    with _saving(final, temporary):
+    try:
         folder.mkdir(exist_ok=True)
         _remove(temporary)
         temporary.mkdir()
@@ -177,17 +178,9 @@ def write(folder: Path, snapshot: Snapshot) -> Path:
         temporary.rename(final)
         sync(folder)
         _remove(replaced)
-    return final
-
-
-@contextmanager
-def _saving(final: Path, temporary: Path) -> Iterator[None]:
-    """Makes what torch, safetensors and the disk report a RunError, and gives back the space that was taken."""
-    try:
-        yield
     except (OSError, SafetensorError, RuntimeError) as error:
         with suppress(OSError):
-            _remove(temporary)
+            _remove(temporary)  # gives back the space
         # torch wraps the error of the disk, and safetensors has its number in the text.
         cause = error if isinstance(error, OSError) else error.__context__
         number = re.search(r"\(os error ([0-9]+)\)", str(error))
@@ -196,6 +189,7 @@ def _saving(final: Path, temporary: Path) -> Iterator[None]:
         if isinstance(cause, OSError):
             raise unwritten(final, OSError(cause.errno, cause.strerror), "saved") from error
         raise RunError(f"{final}: cannot be saved: {str(error).splitlines()[0]}; {STANDS}") from error
+    return final
 
 
 def read(path: Path) -> Snapshot:
@@ -314,7 +308,13 @@ def start_params(path: Path, loaded: Params, params: Params, *, strict: bool) ->
     Raises:
         ConfigError: nothing fits; or, with `strict`, one parameter does not fit.
     """
-    loaded = _named_as_here(loaded, params)
+
+    def here(name: str) -> str:
+        """What learned there may be fixed here, and the reverse."""
+        bare = name.removeprefix(FIXED)
+        return next((one for one in (name, bare, f"{FIXED}{bare}") if one in params), name)
+
+    loaded = {here(name): value for name, value in loaded.items()}
     if strict:
         advice = "; type the model of that run, or init_strict=false to take what fits"
         return fitted("init_from", path, loaded, params, advice), []
@@ -335,16 +335,6 @@ def start_params(path: Path, loaded: Params, params: Params, *, strict: bool) ->
         for name in sorted(theirs.keys() - ours.keys())
     ]
     return {n: loaded[n].to(value.dtype) if n in fits else value for n, value in params.items()}, notes
-
-
-def _named_as_here(loaded: Params, params: Params) -> Params:
-    """The parameters `loaded` by their names in `params`: what learned there may be fixed here, and the reverse."""
-
-    def here(name: str) -> str:
-        bare = name.removeprefix(FIXED)
-        return next((one for one in (name, bare, f"{FIXED}{bare}") if one in params), name)
-
-    return {here(name): value for name, value in loaded.items()}
 
 
 def fitted(key: str, path: Path, loaded: Params, params: Params, advice: str = "") -> Params:
@@ -392,29 +382,17 @@ def _candidates(folder: Path) -> list[Path]:
     return sorted([*_steps(folder), *lost], key=_number)
 
 
-def _tidy(folder: Path) -> None:
-    """Puts back a checkpoint whose replacement did not come, and removes what an interrupted save has left."""
-    for path in _replaced(folder):
-        final = folder / _name(_number(path))
-        _remove(path) if final.exists() else path.rename(final)
-    for path in folder.glob(".step_*.tmp"):
-        _remove(path)
-
-
-def _prune(folder: Path, keep: int, step: int) -> None:
-    """Removes all checkpoints up to `step` but the newest `keep` and those that are linked."""
-    # Newer ones are damaged, or the run would have gone on from them. They must not push out good ones.
-    linked = {(folder / name).resolve() for name in ("best", "last")} | {link.resolve() for link in _next_best(folder)}
-    for path in [path for path in _steps(folder) if _number(path) <= step][:-keep]:
-        if path.resolve() not in linked:
-            _remove(path)
-
-
 def _point_to_next_best(folder: Path, count: int, step: int) -> None:
     """Sets the links `best_2` to `best_count` by the validations of the checkpoints up to `step`; removes others."""
     best = (folder / "best").resolve()
-    ranked = _ranked([path for path in _steps(folder) if _number(path) <= step]) if count > 1 else []
-    others = [path for path in ranked if path.resolve() != best][: count - 1]
+    ranked: list[tuple[dict[str, Any], Path]] = []  # the best first; of equal ones, the earlier step first
+    for path in [path for path in _steps(folder) if _number(path) <= step] if count > 1 else ():
+        value = read_json(path / META).get("validation")  # none in a damaged one
+        if value is not None:
+            metric = deciding(value)
+            behind = (n for n, (other, _) in enumerate(ranked) if better(metric, value[metric], other.get(metric)))
+            ranked.insert(next(behind, len(ranked)), (value, path))
+    others = [path for _, path in ranked if path.resolve() != best][: count - 1]
     for link in _next_best(folder):
         link.unlink()
     for place, path in enumerate(others, start=2):
@@ -424,18 +402,6 @@ def _point_to_next_best(folder: Path, count: int, step: int) -> None:
 def _next_best(folder: Path) -> list[Path]:
     """The links to the next best checkpoints. Other names like these are the user's own."""
     return [link for link in folder.glob("best_*") if _NEXT_BEST.fullmatch(link.name) and link.is_symlink()]
-
-
-def _ranked(paths: list[Path]) -> list[Path]:
-    """The checkpoints with a validation, the best first; of equal ones, the earlier step first. `paths` are by step."""
-    ranked: list[tuple[dict[str, Any], Path]] = []
-    for path in paths:
-        value = read_json(path / META).get("validation")  # none in a damaged one
-        if value is not None:
-            metric = deciding(value)
-            behind = (n for n, (other, _) in enumerate(ranked) if better(metric, value[metric], other.get(metric)))
-            ranked.insert(next(behind, len(ranked)), (value, path))
-    return [path for _, path in ranked]
 
 
 def _point(link: Path, target: str) -> None:

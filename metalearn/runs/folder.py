@@ -14,16 +14,7 @@ from metalearn.config.names import FREE_KEYS
 from metalearn.config.saved import read_config
 from metalearn.config.values import Config, differences, is_below, leaves, to_container
 from metalearn.errors import ConfigError, RunError
-from metalearn.runs.checkpoint import (
-    CHECKPOINT,
-    ORIGIN,
-    Snapshot,
-    fitted,
-    has_gone_back,
-    latest,
-    origin_of,
-    read_named,
-)
+from metalearn.runs.checkpoint import CHECKPOINT, ORIGIN, Snapshot, fitted, has_gone_back, latest, origin_of, read_named
 from metalearn.runs.metrics import BY_SET, PARTS, describe, from_json, jsonable, main_metric
 from metalearn.saved.form import kind_of, replacing
 from metalearn.storage.files import (
@@ -114,7 +105,10 @@ def inspect(run_dir: Path, config: DictConfig, start: Params, restore: Callable[
             raise ConfigError(f"resume={path}: {error}; type resume=PATH with another checkpoint") from error
     elif snapshot is None and not empty:
         # It was killed before its first checkpoint: only Hydra's record says which run this is.
-        recorded = _recorded(run_dir)
+        try:
+            recorded = read_config(run_dir / ".hydra" / "config.yaml")
+        except (OSError, ValueError):  # nothing is known of it
+            recorded = {}
         # Hydra records `${oc.env:…}` as typed, which never equals the value.
         typed = [key for key, value in leaves(recorded) if isinstance(value, str) and "${oc.env:" in value]
         _refuse_changes(run_dir, recorded, asked, typed)
@@ -237,20 +231,15 @@ def evaluation_report(figures: dict[str, Any]) -> str:
     reported = [step for step in steps if int(step) in _REPORTED_STEPS or int(step) == len(steps) - 1]
     by_step = ", ".join(f"{step}: {steps[step]:{form}}" for step in reported)
     kind = "transductive" if figures["transductive"] else "not transductive"
-    seen = _seen_report(figures.get("seen_classes"))
+    line, seen = "", figures.get("seen_classes")
+    if seen is not None and seen["classes"] is None:
+        line = "\nclasses trained on before: not known"
+    elif seen is not None:
+        line = f"\nclasses trained on before: {seen['trained_on']} of {seen['classes']}"
+        line += f", and {seen['validated_on']} more validated on" if seen["validated_on"] else ""
+        line += "" if seen["complete"] else ", of those that are known"
     each = "".join(f"\nof {name}: {describe(own)}" for name, own in figures.get(BY_SET, {}).items())
-    return f"{describe(figures)}, {kind}{seen}" + (f"\nby inner step  {by_step}" if len(steps) > 1 else "") + each
-
-
-def _seen_report(seen: Mapping[str, Any] | None) -> str:
-    """A line on the classes that have been seen, if they were counted."""
-    if seen is None:
-        return ""
-    if seen["classes"] is None:
-        return "\nclasses trained on before: not known"
-    line = f"\nclasses trained on before: {seen['trained_on']} of {seen['classes']}"
-    validated = f", and {seen['validated_on']} more validated on" if seen["validated_on"] else ""
-    return line + validated + ("" if seen["complete"] else ", of those that are known")
+    return f"{describe(figures)}, {kind}{line}" + (f"\nby inner step  {by_step}" if len(steps) > 1 else "") + each
 
 
 @contextmanager
@@ -279,14 +268,6 @@ def lock(run_dir: Path, *, wait: bool = False) -> Iterator[None]:
                 "write, or type hydra.run.dir=FOLDER"
             ) from error
         yield
-
-
-def _recorded(run_dir: Path) -> Config:
-    """The config of a run that has no checkpoint yet; empty if there is none that can be read."""
-    try:
-        return read_config(run_dir / ".hydra" / "config.yaml")
-    except (OSError, ValueError):
-        return {}
 
 
 def _refuse_changes(

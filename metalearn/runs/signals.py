@@ -67,7 +67,9 @@ class StopSignal:
         self.exit_code = 0
         self._first: signal.Signals | None = None
         self._may_raise = False
-        self._before = {number: signal.signal(number, self._note) for number in _EXIT_CODES if not _is_ignored(number)}
+        # A launcher that deals with preemptions itself has its ranks ignore them.
+        ignored = [number for number in PREEMPTIONS if signal.getsignal(number) == signal.SIG_IGN]
+        self._before = {number: signal.signal(number, self._note) for number in _EXIT_CODES if number not in ignored}
         # Python runs a handler in the main thread alone, which may wait inside torch. It writes to this socket at once.
         received, self._waker = socket.socketpair()
         self._waker.setblocking(False)
@@ -105,11 +107,6 @@ class StopSignal:
         log.info("%s: saving, then stopping; a second signal stops at once", self._first.name)
         if self._may_raise:
             raise Interrupted
-
-
-def _is_ignored(number: signal.Signals) -> bool:
-    """Whether the launcher of this rank deals with a signal."""
-    return number in PREEMPTIONS and signal.getsignal(number) == signal.SIG_IGN
 
 
 def _leave_at_the_second(received: socket.socket) -> None:
