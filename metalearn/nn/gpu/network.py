@@ -17,7 +17,7 @@ from metalearn.nn.gpu import launch
 from metalearn.nn.gpu.launch import ConvolutionSizes, Images, LossSizes, NormSizes, Tasks
 from metalearn.nn.native import NetworkCall
 from metalearn.nn.packing import MULTIPLE, filled, in_pairs
-from metalearn.nn.plans import ACTIVATIONS, Kind
+from metalearn.nn.plans import ACTIVATIONS, LayerKind
 
 MOST_NUMBERS = 2**31 - 1
 """Numbers of a layer of a task: within them, kernels count in 32 bits."""
@@ -60,28 +60,28 @@ class GpuPlan:
     def reads(self, number: int) -> int:
         """The value that a layer reads; the windows of inputs are never gathered."""
         value = int(getattr(self.layers[number], "from"))
-        return 0 if value and self.layers[value - 1].kind == Kind.WINDOWS else value
+        return 0 if value and self.layers[value - 1].kind == LayerKind.WINDOWS else value
 
     def differs(self, value: int) -> bool:
         """Whether a value has a derivative."""
-        return value > 0 and self.layers[value - 1].kind != Kind.WINDOWS
+        return value > 0 and self.layers[value - 1].kind != LayerKind.WINDOWS
 
     def images(self, number: int) -> Images:
         """How the images lie that a convolution reads: inputs are [channel][row][column]."""
         window, value = self.windows[number], int(getattr(self.layers[number], "from"))
-        if value and self.layers[value - 1].kind == Kind.WINDOWS:
+        if value and self.layers[value - 1].kind == LayerKind.WINDOWS:
             channels, height, width = self.image
             return Images(channels * height * width, width, 1, height * width)
         return window.dense
 
     def _window(self, number: int) -> ConvolutionSizes:
         layer = self.layers[number]
-        if layer.kind != Kind.CONVOLUTION:
+        if layer.kind != LayerKind.CONVOLUTION:
             return ConvolutionSizes(*[1] * 8)
         value = int(getattr(layer, "from"))
         before = self.layers[value - 1] if value else None
         out = (int(layer.height), int(layer.width), int(layer.channels))
-        if before is not None and before.kind == Kind.WINDOWS:
+        if before is not None and before.kind == LayerKind.WINDOWS:
             channels, height, width = self.image
             kernel = int(before.kernel)
             return ConvolutionSizes(
@@ -99,25 +99,25 @@ class GpuPlan:
     def _lay_out_values(self) -> int:
         end = 0
         for place, layer in zip(self.places[1:], self.layers, strict=True):
-            if layer.kind == Kind.WINDOWS:
+            if layer.kind == LayerKind.WINDOWS:
                 continue
             place.value, end = end, end + filled(place.size)
-            place.extra, end = end, end + (4 * int(layer.channels) if layer.kind == Kind.NORM else 0)
+            place.extra, end = end, end + (4 * int(layer.channels) if layer.kind == LayerKind.NORM else 0)
         return end
 
     def _lay_out_gradients(self, end: int) -> int:
         readers = [0] * len(self.places)
         for number, layer in enumerate(self.layers):
             readers[self.reads(number)] += 1
-            if layer.kind == Kind.SUM:
+            if layer.kind == LayerKind.SUM:
                 readers[layer.other] += 1
         for value in range(len(self.layers), 0, -1):
             place, layer = self.places[value], self.layers[value - 1]
-            if layer.kind == Kind.WINDOWS:
+            if layer.kind == LayerKind.WINDOWS:
                 continue
             if place.gradient < 0:
                 place.gradient, end = end, end + filled(place.size)
-            if layer.kind == Kind.SUM:  # both parts of a sum have its gradient
+            if layer.kind == LayerKind.SUM:  # both parts of a sum have its gradient
                 for part in (self.reads(value - 1), int(layer.other)):
                     if part and readers[part] == 1:
                         self.places[part].gradient = place.gradient
@@ -125,11 +125,11 @@ class GpuPlan:
 
     def _lay_out_tangents(self, end: int) -> int:
         for number, (place, layer) in enumerate(zip(self.places[1:], self.layers, strict=True)):
-            if layer.kind == Kind.WINDOWS:
+            if layer.kind == LayerKind.WINDOWS:
                 continue
             place.tangent, end = end, end + filled(place.size)
             place.change, end = end, end + filled(place.size)
-            if layer.kind == Kind.NORM:
+            if layer.kind == LayerKind.NORM:
                 place.moved, end = end, end + filled(self.places[self.reads(number)].size)
         return end
 
@@ -182,31 +182,31 @@ class _Sweep:
         for number, layer in enumerate(self.plan.layers):
             v, x = number + 1, self.plan.reads(number)
             match layer.kind:
-                case Kind.CONVOLUTION:
+                case LayerKind.CONVOLUTION:
                     launch.product(
                         self.tasks, self.plan.samples, self.plan.windows[number], self.plan.images(number),
                         self.value(x), _from(self.parameters, layer.weight), self.value(v),
                         bias=_from(self.parameters, layer.bias) if layer.bias >= 0 else None,
                     )  # fmt: skip
-                case Kind.NORM:
+                case LayerKind.NORM:
                     extra, channels = self.plan.places[v].extra, int(layer.channels)
                     launch.norm(
                         self.tasks, self._norm_sizes(number), layer.epsilon, layer.slope, x=self.value(x),
                         scale=_from(self.parameters, layer.weight), shift=_from(self.parameters, layer.bias),
                         mean=self.at(extra), rstd=self.at(extra + channels), y=self.value(v),
                     )  # fmt: skip
-                case Kind.ACTIVATION:
+                case LayerKind.ACTIVATION:
                     _activate(layer, self.images_of(self.value(x), x), self.images_of(self.value(v), v))
-                case Kind.POOL | Kind.MEAN | Kind.SUM:
+                case LayerKind.POOL | LayerKind.MEAN | LayerKind.SUM:
                     self._linear(number, self.value)
 
     def _linear(self, number: int, of: Any) -> None:
         """A layer that computes tangents as it does values: a pool (by the maxima of the values), a mean or a sum."""
         layer, v, x = self.plan.layers[number], number + 1, self.plan.reads(number)
         given, result = self.images_of(of(x), x), self.images_of(of(v), v)
-        if layer.kind == Kind.SUM:
+        if layer.kind == LayerKind.SUM:
             torch.add(given, self.images_of(of(int(layer.other)), int(layer.other)), out=result)
-        elif layer.kind == Kind.MEAN:
+        elif layer.kind == LayerKind.MEAN:
             launch.mean(self.tasks, *self._averaged(number), of(x), of(v))
         else:
             chosen = self._chosen(number)
@@ -235,14 +235,14 @@ class _Sweep:
             v, x = number + 1, self.plan.reads(number)
             tangent = self.tangent(x) if self.plan.differs(x) else None
             match layer.kind:
-                case Kind.CONVOLUTION:
+                case LayerKind.CONVOLUTION:
                     moves = None if tangent is None else (tangent, _from(self.parameters, layer.weight))
                     launch.product(
                         self.tasks, self.plan.samples, self.plan.windows[number], self.plan.images(number),
                         self.value(x), _from(direction, layer.weight), self.tangent(v), second=moves,
                         bias=_from(direction, layer.bias) if layer.bias >= 0 else None,
                     )  # fmt: skip
-                case Kind.NORM:
+                case LayerKind.NORM:
                     assert tangent is not None
                     place, channels = self.plan.places[v], int(layer.channels)
                     launch.norm_second(
@@ -254,11 +254,11 @@ class _Sweep:
                         shift_gradient=self.at(place.extra + 3 * channels), ggy=self.tangent(v),
                         hx=self.at(place.moved), h_scale=_from(product, layer.weight),
                     )  # fmt: skip
-                case Kind.ACTIVATION:
+                case LayerKind.ACTIVATION:
                     given, value = self.images_of(self.value(x), x), self.images_of(self.value(v), v)
                     result = self.images_of(self.tangent(v), v)
                     torch.mul(_steepness(layer, given, value), self.images_of(self.tangent(x), x), out=result)
-                case Kind.POOL | Kind.MEAN | Kind.SUM:
+                case LayerKind.POOL | LayerKind.MEAN | LayerKind.SUM:
                     self._linear(number, self.tangent)
 
     def loss_change(self) -> None:
@@ -276,22 +276,22 @@ class _Sweep:
         with self._beside.joined():
             for number in reversed(range(len(self.plan.layers))):
                 layer, v, x = self.plan.layers[number], number + 1, self.plan.reads(number)
-                if layer.kind == Kind.WINDOWS:
+                if layer.kind == LayerKind.WINDOWS:
                     continue
                 gx = of(x) if self.plan.differs(x) else None
                 add = x in written
                 written.add(x)
                 match layer.kind:
-                    case Kind.CONVOLUTION:
+                    case LayerKind.CONVOLUTION:
                         self._convolution_backward(number, of(v), gx, parameters, add, direction)
-                    case Kind.NORM:
+                    case LayerKind.NORM:
                         assert gx is not None
                         self._norm_backward(number, of(v), gx, parameters, changes)
-                    case Kind.ACTIVATION:
+                    case LayerKind.ACTIVATION:
                         self._activation_backward(number, of, add, changes)
-                    case Kind.POOL | Kind.MEAN:
+                    case LayerKind.POOL | LayerKind.MEAN:
                         self._spread(number, of, add)
-                    case Kind.SUM:
+                    case LayerKind.SUM:
                         _give(self.images_of(of(v), v), self.images_of(of(x), x), add)
                         other = int(layer.other)
                         _give(self.images_of(of(v), v), self.images_of(of(other), other), other in written)
@@ -344,7 +344,7 @@ class _Sweep:
         """The backward pass of a pool or a mean."""
         layer, v, x = self.plan.layers[number], number + 1, self.plan.reads(number)
         gy, gx = self.images_of(of(v), v), self.images_of(of(x), x)
-        if layer.kind == Kind.MEAN:
+        if layer.kind == LayerKind.MEAN:
             launch.spread(self.tasks, *self._averaged(number), of(v), of(x), add=add)
             return
         if not add:
