@@ -8,10 +8,16 @@ import torch.distributed as dist
 from torch.distributed import rpc
 
 from distributed import api, autograd, world
+from distributed.api import (
+    as_completed,
+    parallelize,
+    parallelize_async,
+    parallelize_sync,
+    remote_async_call,
+    remote_sync_call,
+)
 from distributed.functions import async_execution, pure
-from distributed.module import module_clone
-from distributed.objects import RemoteObject, remote_object
-from distributed.parallel import parallelize, parallelize_async, parallelize_sync
+from distributed.objects import RemoteObject, module_clone, remote_object
 from distributed.partition import (
     DynamicPartitioner,
     Partitioner,
@@ -30,7 +36,6 @@ from distributed.reduce import (
     sum_reducer,
     weighted_mean_reducer,
 )
-from distributed.remote import as_completed, remote_async_call, remote_sync_call
 from distributed.world import (
     WorldInfo,
     auto_init_rpc,

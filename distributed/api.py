@@ -1,22 +1,45 @@
-"""The names of `torchopt.distributed.api`: remote calls, partitioners and reducers."""
+"""Remote calls as map-reduce: a partitioner splits a call into items, workers compute them, a reducer combines the
+results. How items travel: see `calls.call`. The names are those of `torchopt.distributed.api`.
+"""
 
-from distributed.parallel import parallelize, parallelize_async, parallelize_sync
+import functools
+import inspect
+import threading
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, ParamSpec, TypeVar, cast
+
+from torch.distributed import rpc
+from torch.futures import Future
+from torch.utils import _pytree as pytree
+
+from distributed.calls.call import Call, Dealt
+from distributed.calls.errors import as_exception
+from distributed.calls.futures import ResultFuture
+from distributed.calls.requests import Item
+from distributed.calls.session import current
+from distributed.functions import import_name, is_async, is_pure
 from distributed.partition import (
+    Args,
+    KwArgs,
     Partitioner,
     PartitionFunction,
     TensorDimensionPartitioner,
+    Whole,
     batch_partitioner,
     dim_partitioner,
     exclusive_batch_partitioner,
 )
-from distributed.reduce import mean_reducer, sum_reducer
-from distributed.remote import UNSET_RPC_TIMEOUT, remote_async_call, remote_sync_call
+from distributed.reduce import Reducer, mean_reducer, sum_reducer
+from distributed.world import get_worker_id
 
 __all__ = [
     "UNSET_RPC_TIMEOUT",
     "PartitionFunction",
     "Partitioner",
     "TensorDimensionPartitioner",
+    "as_completed",
     "batch_partitioner",
     "dim_partitioner",
     "exclusive_batch_partitioner",
@@ -28,3 +51,260 @@ __all__ = [
     "remote_sync_call",
     "sum_reducer",
 ]
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+UNSET_RPC_TIMEOUT = rpc.constants.UNSET_RPC_TIMEOUT
+"""torch's value for the default time limit; None means the same here."""
+
+
+def parts_of(partitioner: Partitioner | None, args: Args, kwargs: KwArgs) -> Sequence[Any]:
+    """The parts (worker, args, kwargs) that a partitioner makes of a call.
+
+    Raises:
+        TypeError, ValueError: `partitioner` is no partitioner, or returns something else than parts.
+    """
+    if partitioner is None:
+        partitioner = batch_partitioner
+    if isinstance(partitioner, int | str):
+        return [(partitioner, args, kwargs)]
+    if not callable(partitioner):
+        raise TypeError(f"partitioner={partitioner!r}: must be a worker's rank or name, or a function")
+    parts = partitioner(*args, **kwargs)
+    try:
+        parts = list(() if parts is None else parts)
+    except TypeError as error:
+        raise TypeError(f"partitioner={partitioner!r} returned {parts!r}; it must return a list of parts") from error
+    if not parts:
+        raise ValueError(f"partitioner={partitioner!r} returned no part; every call needs at least one")
+    for part in parts:
+        if not isinstance(part, tuple) or len(part) != 3:
+            raise ValueError(f"partitioner={partitioner!r} returned {part!r}; a part is (worker, args, kwargs)")
+        _, part_args, part_kwargs = part
+        if not isinstance(part_args, tuple | list | None) or not isinstance(part_kwargs, dict | None):
+            raise TypeError(
+                f"partitioner={partitioner!r} returned {part!r}; args is a tuple or None, kwargs a dict or None"
+            )
+    return parts
+
+
+def _start(
+    func: Callable[..., Any],
+    args: Args | None,
+    kwargs: KwArgs | None,
+    partitioner: Partitioner | None,
+    timeout: float | None,
+    retries: int,
+    **how: bool,
+) -> Call:
+    current()
+    if isinstance(retries, bool) or not isinstance(retries, int) or retries < 0:
+        raise ValueError(f"retries={retries!r}: must be a whole number from 0; for example retries=1")
+    if retries and not is_pure(func):
+        raise ValueError(
+            f"retries={retries}: {func!r} is not declared pure; if it does no harm to compute an item twice, write "
+            "@distributed.pure above its def"
+        )
+    items: defaultdict[int, list[Item]] = defaultdict(list)
+    free: list[Item] = []
+    for number, (name, part_args, part_kwargs) in enumerate(parts_of(partitioner, args or (), kwargs or {})):
+        item = Item(number, part_args or (), part_kwargs or {})
+        (free if name is None else items[get_worker_id(name)]).append(item)
+    leaves = (leaf for item in free for leaf in pytree.tree_leaves((item.args, item.kwargs)))
+    shared = list({id(leaf): leaf for leaf in leaves if isinstance(leaf, Whole)}.values())
+    limit = None if timeout == UNSET_RPC_TIMEOUT else timeout
+    return Call(func, Dealt(items, free, shared), limit, retries=retries, **how)
+
+
+def remote_sync_call(
+    func: Callable[..., T],
+    *,
+    args: Args | None = None,
+    kwargs: KwArgs | None = None,
+    partitioner: Partitioner | None = None,
+    reducer: Reducer | None = None,
+    timeout: float | None = None,
+    retries: int = 0,
+) -> Any:
+    """Calls `func` on the workers and waits. In the meantime the caller computes its own part.
+
+    The first failure is raised at once, also if other workers still compute; under `autograd.context()`, when all have
+    answered.
+
+    Every worker, also the caller, computes on copies of the arguments, and in torch's default modes (gradients are
+    computed, nothing is autocast). Each item has copies of its own, as if it were a call of its own; the items that a
+    worker computes of a `pure` function share them. Under `autograd.context()` parameters and
+    modules keep their graph, and so do the results. Without a context, results come back without a graph.
+
+    Args:
+        func: a function that the workers can import.
+        args, kwargs: its arguments.
+        partitioner: a worker's rank or name; or a function that is called with the arguments and returns
+            parts `(worker, args or None, kwargs or None)`, with the worker None for the first free worker;
+            None: `batch_partitioner`.
+        reducer: from the list of results, in the order of the parts, to the value returned; None: the list.
+        timeout: seconds that a worker may take for its part, from when that is sent; None: the session's. A part is
+            sent when fewer than `session.MAX_WINDOW` others are under way to the worker. Waiting for that does not
+            count, unless none of them ends for this long.
+        retries: how often an item may be computed anew, by another worker, after its worker was lost: it does not
+            answer, or not in time. Other workers of the call come first. The time limit begins again. `func` must
+            be declared `pure`. Exceptions of `func` are raised at once, without a retry.
+
+    Raises:
+        ConnectionError: a worker does not answer; the message names it, or with `retries` all that were tried.
+        TimeoutError: a worker did not answer in time.
+        RecursionError: the call is nested deeper than `session.MAX_DEPTH`.
+        TypeError, ValueError: an argument cannot be sent, or a worker does not exist; `retries` with a function that
+            is not pure, or under an autograd context.
+        Exception: the exception of `func`, of the same type if it can be rebuilt.
+    """
+    call = _start(func, args, kwargs, partitioner, timeout, retries, compute_own_part=True)
+    results = call.results()
+    return results if reducer is None else reducer(results)
+
+
+def remote_async_call(
+    func: Callable[..., T],
+    *,
+    args: Args | None = None,
+    kwargs: KwArgs | None = None,
+    partitioner: Partitioner | None = None,
+    reducer: Reducer | None = None,
+    timeout: float | None = None,
+    retries: int = 0,
+) -> Future[Any]:
+    """As `remote_sync_call`, but returns a future of the value when the messages are sent.
+
+    It waits before that only if `session.MAX_WINDOW` calls to the same worker are under way already.
+    """
+    call = _start(func, args, kwargs, partitioner, timeout, retries)
+    value: ResultFuture[Any] = ResultFuture()
+    call.note_unread(value)
+
+    def finish() -> None:
+        try:
+            results = call.results()
+            value.set_result(results if reducer is None else reducer(results))
+        except BaseException as error:  # an exit in the reducer must not leave who waits for the value waiting
+            value.set_exception(as_exception(error))
+        finally:
+            call.note_read(value)
+
+    def finish_in_own_thread() -> None:
+        # `results` waits for retries, and this callback runs in a thread of torch's, which must not wait.
+        threading.Thread(target=finish, name="retries of a remote call", daemon=True).start()
+
+    call.when_ended(finish_in_own_thread if retries else finish)
+    return value
+
+
+def as_completed(
+    func: Callable[..., T],
+    *,
+    args: Args | None = None,
+    kwargs: KwArgs | None = None,
+    partitioner: Partitioner | None = None,
+    timeout: float | None = None,
+    retries: int = 0,
+) -> Iterator[tuple[int, T]]:
+    """As `remote_sync_call`, but gives the number and the result of each item as soon as it is there.
+
+        for number, loss in as_completed(task_loss, args=(tasks,), partitioner=dim_partitioner(0, exclusive=True)):
+
+    One message goes to each worker, which runs its items in turn. Each result comes back by itself, while the worker
+    computes its next item. A second thread computes the caller's own items. The call begins when the loop asks for the
+    first result. If the loop is left early, each worker stops after its present item. The first failure is raised at
+    once. Under `autograd.context()` the results keep their graphs, but after a failure, or if the loop is left early,
+    that context has no backward pass.
+
+    Args: as for `remote_sync_call`. The time limit is for a worker's whole part, not for an item. Results on a GPU
+        need a device map from their worker to the caller.
+
+    Raises: as `remote_sync_call`.
+    """
+    yield from _start(func, args, kwargs, partitioner, timeout, retries, streams=True).arrivals()
+
+
+# Decorators that make each call of a function a remote call
+
+
+_UNDECORATED = "__undecorated__"
+
+
+@dataclass(frozen=True)
+class _Undecorated:
+    """Stands for the function under a `parallelize`; the worker finds the function by its name. The last field is the
+    mark of `async_execution`."""
+
+    module: str
+    name: str
+    _wrapped_async_rpc_function: bool
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        function = import_name(self.module, self.name)
+        return getattr(function, _UNDECORATED, function)(*args, **kwargs)
+
+
+def parallelize(
+    partitioner: Partitioner | None = None, reducer: Reducer | None = None, timeout: float | None = None
+) -> Callable[[Callable[P, Any]], Callable[P, Any]]:
+    """A decorator: each call of the function, or the method, becomes a `remote_sync_call`.
+
+    The default partitioner is `batch_partitioner`. If neither is given, the reducer is `mean_reducer`.
+
+    Raises:
+        TypeError: workers cannot find the function by name: it is a lambda, a nested or bound function, or a
+            partial; or `@parallelize` has no brackets.
+    """
+    return _decorator(remote_sync_call, partitioner, reducer, timeout)
+
+
+parallelize_sync = parallelize
+
+
+def parallelize_async(
+    partitioner: Partitioner | None = None, reducer: Reducer | None = None, timeout: float | None = None
+) -> Callable[[Callable[P, Any]], Callable[P, Any]]:
+    """A decorator: each call of the function becomes a `remote_async_call`, which returns a future."""
+    return _decorator(remote_async_call, partitioner, reducer, timeout)
+
+
+def _decorator(
+    call: Callable[..., Any], partitioner: Partitioner | None, reducer: Reducer | None, timeout: float | None
+) -> Callable[[Callable[P, Any]], Callable[P, Any]]:
+    if inspect.isfunction(partitioner) and _is_being_defined(partitioner):
+        raise TypeError(f"@parallelize on {partitioner.__qualname__}: the brackets are missing; type @parallelize()")
+    if partitioner is None and reducer is None:
+        reducer = mean_reducer
+
+    def decorate(func: Callable[P, Any]) -> Callable[P, Any]:
+        name = getattr(func, "__qualname__", None)
+        if not isinstance(name, str) or "<" in name or inspect.ismethod(func) or not hasattr(func, "__module__"):
+            raise TypeError(
+                f"parallelize({func!r}): workers find a function by its module and name, so it must be defined "
+                "with def at the top of a module or of a class"
+            )
+        remote = _Undecorated(func.__module__, func.__qualname__, is_async(func))
+
+        @functools.wraps(func)
+        def parallel(*args: P.args, **kwargs: P.kwargs) -> Any:
+            return call(remote, args=args, kwargs=kwargs, partitioner=partitioner, reducer=reducer, timeout=timeout)
+
+        setattr(parallel, _UNDECORATED, func)  # decorators above this one copy the attribute
+        return cast(Callable[P, Any], parallel)
+
+    return decorate
+
+
+def _is_being_defined(func: Callable[..., Any]) -> bool:
+    """Whether the module's or class's name is not yet bound to this function, as under a decorator without brackets."""
+    if "<" in func.__qualname__:
+        return False  # a lambda or nested function, given as partitioner
+    try:
+        bound = import_name(func.__module__, func.__qualname__)
+    except AttributeError:
+        return True
+    except ImportError:
+        return False  # its module was not imported by name
+    return bound is not func and inspect.unwrap(bound) is not inspect.unwrap(func)

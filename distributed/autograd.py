@@ -145,7 +145,15 @@ def _new_gradients(ctx: int, roots: list[Tensor], retain_graph: bool) -> dict[Te
                 f"tensors: number {i}, of shape {tuple(root.shape)}, has no graph; compute it inside "
                 "autograd.context(), from tensors that require a gradient"
             )
-    anchors = _anchors_of(ctx)
+    calls = autograd_contexts.calls_of(ctx)
+    calls.wait()
+    reason = autograd_contexts.reason_against(ctx)
+    if reason is not None:
+        raise RuntimeError(
+            f"ctx={ctx}: its backward pass would wait for ever: {reason}; "
+            "type `with autograd.context() as ctx:` and repeat the calls in it"
+        )
+    anchors = list(calls.anchors)
     before = {}
     with torch.no_grad():
         for leaf, total in autograd.get_gradients(ctx).items():
@@ -164,23 +172,6 @@ def _new_gradients(ctx: int, roots: list[Tensor], retain_graph: bool) -> dict[Te
                     total.add_(before[leaf])
 
 
-def _anchors_of(ctx: int) -> list[Tensor]:
-    """Waits until all calls of the context are answered.
-
-    Raises:
-        RuntimeError: an answer never came.
-    """
-    calls = autograd_contexts.calls_of(ctx)
-    calls.wait()
-    reason = autograd_contexts.reason_against(ctx)
-    if reason is not None:
-        raise RuntimeError(
-            f"ctx={ctx}: its backward pass would wait for ever: {reason}; "
-            "type `with autograd.context() as ctx:` and repeat the calls in it"
-        )
-    return list(calls.anchors)
-
-
 def _pass(ctx: int, roots: list[Tensor], retain_graph: bool) -> None:
     """A backward pass of torch's engine, with the session's time limit."""
     limit = default_timeout()
@@ -197,21 +188,16 @@ def _pass(ctx: int, roots: list[Tensor], retain_graph: bool) -> None:
         ) from None
     except RuntimeError as error:
         autograd_contexts.spoil(ctx, "an earlier pass failed")
-        raise _named(error, limit) from error
-
-
-def _named(error: RuntimeError, limit: float) -> Exception:
-    """torch's error of a backward pass, with the worker's name for its number."""
-    parts = re.match(r"(?:Error on Node (\d+): )*(.*)", str(error))
-    assert parts is not None
-    number, cause = parts.groups()
-    lost, are_dead = missing_workers(_ANSWER_SECONDS)
-    if lost:
-        return _lost(lost, are_dead, limit, cause)
-    if says_timeout(cause):
-        return TimeoutError(f"a worker did not answer within {limit:g} s in the backward pass: {cause}")
-    where = current().workers[int(number)] if number is not None and is_started() else "a worker"
-    return RuntimeError(f"the backward pass failed on {where}: {cause}")
+        parts = re.match(r"(?:Error on Node (\d+): )*(.*)", str(error))
+        assert parts is not None
+        number, cause = parts.groups()
+        lost, are_dead = missing_workers(_ANSWER_SECONDS)
+        if lost:
+            raise _lost(lost, are_dead, limit, cause) from error
+        if says_timeout(cause):
+            raise TimeoutError(f"a worker did not answer within {limit:g} s in the backward pass: {cause}") from error
+        where = current().workers[int(number)] if number is not None and is_started() else "a worker"
+        raise RuntimeError(f"the backward pass failed on {where}: {cause}") from error
 
 
 def _lost(names: str, are_dead: bool, limit: float, cause: str) -> Exception:

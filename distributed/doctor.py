@@ -16,12 +16,12 @@ from torch import Tensor, nn
 from torch.distributed import rpc
 
 from distributed import autograd
+from distributed.api import remote_sync_call
 from distributed.calls.session import current, gather, start_rpc
 from distributed.cluster.ending import stop_rpc
 from distributed.cluster.info import get_world_info
 from distributed.cluster.listening import listening_line, session_listeners
 from distributed.cluster.process_group import start_process_group, stop_process_group
-from distributed.remote import remote_sync_call
 
 SMALL, LARGE = 1, 1 << 20
 """Numbers of float32 values in the messages that measure latency and bandwidth."""
@@ -66,7 +66,7 @@ def diagnose(*, timeout: float = 30.0) -> Report | None:
     backend = start_process_group(timeout=timeout)
     try:
         device = torch.device("cuda", torch.cuda.current_device()) if backend == "nccl" else torch.device("cpu")
-        own = [measured(name, operation, backend) for name, operation in Collectives(device).operations().items()]
+        own = [measured(name, operation, backend) for name, operation in collectives(device).items()]
     finally:
         stop_process_group()
     start_rpc(timeout=timeout)
@@ -123,86 +123,73 @@ def worst(of_all: Sequence[Check]) -> Check:
     return max(of_all, key=lambda check: check.latency or 0.0)
 
 
-class Collectives:
-    """The operations of the default process group, each run by every rank. Rank r contributes r + 1."""
+def collectives(device: torch.device) -> dict[str, Operation]:
+    """The operations of the default process group by name, each run by every rank. Rank r contributes r + 1. A world of
+    one has no other rank to send to."""
+    info = get_world_info()
+    rank, size = info.world_rank, info.world_size
+    total = size * (size + 1) / 2
 
-    def __init__(self, device: torch.device) -> None:
-        info = get_world_info()
-        self._device, self._rank, self._size = device, info.world_rank, info.world_size
-        self._total = self._size * (self._size + 1) / 2
+    def contribution(count: int, of_rank: int = rank) -> Tensor:
+        return torch.full((count,), of_rank + 1.0, device=device)
 
-    def operations(self) -> dict[str, Operation]:
-        """The operations by name. A world of one has no other rank to send to."""
-        collectives: dict[str, Operation] = {
-            "broadcast": self.broadcast, "scatter": self.scatter, "gather": self.gather, "reduce": self.reduce,
-            "all_reduce": self.all_reduce, "all_gather": self.all_gather, "reduce_scatter": self.reduce_scatter,
-            "all_to_all": self.all_to_all,
-        }  # fmt: skip
-        return {"send/recv": self.send_recv} | collectives if self._size > 1 else collectives
+    def slots(count: int) -> list[Tensor]:
+        return [torch.empty(count, device=device) for _ in range(size)]
 
-    def _values(self, count: int, of_rank: int) -> Tensor:
-        return torch.full((count,), of_rank + 1.0, device=self._device)
-
-    def _own(self, count: int) -> Tensor:
-        return self._values(count, self._rank)
-
-    def _slot(self, count: int) -> Tensor:
-        return torch.empty(count, device=self._device)
-
-    def _slots(self, count: int) -> list[Tensor]:
-        return [self._slot(count) for _ in range(self._size)]
-
-    def send_recv(self, count: int) -> bool:
+    def send_recv(count: int) -> bool:
         """Around the ring, rank zero first."""
-        x = self._slot(count)
-        if self._rank == 0:
-            dist.send(self._own(count), 1)
-            dist.recv(x, self._size - 1)
+        x = torch.empty(count, device=device)
+        if rank == 0:
+            dist.send(contribution(count), 1)
+            dist.recv(x, size - 1)
         else:
-            dist.recv(x, self._rank - 1)
-            dist.send(self._own(count), (self._rank + 1) % self._size)
-        return _holds(x, (self._rank - 1) % self._size + 1)
+            dist.recv(x, rank - 1)
+            dist.send(contribution(count), (rank + 1) % size)
+        return _holds(x, (rank - 1) % size + 1)
 
-    def broadcast(self, count: int) -> bool:
-        x = self._own(count)
+    def broadcast(count: int) -> bool:
+        x = contribution(count)
         dist.broadcast(x, src=0)
         return _holds(x, 1)
 
-    def scatter(self, count: int) -> bool:
-        x = self._slot(count)
-        parts = [self._values(count, rank) for rank in range(self._size)] if self._rank == 0 else None
-        dist.scatter(x, parts, src=0)
-        return _holds(x, self._rank + 1)
+    def scatter(count: int) -> bool:
+        x = torch.empty(count, device=device)
+        dist.scatter(x, [contribution(count, r) for r in range(size)] if rank == 0 else None, src=0)
+        return _holds(x, rank + 1)
 
-    def gather(self, count: int) -> bool:
-        parts = self._slots(count) if self._rank == 0 else None
-        dist.gather(self._own(count), parts, dst=0)
+    def gather(count: int) -> bool:
+        parts = slots(count) if rank == 0 else None
+        dist.gather(contribution(count), parts, dst=0)
         return parts is None or _each_of_its_rank(parts)
 
-    def reduce(self, count: int) -> bool:
-        x = self._own(count)
+    def reduce(count: int) -> bool:
+        x = contribution(count)
         dist.reduce(x, dst=0)
-        return self._rank != 0 or _holds(x, self._total)
+        return rank != 0 or _holds(x, total)
 
-    def all_reduce(self, count: int) -> bool:
-        x = self._own(count)
+    def all_reduce(count: int) -> bool:
+        x = contribution(count)
         dist.all_reduce(x)
-        return _holds(x, self._total)
+        return _holds(x, total)
 
-    def all_gather(self, count: int) -> bool:
-        parts = self._slots(count)
-        dist.all_gather(parts, self._own(count))
+    def all_gather(count: int) -> bool:
+        parts = slots(count)
+        dist.all_gather(parts, contribution(count))
         return _each_of_its_rank(parts)
 
-    def reduce_scatter(self, count: int) -> bool:
-        x = self._slot(count)
-        dist.reduce_scatter(x, [self._own(count) for _ in range(self._size)])
-        return _holds(x, self._total)
+    def reduce_scatter(count: int) -> bool:
+        x = torch.empty(count, device=device)
+        dist.reduce_scatter(x, [contribution(count) for _ in range(size)])
+        return _holds(x, total)
 
-    def all_to_all(self, count: int) -> bool:
-        parts = self._slots(count)
-        dist.all_to_all(parts, [self._own(count) for _ in range(self._size)])
+    def all_to_all(count: int) -> bool:
+        parts = slots(count)
+        dist.all_to_all(parts, [contribution(count) for _ in range(size)])
         return _each_of_its_rank(parts)
+
+    everywhere = (broadcast, scatter, gather, reduce, all_reduce, all_gather, reduce_scatter, all_to_all)
+    first = {"send/recv": send_recv} if size > 1 else {}
+    return first | {operation.__name__: operation for operation in everywhere}
 
 
 def _holds(tensor: Tensor, value: float) -> bool:

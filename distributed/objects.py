@@ -1,17 +1,24 @@
-"""Objects that live on one worker, and whose methods others call."""
+"""Objects on other workers: those that live on one worker, and whose methods others call; and copies of modules, which
+can be sent to other workers and keep their graph.
+"""
 
+import copy
 import functools
 from collections.abc import Callable
 from operator import itemgetter
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
+import torch
+from torch import Tensor, nn
 from torch.distributed import rpc
+from torch.utils import _pytree as pytree
 
+from distributed.api import remote_async_call, remote_sync_call
 from distributed.calls.session import current
 from distributed.functions import async_execution
-from distributed.remote import remote_async_call, remote_sync_call
 from distributed.world import get_worker_id
 
+M = TypeVar("M")
 Reference: TypeAlias = "rpc.RRef[Any]"
 
 
@@ -115,3 +122,54 @@ def _build(holder: Reference, cls: Callable[..., Any], args: tuple[Any, ...], kw
 @async_execution
 def _run_method(holder: Reference, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     return getattr(holder.local_value().value, name)(*args, **kwargs)
+
+
+# Copies of modules
+
+_MODES = {
+    "reference": "reference", "ref": "reference",
+    "clone": "clone", "copy": "clone",
+    "deepcopy": "deepcopy", "deepclone": "deepcopy",
+}  # fmt: skip
+
+
+def module_clone(
+    module: M, *, by: str = "reference", detach_buffers: bool = False, device: torch.device | str | int | None = None
+) -> M:
+    """A copy of a module, or of any nesting of tensors. Tensors that are shared inside it stay shared.
+
+    Args:
+        module: what to copy.
+        by: `reference` shares the tensors with the original; `clone` (or `copy`) gives plain tensors whose
+            graph leads to the originals, and these can be sent by RPC; `deepcopy` gives new parameters without a
+            graph.
+        detach_buffers: with `reference`: buffers become copies without a graph.
+        device: the device of the copy's tensors; default that of the original's.
+
+    Raises:
+        ValueError: `by` is none of these.
+        TypeError: `module` is neither a module nor tensors.
+    """
+    if by not in _MODES:
+        raise ValueError(f"by={by!r}: must be reference, clone (or copy) or deepcopy")
+    mode = _MODES[by]
+
+    def place(tensor: Any) -> Tensor:
+        if not isinstance(tensor, Tensor):
+            raise TypeError(f"module={tensor!r}: must be a module, or tensors in any nesting")
+        to = tensor.device if device is None else torch.device(device)
+        if mode != "deepcopy":
+            return (tensor.clone() if mode == "clone" else tensor).to(to)
+        own = tensor.detach().clone().to(to)
+        if isinstance(tensor, nn.Parameter):
+            return nn.Parameter(own, requires_grad=tensor.requires_grad)
+        return own.requires_grad_(tensor.requires_grad)
+
+    if not isinstance(module, nn.Module):
+        tree: M = pytree.tree_map(place, module)
+        return tree
+    tensors = {id(p): place(p) for p in module.parameters()}
+    for buffer in module.buffers():
+        placed = place(buffer)
+        tensors[id(buffer)] = placed.detach().clone() if mode == "reference" and detach_buffers else placed
+    return copy.deepcopy(module, memo=tensors)

@@ -157,16 +157,12 @@ class DynamicPartitioner:
         return f"{type(self).__name__}({self.dim}, keepdim={self._fixed.keepdim})"
 
     def __call__(self, *args: Any, **kwargs: Any) -> list[Part]:
-        once = pytree.tree_map(lambda leaf: leaf if _is_cut(leaf) else Whole(_value(leaf)), (args, kwargs))
+        once = pytree.tree_map(lambda x: x if _is_cut(x) or isinstance(x, Whole) else Whole(x), (args, kwargs))
         return [(None, part_args, part_kwargs) for _, part_args, part_kwargs in self._fixed(*once[0], **once[1])]
 
 
 def _is_cut(leaf: Any) -> bool:
     return isinstance(leaf, Tensor) and not isinstance(leaf, nn.Parameter)
-
-
-def _value(leaf: Any) -> Any:
-    return leaf.value if isinstance(leaf, Whole) else leaf
 
 
 def dynamic_partitioner(dim: int = 0, *, keepdim: bool = True) -> PartitionFunction:

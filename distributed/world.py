@@ -111,7 +111,18 @@ def auto_init_rpc(
             name = worker_name_format(**get_world_info()._asdict())
             start_rpc(name=name, backend=backend, rpc_backend_options=rpc_backend_options)
             try:
-                _initialise_together(worker_init_fn)
+                failure: BaseException | None = None
+                try:
+                    if worker_init_fn is not None:
+                        worker_init_fn()
+                except (Exception, SystemExit) as error:
+                    failure = error
+                causes = gather(None if failure is None else describe(failure))
+                if failure is not None:
+                    raise failure
+                for worker, cause in sorted(causes.items()):
+                    if cause is not None:
+                        raise RuntimeError(f"worker_init_fn failed on {worker}: {cause}")
                 value = main(*args, **kwargs)
             except BaseException as error:
                 if isinstance(error, SystemExit) and error.code in (None, 0):  # a good end, as if it had returned
@@ -128,22 +139,6 @@ def auto_init_rpc(
         return started
 
     return decorate
-
-
-def _initialise_together(worker_init_fn: Callable[[], None] | None) -> None:
-    """Calls the function on every worker; raises on all workers if it fails on one."""
-    own_error: BaseException | None = None
-    if worker_init_fn is not None:
-        try:
-            worker_init_fn()
-        except (Exception, SystemExit) as error:
-            own_error = error
-    causes = gather(describe(own_error) if own_error is not None else None)
-    if own_error is not None:
-        raise own_error
-    failed = {name: cause for name, cause in causes.items() if cause is not None}
-    for name, cause in sorted(failed.items()):
-        raise RuntimeError(f"worker_init_fn failed on {name}: {cause}")
 
 
 # Rank selectors

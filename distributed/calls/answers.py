@@ -6,7 +6,7 @@ The worker computes the items (`worker.compute`) and packs the outcome (`pack_ou
 """
 
 import traceback
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from contextvars import ContextVar
 from typing import Any, NamedTuple
 
@@ -107,7 +107,13 @@ def read_answer(answer: Answer, sender: str) -> Outcome:
     """Unpacks what `compute` has returned on worker `sender`."""
     numbers, payload, carried, anchor = answer
     if sender != current_name():
-        _send_back_first([*carried, anchor])
+        # The backward pass begins with the tensors that came in one message. torch takes the node with the highest
+        # number first, and gives received tensors low ones. This worker would compute its own part before it sends
+        # others their gradients; now both sides compute at the same time.
+        tensors = (value for value in [*carried, anchor] if isinstance(value, Tensor))
+        node = next((tensor.grad_fn for tensor in tensors if tensor.grad_fn is not None), None)
+        if node is not None:
+            node._set_sequence_nr(_FIRST)  # type: ignore[attr-defined]
     _rebuilding.set(numbers[0] if numbers else None)
     try:
         values = unpack(Packed(payload, carried))
@@ -140,16 +146,6 @@ def message_anchors(received: list[Tensor]) -> list[Tensor]:
     return [tensor.reshape(-1)[:0].sum().cpu() for tensor in received if tensor.requires_grad][:1]
 
 
-def _send_back_first(received: Iterable[Any]) -> None:
-    """Makes a backward pass begin with the tensors among these values, which came in one message."""
-    # torch takes the node with the highest number first, and gives received tensors low ones. This worker would compute
-    # its own part before it sends others their gradients; now both sides compute at the same time.
-    tensors = (value for value in received if isinstance(value, Tensor))
-    node = next((tensor.grad_fn for tensor in tensors if tensor.grad_fn is not None), None)
-    if node is not None:
-        node._set_sequence_nr(_FIRST)  # type: ignore[attr-defined]
-
-
 def anchor_of(received: list[Tensor], nested: list[Tensor], returned: list[Tensor]) -> Tensor | None:
     """An empty sum over one tensor of each message that must take part in the backward pass."""
     request = next((t for t in received if t.requires_grad), None)
@@ -163,19 +159,17 @@ def anchor_of(received: list[Tensor], nested: list[Tensor], returned: list[Tenso
 
 
 def failure(error: BaseException, worker: str, number: int | None) -> Failure:
-    trace = "".join(traceback.format_exception(error))
-    return Failure(worker, number, type(error).__qualname__, message_of(error), trace, _packed_error(error))
-
-
-def _packed_error(error: BaseException) -> Packed | None:
-    """The exception with its attributes, else without them; None if it cannot be sent at all."""
+    """The failure of an item. It holds the exception with its attributes, else without them; else only its text."""
+    sent = None
     for packable in (lambda: error, lambda: _Plain(type(error), error.args)):
         try:
             packed = pack(packable(), graphs=False, carries=lambda device: device.type == "cpu")
         except (TypeError, ValueError):  # an attribute may hold a lock, or a tensor that cannot be sent
             continue
-        return Packed(packed.payload, [v.detach() if isinstance(v, Tensor) else v for v in packed.carried])
-    return None
+        sent = Packed(packed.payload, [v.detach() if isinstance(v, Tensor) else v for v in packed.carried])
+        break
+    trace = "".join(traceback.format_exception(error))
+    return Failure(worker, number, type(error).__qualname__, message_of(error), trace, sent)
 
 
 class _Plain(NamedTuple):
@@ -187,23 +181,17 @@ class _Plain(NamedTuple):
 
 def raise_failure(failed: Failure) -> None:
     """Raises the worker's exception, of the same type if that can be rebuilt, with a note on its origin."""
-    error = _rebuilt(failed)
-    if error is None or isinstance(error, StopIteration):  # which would only end the caller's generator
+    error: Any = None
+    if failed.error is not None:
+        try:
+            error = unpack(failed.error)
+            if isinstance(error, _Plain):
+                error = error.kind(*error.args)
+            if isinstance(error, Exception) and message_of(error) != failed.message:  # its class made a text of a text
+                error.args = (failed.message,)
+        except Exception:  # its class may not exist here, take other arguments than it keeps, or raise anything
+            error = None
+    if not isinstance(error, Exception) or isinstance(error, StopIteration):  # which would only end the caller's loop
         error = RuntimeError(f"{failed.type_name}: {failed.message}")
     error.add_note(f"raised on {failed.worker} by {_item(failed.number)} of the call:\n{failed.traceback}")
     raise error
-
-
-def _rebuilt(failed: Failure) -> Exception | None:
-    """The exception; None if its class does not exist here, or takes other arguments than it keeps."""
-    if failed.error is None:
-        return None
-    try:
-        error = unpack(failed.error)
-        if isinstance(error, _Plain):
-            error = error.kind(*error.args)
-        if isinstance(error, Exception) and message_of(error) != failed.message:  # its class has made a text of a text
-            error.args = (failed.message,)
-    except Exception:  # a class may raise anything
-        return None
-    return error if isinstance(error, Exception) else None

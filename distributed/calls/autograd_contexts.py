@@ -50,23 +50,18 @@ class Calls:
 
 _MAIN_THREAD = threading.main_thread().ident
 _ever_entered = False
+_enter = autograd.context.__enter__
 
 
-def _note_first_entry() -> None:
-    """Makes torch's context class record its first use."""
-    # To ask torch before each call takes a tenth of a small call's time.
-    enter = autograd.context.__enter__
-
-    @functools.wraps(enter)
-    def noted(self: autograd.context) -> int:
-        global _ever_entered
-        _ever_entered = True
-        return enter(self)
-
-    autograd.context.__enter__ = noted  # type: ignore[method-assign]
+@functools.wraps(_enter)
+def _noted_enter(self: autograd.context) -> int:
+    global _ever_entered
+    _ever_entered = True
+    return _enter(self)
 
 
-_note_first_entry()
+# torch's context class records its first use: to ask torch before each call takes a tenth of a small call's time.
+autograd.context.__enter__ = _noted_enter  # type: ignore[method-assign]
 
 
 def current_context() -> int | None:

@@ -6,7 +6,6 @@ worker's answer, or one by one, see `scheduling`.
 """
 
 import contextlib
-import functools
 import itertools
 import threading
 from collections import defaultdict
@@ -24,7 +23,7 @@ from distributed.calls.answers import Answer, Failure, Outcome, message_anchors,
 from distributed.calls.errors import worker_error
 from distributed.calls.message import Packed, send
 from distributed.calls.requests import Head, Item, Order, pack_item, pack_order
-from distributed.calls.scheduling import ItemResult, Spares
+from distributed.calls.scheduling import ItemQueue, ItemResult, Spares
 from distributed.calls.session import MAX_DEPTH, current
 from distributed.calls.shutdown import cancel
 from distributed.calls.traffic import MessageSlots, note_received, note_sent
@@ -93,10 +92,19 @@ class Call:
         self._streams, self._opens = streams, is_async(func)
         items, self._free, shared = dealt
         self._expected = len(self._free) + sum(map(len, items.values()))
-        takers = self._takers(len(self._free))
+        # The takers of the queue's items: the caller, then the others, at most as many as there are items.
+        others = (rank for rank in range(len(self._names)) if rank != self._me and rank not in session.away)
+        takers = list(itertools.islice((self._me, *others), len(self._free)))
         orders = {rank: Order(func, own_items, []) for rank, own_items in items.items()}
         orders |= {rank: Order(func, items.get(rank, []), shared) for rank in takers}
-        packed = self._pack_all(orders)  # all before the first is sent: an error then leaves no worker at work
+        # All are packed before the first is sent: an error then leaves no worker at work.
+        packed = {rank: self._pack(order, rank) for rank, order in orders.items()}
+        if self._ctx is None:  # which it also is in a thread that a function under a context has started
+            tensors = (tensor for order in packed.values() for tensor in order.tensors())
+            self._calls = autograd_contexts.of_a_function(tensors)
+            if self._calls is not None:
+                self._ctx = self._calls.ctx
+                packed = {rank: self._pack(order, rank) for rank, order in orders.items()}
         self._spares = Spares(self._names, list(orders), retries, session.away)
         if retries and self._ctx is not None:
             raise ValueError(
@@ -104,7 +112,7 @@ class Call:
                 "outside autograd.context()"
             )
         queued = [pack_item(item, shared, graphs=self._ctx is not None) for item in self._free]
-        self._queue = scheduling.open_queue(queued) if queued else None
+        self._queue = ItemQueue(queued) if queued else None
         own_order = packed.pop(self._me, None) if compute_own_part and not self._opens else None
         self._own = None if own_order is None else (own_order, self._head(takes=self._me in takers))
         self._under_way: list[_Message] = []
@@ -112,20 +120,13 @@ class Call:
         self._received: set[int] = set()
         self._has_failed = False
         if streams:
-            scheduling.open_stream(self._number, self._arrived.put)
+            scheduling.receivers[self._number] = self._arrived.put
         try:
             for rank, order in packed.items():
                 self._send(rank, order, items.get(rank, []), takes=rank in takers)
         except BaseException:
             self._abandon()
             raise
-
-    def _takers(self, free: int) -> list[int]:
-        """The ranks that take items from the queue: the caller, then the others, at most as many as there are items."""
-        if not free:
-            return []
-        others = (rank for rank in range(len(self._names)) if rank != self._me and rank not in self._session.away)
-        return [self._me, *others][:free]
 
     def note_unread(self, value: Future[Any]) -> None:
         """Until `note_read`, a backward pass must wait for this value."""
@@ -136,64 +137,51 @@ class Call:
         if self._calls is not None:
             self._calls.unread.discard(value)
 
-    def _pack_all(self, orders: dict[int, Order]) -> dict[int, Packed]:
-        """Packs the orders, and finds their context if this is a thread that a function has started."""
-        packed = {rank: self._pack(order, rank) for rank, order in orders.items()}
-        if self._ctx is None:
-            self._calls = autograd_contexts.of_a_function(
-                tensor for order in packed.values() for tensor in order.tensors()
-            )
-            if self._calls is not None:
-                self._ctx = self._calls.ctx
-                packed = {rank: self._pack(order, rank) for rank, order in orders.items()}
-        return packed
-
     def _pack(self, order: Order, rank: int) -> Packed:
         return pack_order(order, self._names[rank], graphs=self._ctx is not None)
 
     def _head(self, *, takes: bool) -> Head:
-        queue = self._queue if takes else None
+        queue = self._queue.number if takes and self._queue is not None else None
         return Head(
             self._depth, self._session.name, self._number, queue, self._ctx, self.timeout, self._streams, self._opens
         )
 
     def _send(self, rank: int, order: Packed, items: list[Item], *, takes: bool) -> None:
-        slot = self._session.slots[rank, self._depth]
+        slot, head = self._session.slots[rank, self._depth], self._head(takes=takes)
         try:
-            future = self._dispatch(rank, order, slot, self._head(takes=takes))
+            # The call's time limit begins when it is sent. To wait here for other calls does not use it up.
+            if not slot.acquire(self.timeout):
+                raise TimeoutError(
+                    f"{self._names[rank]} is busy: none of the {slot.size} calls under way to it has ended for "
+                    f"{self.timeout:g} s, so this one was not sent"
+                )
+            serve = worker.serve_open if head.opens else worker.serve
+            try:
+                with autograd_contexts.entered(self._ctx):
+                    to = self._session.infos[rank]
+                    future = send(to, serve, (tuple(head),), order, self.timeout, opens=head.opens)
+            except BaseException as error:
+                slot.release()
+                if isinstance(error, RuntimeError):
+                    raise worker_error(self._names[rank], error, self.timeout) from error
+                raise
         except (ConnectionError, TimeoutError) as error:
             self._recover(rank, items, takes, error)
             return
         message = _Message(rank, items, takes, slot, future)
         self._under_way.append(message)
         note_sent(order.size())
-        future.add_done_callback(functools.partial(self._note_answer, message))
 
-    def _dispatch(self, rank: int, order: Packed, slot: MessageSlots, head: Head) -> Future[Answer]:
-        # The call's time limit begins when it is sent. To wait here for other calls does not use it up.
-        if not slot.acquire(self.timeout):
-            raise TimeoutError(
-                f"{self._names[rank]} is busy: none of the {slot.size} calls under way to it has ended for "
-                f"{self.timeout:g} s, so this one was not sent"
-            )
-        serve = worker.serve_open if head.opens else worker.serve
-        try:
-            with autograd_contexts.entered(self._ctx):
-                return send(self._session.infos[rank], serve, (tuple(head),), order, self.timeout, opens=head.opens)
-        except BaseException as error:
+        def note_answer(answered: Future[Answer]) -> None:
+            """Runs when the worker has answered, or is lost. After a failure the other workers get no more items."""
             slot.release()
-            if isinstance(error, RuntimeError):
-                raise worker_error(self._names[rank], error, self.timeout) from error
-            raise
+            state = _state(answered)
+            if state is _State.FAILED or (state is _State.LOST and not self._spares.retries):
+                self._has_failed = True
+                self._close_queue()
+            self._arrived.put(message)
 
-    def _note_answer(self, message: _Message, answered: Future[Answer]) -> None:
-        """Runs when a worker has answered, or is lost. After a failure the other workers get no more items."""
-        message.slot.release()
-        state = _state(answered)
-        if state is _State.FAILED or (state is _State.LOST and not self._spares.retries):
-            self._has_failed = True
-            self._close_queue()
-        self._arrived.put(message)
+        future.add_done_callback(note_answer)
 
     def when_ended(self, action: Callable[[], None]) -> None:
         """Calls `action` once, as soon as `results` need not wait, or a worker is lost."""
@@ -254,7 +242,10 @@ class Call:
         while self._under_way:
             arrived = self._arrived.get()
             if isinstance(arrived, ItemResult):
-                yield self._read_part(arrived)
+                note_received(arrived.packed.size(), self._names.index(arrived.sender))
+                if self._calls is not None:
+                    self._calls.anchors += message_anchors(arrived.packed.tensors())
+                yield read_answer(((arrived.number,), *arrived.packed, None), arrived.sender)
             else:
                 self._under_way.remove(arrived)
                 yield self._outcome(arrived)
@@ -262,7 +253,7 @@ class Call:
     def _abandon(self) -> None:
         """Ends what is under way: closes the queue and the stream, and cancels the messages."""
         self._close_queue()
-        scheduling.close_stream(self._number)
+        scheduling.receivers.pop(self._number, None)
         if self._ctx is not None and self._under_way:
             names = " and ".join(self._names[message.rank] for message in self._under_way)
             autograd_contexts.spoil(self._ctx, f"a call to {names} was given up before its answer came")
@@ -272,7 +263,7 @@ class Call:
 
     def _close_queue(self) -> None:
         if self._queue is not None:
-            scheduling.close_queue(self._queue)
+            self._queue.close()
 
     def _cancel(self, rank: int) -> None:
         with contextlib.suppress(RuntimeError):  # the worker is lost, or leaves
@@ -301,24 +292,22 @@ class Call:
             raise cause
         if isinstance(cause, TimeoutError):  # it is late, not dead, and would compute what another one computes now
             self._cancel(rank)
-        self._spares.lose(rank)
+        self._spares.lost.add(rank)
         self._session.losses.append(rank)
-        taken = self._taken_by(rank) if takes else []
-        missing = [item for item in [*items, *taken] if item.number not in self._received]
+        positions: list[int] = []
+        if takes:
+            assert self._queue is not None
+            positions += self._queue.withdraw(self._names[rank])
+            if not any(message.takes for message in self._under_way):  # no other worker takes those that are left
+                positions += self._queue.clear()
         orders: defaultdict[int, list[Item]] = defaultdict(list)
-        for item in missing:
+        for item in [*items, *(self._free[position] for position in positions)]:
+            if item.number in self._received:
+                continue
             orders[self._spares.next_for(item.number, rank, cause)].append(item)
         for other, own_items in orders.items():
             order = self._pack(Order(self._func, own_items, []), other)
             self._send(other, order, own_items, takes=False)
-
-    def _taken_by(self, rank: int) -> list[Item]:
-        """The free items that a lost worker has taken; and if no other worker takes any more, all that are left."""
-        assert self._queue is not None
-        positions = scheduling.withdraw(self._queue, self._names[rank])
-        if not any(message.takes for message in self._under_way):  # nobody is left to take the others
-            positions += scheduling.clear(self._queue)
-        return [self._free[position] for position in positions]
 
     def _read(self, answer: Answer, rank: int) -> Outcome:
         (numbers, _, _, anchor) = answer
@@ -327,12 +316,6 @@ class Call:
         if self._calls is not None and anchor is not None:
             self._calls.anchors.append(anchor)
         return read_answer(answer, self._names[rank])
-
-    def _read_part(self, part: ItemResult) -> Outcome:
-        note_received(part.packed.size(), self._names.index(part.sender))
-        if self._calls is not None:
-            self._calls.anchors += message_anchors(part.packed.tensors())
-        return read_answer(((part.number,), *part.packed, None), part.sender)
 
 
 class _State(Enum):

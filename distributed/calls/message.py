@@ -59,7 +59,8 @@ class _Pickler(pickle.Pickler):
         elif self._graphs and type(obj) is Tensor and obj.requires_grad:
             raise ValueError(f"a tensor of layout {obj.layout} loses its graph on the way; send a dense one")
         elif type(obj) is Tensor and obj.layout in _PARTS:
-            return _sparse_tensor, (obj.layout, obj.shape, *_parts(obj))
+            parts = (getattr(obj.detach(), part)() for part in _PARTS[obj.layout])
+            return _sparse_tensor, (obj.layout, obj.shape, *parts)
         else:
             return NotImplemented
         return _carried_value, (len(self.carried) - 1,)
@@ -78,10 +79,6 @@ _PARTS = {
     torch.sparse_bsc: ("ccol_indices", "row_indices", "values"),
 }
 """The methods that give the parts of a sparse tensor, by its layout."""
-
-
-def _parts(tensor: Tensor) -> tuple[Any, ...]:
-    return tuple(getattr(tensor.detach(), part)() for part in _PARTS[tensor.layout])
 
 
 def _sparse_tensor(layout: torch.layout, shape: torch.Size, *parts: Any) -> Tensor:

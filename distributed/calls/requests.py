@@ -5,7 +5,7 @@
 """
 
 import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from distributed.calls.answers import carries
@@ -62,7 +62,12 @@ def pack_order(order: Order, to: str, *, graphs: bool) -> Packed:
     try:
         return packed((order.func, [tuple(item) for item in order.items], order.shared))
     except (TypeError, ValueError):  # only now is each value packed alone, to name the one that fails
-        for what, value in _labelled_values(order):
+        hint = "workers find a function by its module and name, so define it with def at the top of a module"
+        labelled = [(f"func={order.func!r}; {hint}", order.func)]
+        for item in order.items:
+            for argument, value in [*enumerate(item.args), *item.kwargs.items()]:
+                labelled.append((f"argument {argument!r} of item {item.number}", value))
+        for what, value in [*labelled, *(("an argument sent whole", value) for value in order.shared)]:
             try:
                 packed(value)
             except (TypeError, ValueError) as error:
@@ -80,14 +85,3 @@ def pack_item(item: Item, shared: Sequence[Whole], *, graphs: bool) -> Packed:
         return pack(tuple(item), graphs=graphs, carries=lambda device: device.type == "cpu", shared=shared)
     except (TypeError, ValueError) as error:
         raise type(error)(f"item {item.number}: cannot be sent: {error}") from error
-
-
-def _labelled_values(order: Order) -> Iterator[tuple[str, Any]]:
-    """The values of an order, each with its name for an error message."""
-    hint = "; workers find a function by its module and name, so define it with def at the top of a module"
-    yield f"func={order.func!r}{hint}", order.func
-    for item in order.items:
-        for argument, value in [*enumerate(item.args), *item.kwargs.items()]:
-            yield f"argument {argument!r} of item {item.number}", value
-    for value in order.shared:
-        yield "an argument sent whole", value

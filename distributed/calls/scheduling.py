@@ -1,7 +1,7 @@
 """How items and results move while a call is under way. `call.Call` opens and closes all three:
 
-- A queue holds items for free workers (`open_queue`). A worker that has computed its own items takes them (`pull`).
-- A stream receives results one by one (`open_stream`). A worker sends each as soon as it is there (`deliver`).
+- An `ItemQueue` holds items for free workers. A worker that has computed its own items takes them (`pull`).
+- `receivers` get results one by one. A worker sends each as soon as it is there (`deliver`).
 - `Spares` chooses another worker for an item of a lost one.
 """
 
@@ -22,14 +22,21 @@ from distributed.calls.traffic import note_sent
 # Queues of items for free workers
 
 
-class _Queue:
-    """The items that wait, and the positions of those that each worker has taken."""
+_queues: dict[int, "ItemQueue"] = {}
+_numbers = itertools.count(1)
+
+
+class ItemQueue:
+    """The items that wait, and the positions of those that each worker has taken. Workers name the queue by its number,
+    until it is closed."""
 
     def __init__(self, items: Sequence[Packed]) -> None:
+        self.number = next(_numbers)
         self._waiting = deque(enumerate(items))
         self._taken: defaultdict[str, list[int]] = defaultdict(list)
         self._lost: set[str] = set()
         self._lock = threading.Lock()
+        _queues[self.number] = self
 
     def take(self, taker: str) -> Packed | None:
         with self._lock:
@@ -40,31 +47,24 @@ class _Queue:
             return item
 
     def withdraw(self, taker: str) -> list[int]:
+        """The positions of the items that a lost worker has taken. It gets no more."""
         with self._lock:
             self._lost.add(taker)
             return self._taken.pop(taker, [])
 
     def clear(self) -> list[int]:
+        """Empties the queue; returns the positions of the items that were left."""
         with self._lock:
             positions = [position for position, _ in self._waiting]
             self._waiting.clear()
             return positions
 
-
-_queues: dict[int, _Queue] = {}
-_numbers = itertools.count(1)
-
-
-def open_queue(items: Sequence[Packed]) -> int:
-    """Opens a queue of items for free workers; returns its number."""
-    number = next(_numbers)
-    _queues[number] = _Queue(items)
-    return number
-
-
-def close_queue(queue: int) -> None:
-    """Closes a queue: no more items are given out."""
-    _queues.pop(queue, None)
+    def close(self) -> None:
+        """No more items are given out, and none are computed again."""
+        _queues.pop(self.number, None)
+        with self._lock:
+            self._waiting.clear()
+            self._taken.clear()
 
 
 def take_item(queue: int, taker: str) -> Packed | None:
@@ -74,18 +74,6 @@ def take_item(queue: int, taker: str) -> Packed | None:
     if packed is not None and taker != current_name():
         note_sent(packed.size())
     return packed
-
-
-def withdraw(queue: int, taker: str) -> list[int]:
-    """The positions of the items that a lost worker has taken. It gets no more."""
-    opened = _queues.get(queue)
-    return [] if opened is None else opened.withdraw(taker)
-
-
-def clear(queue: int) -> list[int]:
-    """Empties a queue; returns the positions of the items that were left."""
-    opened = _queues.get(queue)
-    return [] if opened is None else opened.clear()
 
 
 def pull(caller: str, queue: int, ctx: int | None) -> Packed | None:
@@ -114,21 +102,13 @@ class ItemResult(NamedTuple):
     packed: Packed
 
 
-_receivers: dict[int, Callable[[ItemResult], None]] = {}
-
-
-def open_stream(call: int, receive: Callable[[ItemResult], None]) -> None:
-    """From now on `receive` gets each result of a call, in a thread of torch's."""
-    _receivers[call] = receive
-
-
-def close_stream(call: int) -> None:
-    _receivers.pop(call, None)
+receivers: dict[int, Callable[[ItemResult], None]] = {}
+"""By the number of a call: called with each of its results, in a thread of torch's."""
 
 
 def deliver(call: int, sender: str, number: int, payload: bytes, carried: list[Any]) -> bool:
     """Runs on the caller: a worker sends the result of an item. Returns whether the caller wants more."""
-    receive = _receivers.get(call)
+    receive = receivers.get(call)
     if receive is None:
         return False
     receive(ItemResult(sender, number, Packed(payload, carried)))
@@ -145,19 +125,15 @@ class Spares:
         names: of all workers, by rank.
         used: the ranks that the call is dealt to. They come first.
         retries: how often an item may be sent again.
-        lost: the ranks that are lost already.
+        lost: the ranks that are lost already. Those that are lost to this call join them, and get no more items.
     """
 
     def __init__(self, names: Sequence[str], used: Sequence[int], retries: int, lost: Collection[int]) -> None:
         self.retries = retries
+        self.lost = set(lost)
         self._names = names
         self._used = used
-        self._lost = set(lost)
         self._tried: defaultdict[int, list[str]] = defaultdict(list)
-
-    def lose(self, rank: int) -> None:
-        """Notes that a worker is lost to this call. It gets no more items."""
-        self._lost.add(rank)
 
     def next_for(self, number: int, rank: int, cause: Exception) -> int:
         """The rank to compute item `number`, which worker `rank` has lost.
@@ -167,8 +143,8 @@ class Spares:
         """
         tried = self._tried[number]
         tried.append(self._names[rank])
-        live = [r for r in self._used if r not in self._lost]
-        live = live or [r for r in range(len(self._names)) if r not in self._lost]
+        live = [r for r in self._used if r not in self.lost]
+        live = live or [r for r in range(len(self._names)) if r not in self.lost]
         if len(tried) > self.retries or not live:
             raise type(cause)(
                 f"{cause}; item {number} was lost by every worker that has tried it: {', '.join(tried)} "

@@ -203,13 +203,6 @@ def stay_on_loopback() -> None:
             os.environ.setdefault(variable, loopback_interface())
 
 
-def _quiet_options(timeout: float) -> rpc.TensorPipeRpcBackendOptions:
-    """Options that send messages by sockets only."""
-    # On one host torch's default is shared memory. Its threads poll without a pause, and take that time from compute.
-    channels = None if torch.cuda.is_available() else ["basic"]
-    return rpc.TensorPipeRpcBackendOptions(rpc_timeout=timeout, _transports=["uv"], _channels=channels)
-
-
 def start_rpc(
     *,
     name: str | None = None,
@@ -295,26 +288,29 @@ def _start(settings: _Settings, seat: Seat) -> None:
     allow_sockets(info.world_size)
     # Every caller has threads of its own at every depth, so in a large world each gets fewer.
     window = max(1, min(MAX_WINDOW, _CALL_THREADS // (MAX_DEPTH * info.world_size)))
-    options = settings.rpc_backend_options or _quiet_options(settings.timeout)
-    _complete_options(options, _OTHER_THREADS + MAX_DEPTH * window * info.world_size, settings.device_maps or {})
+    # Messages go by sockets only. On one host torch's default is shared memory, whose threads poll without a pause, and
+    # take that time from compute.
+    channels = None if torch.cuda.is_available() else ["basic"]
+    options = settings.rpc_backend_options or rpc.TensorPipeRpcBackendOptions(
+        rpc_timeout=settings.timeout, _transports=["uv"], _channels=channels
+    )
+    threads = _OTHER_THREADS + MAX_DEPTH * window * info.world_size
+    options.num_worker_threads = max(threads, options.num_worker_threads)
+    if options.init_method == rpc.constants.DEFAULT_INIT_METHOD:
+        options.init_method = f"{_SCHEME}://"
+    for worker, devices in (settings.device_maps or {}).items():
+        options.set_device_map(worker, dict(devices))
     session = Session(settings.name or default_worker_name(**info._asdict()), options, window, settings)
     _session = session
     forget_gatherings()
     try:
         _join_world(session, info, seat, options)
-    except BaseException:
-        _undo_start()
+    except BaseException:  # RPC is then not started, and can be started again
+        session.joined.set()  # calls that wait for the start end
+        _session = None
+        if rpc_api._is_current_rpc_agent_set():
+            rpc.shutdown(graceful=False)
         raise
-
-
-def _complete_options(options: rpc.TensorPipeRpcBackendOptions, threads: int, device_maps: DeviceMaps) -> None:
-    """Checks the time limit, and sets what this package needs: at least `threads` threads, its store, the devices."""
-    check_timeout(options.rpc_timeout)
-    options.num_worker_threads = max(threads, options.num_worker_threads)
-    if options.init_method == rpc.constants.DEFAULT_INIT_METHOD:
-        options.init_method = f"{_SCHEME}://"
-    for worker, devices in device_maps.items():
-        options.set_device_map(worker, dict(devices))
 
 
 def _join_world(session: Session, info: WorldInfo, seat: Seat, options: rpc.TensorPipeRpcBackendOptions) -> None:
@@ -393,16 +389,6 @@ def leave(*, together: bool) -> None:
         finally:
             _session = None
             set_worker_name(None)
-
-
-def _undo_start() -> None:
-    """After a failed start: RPC is not started, and can be started again."""
-    global _session
-    if _session is not None:
-        _session.joined.set()  # calls that wait for the start end
-    _session = None
-    if rpc_api._is_current_rpc_agent_set():
-        rpc.shutdown(graceful=False)
 
 
 def missing_workers(seconds: float) -> tuple[str, bool]:

@@ -75,7 +75,14 @@ _warns_at = _MANY_HELD
 @contextlib.contextmanager
 def served(caller: str, number: int, timeout: float) -> Iterator[Served]:
     """Notes that this thread computes a call of `caller`, which waits `timeout` seconds for it."""
-    _warn_of_held_threads()
+    global _warns_at
+    held = [thread for thread, call in list(_served.items()) if call.is_over()]
+    if len(held) >= _warns_at:
+        _warns_at = 2 * len(held)
+        log.warning(
+            "%d calls run on after their time limits; each holds a thread of this worker until it returns, and when "
+            "none is left, no call is answered; the first is at\n%s", len(held), _place(held[0]),
+        )  # fmt: skip
     thread = threading.get_ident()
     call = _served[thread] = Served(caller, number, time.monotonic() + timeout)
     try:
@@ -85,25 +92,10 @@ def served(caller: str, number: int, timeout: float) -> Iterator[Served]:
             _served.pop(thread, None)
 
 
-def _warn_of_held_threads() -> None:
-    global _warns_at
-    held = [thread for thread, call in list(_served.items()) if call.is_over()]
-    if len(held) >= _warns_at:
-        _warns_at = 2 * len(held)
-        log.warning(
-            "%d calls run on after their time limits; each holds a thread of this worker until it returns, and when "
-            "none is left, no call is answered; the first is at\n%s", len(held), _place(held[0]),
-        )  # fmt: skip
-
-
 def keep_open(call: Served, answer: Future[Any], end: Callable[[], None]) -> None:
     """Notes a call that waits for futures without a thread. `end` is called when its caller no longer waits."""
-
-    def forget(_: Future[Any]) -> None:
-        _open.pop(id(call), None)
-
     _open[id(call)] = call, end
-    answer.add_done_callback(forget)
+    answer.add_done_callback(lambda _: _open.pop(id(call), None))
     end_open_calls()  # its caller may have cancelled it while its items were started
 
 
@@ -136,8 +128,15 @@ def shut_down(*, graceful: bool, timeout: float) -> None:
     """
     global _stuck
     _open.clear()  # torch does not wait for their futures
+
+    def shut_torch_down() -> None:
+        try:
+            rpc.shutdown(graceful=graceful, timeout=GOODBYE_SECONDS)
+        except RuntimeError as error:  # a worker died at the very end; torch has dropped the agent nevertheless
+            log.debug("shutdown: %s", error)
+
     # A thread, since torch waits without a limit for every call that is served; a thread can be left behind.
-    ending = threading.Thread(target=_shut_torch_down, args=(graceful,), daemon=True)
+    ending = threading.Thread(target=shut_torch_down, daemon=True)
     ending.start()
     give_up = time.monotonic() + timeout
     interrupted: set[int] = set()
@@ -148,12 +147,17 @@ def shut_down(*, graceful: bool, timeout: float) -> None:
         now = time.monotonic()
         calls = dict(_served)
         overdue = {thread for thread, call in calls.items() if call.is_over() or not graceful}
-        if overdue - interrupted:
-            _interrupt(overdue - interrupted)
-            interrupted |= overdue
+        for thread in overdue - interrupted:
             give_up = now + GOODBYE_SECONDS
-        # torch wakes one of its own threads without its lock, so the thread may miss it and never end.
-        if graceful and not calls and _all_have_left(ending):
+            with _lock:  # else the call could end here, and the exception hit the thread's next one
+                if thread in _served:  # `CallEnded` is raised as soon as the thread runs Python code
+                    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), ctypes.py_object(CallEnded))
+        interrupted |= overdue
+        # torch wakes one of its own threads without its lock, so the thread may miss it and never end. This process has
+        # left together with the others, and waits for torch alone, if the thread is in that function of torch's.
+        last = sys._current_frames().get(ending.ident or 0)
+        frames = traceback.walk_stack(last) if graceful and not calls and last is not None else ()
+        if any(frame.f_code.co_name == "_finalize_shutdown" for frame, _ in frames):
             give_up = min(give_up, now + GOODBYE_SECONDS)
         if now > give_up and len(overdue) == len(calls):
             break
@@ -162,44 +166,18 @@ def shut_down(*, graceful: bool, timeout: float) -> None:
     for (caller, place), count in running.items():
         calls_are = "a call of %s is" if count == 1 else f"{count} calls of %s are"
         log.warning(f"{calls_are} still running and cannot be ended:\n%s", caller, place)
-    _end_without_waiting()
-
-
-def _shut_torch_down(graceful: bool) -> None:
-    try:
-        rpc.shutdown(graceful=graceful, timeout=GOODBYE_SECONDS)
-    except RuntimeError as error:  # a worker died at the very end; torch has dropped the agent nevertheless
-        log.debug("shutdown: %s", error)
-
-
-def _all_have_left(ending: threading.Thread) -> bool:
-    """Whether the thread that ends torch's RPC has left together with the other workers, and waits for torch alone."""
-    last = sys._current_frames().get(ending.ident or 0)
-    frames = traceback.walk_stack(last) if last is not None else ()
-    return any(frame.f_code.co_name == "_finalize_shutdown" for frame, _ in frames)
-
-
-def _interrupt(threads: set[int]) -> None:
-    """Raises `CallEnded` in these threads as soon as they run Python code."""
-    for thread in threads:
-        with _lock:  # else the call could end here, and the exception hit the thread's next one
-            if thread in _served:
-                ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), ctypes.py_object(CallEnded))
+    # When the program ends, the process ends with its exit code, before torch waits for its threads again.
+    libc = ctypes.CDLL(None)
+    if all(hasattr(libc, name) for name in ("on_exit", "__register_atfork")):  # glibc
+        # It passes the exit code on, which atexit does not know.
+        libc.on_exit(ctypes.cast(libc._exit, ctypes.c_void_p), None)
+        atexit.register(_end_in_fork)
 
 
 def _place(thread: int) -> str:
     """The line of code at which a thread is."""
     frame = sys._current_frames().get(thread)
     return "" if frame is None else traceback.format_stack(frame)[-1].rstrip()
-
-
-def _end_without_waiting() -> None:
-    """When the program ends, the process ends with its exit code, before torch waits for its threads again."""
-    libc = ctypes.CDLL(None)
-    if all(hasattr(libc, name) for name in ("on_exit", "__register_atfork")):  # glibc
-        # It passes the exit code on, which atexit does not know.
-        libc.on_exit(ctypes.cast(libc._exit, ctypes.c_void_p), None)
-        atexit.register(_end_in_fork)
 
 
 _is_ending = False
@@ -221,17 +199,12 @@ def _end_in_fork() -> None:
     libc.__register_atfork(*(ctypes.cast(function, ctypes.c_void_p) for function in around), None)
     pid = libc.fork()
     if pid > 0:
-        os._exit(_code_of(pid))
+        deadline = time.monotonic() + _END_SECONDS
+        while time.monotonic() < deadline:
+            ended, status = os.waitpid(pid, os.WNOHANG)
+            if ended:
+                os._exit(os.waitstatus_to_exitcode(status) & 255)
+            time.sleep(_POLL_SECONDS)
+        os.kill(pid, signal.SIGKILL)
+        os._exit(1)
     gc.freeze()  # to search the memory of all modules once more takes seconds
-
-
-def _code_of(pid: int) -> int:
-    """The exit code of a child process; 1 if it does not end in time."""
-    deadline = time.monotonic() + _END_SECONDS
-    while time.monotonic() < deadline:
-        ended, status = os.waitpid(pid, os.WNOHANG)
-        if ended:
-            return os.waitstatus_to_exitcode(status) & 255
-        time.sleep(_POLL_SECONDS)
-    os.kill(pid, signal.SIGKILL)
-    return 1

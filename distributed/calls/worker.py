@@ -3,6 +3,7 @@
 import contextlib
 import functools
 import itertools
+import threading
 from collections.abc import Callable, Iterator
 from contextvars import ContextVar
 from typing import Any, TypeVar
@@ -26,7 +27,6 @@ from distributed.calls.answers import (
 )
 from distributed.calls.futures import OpenOrder, settled
 from distributed.calls.message import Carries, Packed, own_copy, pack, send, unpack, without_graphs
-from distributed.calls.references import give_up
 from distributed.calls.requests import Head, Item, Order
 from distributed.calls.session import default_timeout, use_own_gpu
 from distributed.calls.shutdown import keep_open, served
@@ -52,7 +52,11 @@ def serve(fields: tuple[Any, ...], payload: bytes, carried: list[Any]) -> Answer
     with served(head.caller, head.number, head.timeout) as call:
         answer = compute(Packed(payload, carried), head, sendable, stop=call.is_over)
         if head.ctx is not None:
-            _report_spoiled(head.ctx, head.caller)
+            # A call made here may have spoiled the context. The caller hears of it before it gets its answer.
+            reason = autograd_contexts.reason_against(head.ctx)
+            if reason is not None and head.caller != current_name():
+                told = (head.ctx, f"on {current_name()}: {reason}")
+                rpc.rpc_sync(head.caller, autograd_contexts.spoil, told, timeout=default_timeout())
     give_up(carried)
     return answer
 
@@ -94,15 +98,6 @@ def _open(packed: Packed, head: Head, stop: Callable[[], bool]) -> OpenOrder:
     return opened
 
 
-def _report_spoiled(ctx: int, caller: str) -> None:
-    """Tells the caller, before it gets its answer, that a call made here has spoiled their context."""
-    reason = autograd_contexts.reason_against(ctx)
-    if reason is not None and caller != current_name():
-        rpc.rpc_sync(
-            caller, autograd_contexts.spoil, (ctx, f"on {current_name()}: {reason}"), timeout=default_timeout()
-        )
-
-
 def compute_here(order: Packed, head: Head, stop: Callable[[], bool]) -> Answer:
     """Computes the caller's own part as any other worker would: on copies of the arguments, and in the modes of torch
     that a new thread has."""
@@ -121,7 +116,7 @@ def compute(packed: Packed, head: Head, carries: Carries, stop: Callable[[], boo
     outer = _depth.set(head.depth)
     try:
         with autograd_contexts.computing(head.ctx) as calls:
-            outcome = _outcome(packed, head, me, stop)
+            outcome = _run(packed, head, me, stop)
             if calls is not None:
                 calls.wait()
     finally:
@@ -131,16 +126,12 @@ def compute(packed: Packed, head: Head, carries: Carries, stop: Callable[[], boo
     return numbers, answer.payload, answer.carried, anchor
 
 
-def _outcome(packed: Packed, head: Head, me: str, stop: Callable[[], bool]) -> Outcome:
+def _run(packed: Packed, head: Head, me: str, stop: Callable[[], bool]) -> Outcome:
     try:
         func, items, shared = unpack(packed)
         order = Order(func, [Item(*item) for item in items], shared)
     except Exception as error:  # a name does not exist here, or an object cannot be built
         return failure(error, me, None)
-    return _run(order, head, me, stop)
-
-
-def _run(order: Order, head: Head, me: str, stop: Callable[[], bool]) -> Outcome:
     results: dict[int, Any] = {}
     failed: Failure | None = None
     delivered: Future[bool] | None = None
@@ -152,7 +143,7 @@ def _run(order: Order, head: Head, me: str, stop: Callable[[], bool]) -> Outcome
             failed = item
             break
         try:
-            result = _result(order.func, item, head, stop) if alone else _result_apart(order.func, item, head, stop)
+            result = _result(order.func, item, head, stop, alone=alone)
             if not head.streams:
                 results[item.number] = result
             # One at a time: the answer to the last delivery says whether the caller wants more.
@@ -170,17 +161,16 @@ def _run(order: Order, head: Head, me: str, stop: Callable[[], bool]) -> Outcome
     return failed or results
 
 
-def _result(func: Callable[..., Any], item: Item, head: Head, stop: Callable[[], bool]) -> Any:
-    """The result of an item. Outside a context it has no graph, so that the next item begins without it."""
-    result = func(*item.args, **item.kwargs)
+def _result(func: Callable[..., Any], item: Item, head: Head, stop: Callable[[], bool], *, alone: bool) -> Any:
+    """The result of an item. If it is not `alone`, of copies of the arguments; and a copy, if it can be sent."""
+    _, args, kwargs = item if alone else _copy(item, head.ctx)
+    result = func(*args, **kwargs)
     if head.opens:
         result = settled(result, stop)
-    return result if head.ctx is not None else without_graphs(result)
-
-
-def _result_apart(func: Callable[..., Any], item: Item, head: Head, stop: Callable[[], bool]) -> Any:
-    """As `_result`, on copies of the arguments; and a copy of the result, if it can be sent."""
-    result = _result(func, _copy(item, head.ctx), head, stop)
+    if head.ctx is None:  # so that the next item begins without this one's graph
+        result = without_graphs(result)
+    if alone:
+        return result
     try:
         return _copy(result, head.ctx)
     except (TypeError, ValueError):  # `pack_results` will name it
@@ -219,3 +209,33 @@ def _items(order: Order, head: Head) -> Iterator[Item | Failure]:
         except Exception as error:
             yield failure(error, current_name(), None)
             return
+
+
+# References to values of other workers, and how a worker gives them back
+#
+# torch tells the owner of an RRef when the last reference to it on another worker is gone. While it does, it holds a
+# lock of its own, and may have to wait for Python's. A second thread that gives up a reference at the same time has
+# Python's lock and waits for torch's: neither goes on, nor does any other thread that needs Python. torch gives up the
+# arguments of a call in this way, when the call is done, so a worker that computes several calls with references stands
+# still, if rarely. So they are taken out of the arguments, and given up here, one at a time.
+
+_one_at_a_time = threading.Lock()
+
+
+def fetched(references: "list[rpc.RRef[Any]]", timeout: float) -> Any:
+    """The value of the only reference in a list that came with a call. The list is empty afterwards.
+
+    Raises:
+        RuntimeError: the value did not come within `timeout` seconds, or could not be computed.
+    """
+    try:
+        return references[0].to_here(timeout=timeout)
+    finally:
+        give_up(references)
+
+
+def give_up(carried: list[Any]) -> None:
+    """Empties a list that came with a call, if there are references in it."""
+    if any(isinstance(value, rpc.PyRRef) for value in carried):
+        with _one_at_a_time:
+            carried.clear()

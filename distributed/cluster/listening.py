@@ -10,10 +10,10 @@ from typing import Any, NamedTuple
 
 import torch.distributed as dist
 
+from distributed.api import remote_sync_call
 from distributed.calls.session import current
 from distributed.cluster.info import default_worker_name, get_world_size, is_loopback
 from distributed.cluster.isolation import why_not_isolated
-from distributed.remote import remote_sync_call
 
 _LISTENING = "0A"
 

@@ -30,22 +30,25 @@ from distributed.cluster.process_group import (
     stop_process_group,
 )
 from distributed.partition import TensorDimensionPartitioner
-from distributed.strategies.common.cost import WorkerCost, as_metrics
-from distributed.strategies.common.flat import Flat, flatten, unflatten
 from distributed.strategies.common.overlapped import Overlapped
 from distributed.strategies.common.sum_over_ranks import bytes_sent, gather_rows, sum_over_ranks
 from distributed.strategies.common.work import (
     ChunkStrategy,
     Connect,
     Done,
+    Flat,
     Tensors,
     Work,
+    WorkerCost,
     WorkPlan,
+    as_metrics,
     diagnose_chunk,
     evaluated,
     even_runs,
+    flatten,
     in_rounds,
     join,
+    unflatten,
     unnoticed,
 )
 from distributed.tree_sum import partials_of_terms, subtrees_of, tree_sum
@@ -110,17 +113,14 @@ class _Rank(ChunkStrategy):
         return [total]
 
     def _row(self, cost: WorkerCost, values: Sequence[float] = ()) -> Tensor:
-        """What this rank tells all others in a step: its cost, and `values`."""
-        row = [*cost._replace(sent=self._bytes_since_last_call(cost.sent)), *values]
-        return torch.tensor(row, dtype=torch.float64, device=self._device)
-
-    def _bytes_since_last_call(self, estimate: float) -> float:
-        """Bytes that this rank has sent since the last call, as the kernel counts them; if it does not, `estimate`."""
-        if self._backend != "gloo":
-            return estimate
-        now, before = tcp_bytes_sent(), self._tcp_bytes
-        self._tcp_bytes = now
-        return estimate if now is None or before is None else now - before
+        """What this rank tells all others in a step: its cost, and `values`. Its bytes are those that the kernel counts
+        since the last call, if it does."""
+        sent = cost.sent
+        if self._backend == "gloo":
+            now, before = tcp_bytes_sent(), self._tcp_bytes
+            self._tcp_bytes = now
+            sent = sent if now is None or before is None else now - before
+        return torch.tensor([cost.compute, sent, *values], dtype=torch.float64, device=self._device)
 
     def _by_tree(self, params: Tensors, chunks: Sequence[Tensor], step: int) -> tuple[Any, list[WorkerCost]]:
         """The sum over all chunks in the order of `distributed.tree_sum`, and every rank's cost."""
@@ -164,19 +164,24 @@ class _Rank(ChunkStrategy):
         sent = 2 * (self._size - 1) / self._size * module.stats.bytes  # as a ring all-reduce sends
         row = self._row(WorkerCost(seconds, sent), [float(leaf) for leaf in leaves])
         costs, rows = _costs_and_values(gather_rows(row))
-        sums = [_number_like(leaf, sum(column)) for leaf, column in zip(leaves, zip(*rows, strict=True), strict=True)]
+        sums = [
+            leaf.new_tensor(sum(column)) if isinstance(leaf, Tensor) else type(leaf)(sum(column))
+            for leaf, column in zip(leaves, zip(*rows, strict=True), strict=True)
+        ]
         return self._work.result(grads, pytree.tree_unflatten(sums, form)), costs
 
     def evaluate(self, params: Tensors, split: str, chunks: Sequence[Tensor], done: Done = unnoticed) -> Tensors:
         """Every sample's values, by rank zero's parameters. Each rank computes its part; all ranks get all values."""
         with self._naming_missing_ranks():
-            params = self._params_of_rank_zero(params)
-            rounds = in_rounds(chunks, self._size)
+            copies = {name: value.detach().clone().to(self._device) for name, value in params.items()}
+            for copy in copies.values():
+                dist.broadcast(copy, 0)
+            params = {name: copies[name].to(value.device) for name, value in params.items()}
 
             def of_all_ranks(part: Sequence[Tensor]) -> list[Tensors]:
                 return [self._gathered(part, lambda chunk: self._work.evaluate(params, split, chunk))]
 
-            return evaluated(rounds, of_all_ranks, done)
+            return evaluated(in_rounds(chunks, self._size), of_all_ranks, done)
 
     def diagnose(self, params: Tensors, chunks: Sequence[Tensor], step: int) -> Tensors:
         """Every sample's faults. Each rank diagnoses its own chunks; all ranks get all faults."""
@@ -196,12 +201,6 @@ class _Rank(ChunkStrategy):
             dist.all_reduce(table)  # of every row, only one rank's is not zero
             gathered[name] = table.cpu()
         return gathered
-
-    def _params_of_rank_zero(self, params: Tensors) -> Tensors:
-        copies = {name: value.detach().clone().to(self._device) for name, value in params.items()}
-        for copy in copies.values():
-            dist.broadcast(copy, 0)
-        return {name: copies[name].to(value.device) for name, value in params.items()}
 
     def cost(self) -> dict[str, float]:
         return self._cost
@@ -231,7 +230,8 @@ class _Rank(ChunkStrategy):
         try:
             yield
         except RuntimeError as error:
-            if not isinstance(error, dist.DistError) and not _is_about_connections(error):
+            signs = ("connection", "timed out", "timeout", "gloo", "nccl", "socket")
+            if not isinstance(error, dist.DistError) and not any(sign in str(error).lower() for sign in signs):
                 raise
             names = " and ".join(name_of_rank(rank) for rank in missing_ranks(_LAST_WORD_SECONDS)) or "a worker"
             reason = re.sub(r"\[/[^]]*\] *", "", str(error).splitlines()[0]).partition(". This is typically")[0]
@@ -247,11 +247,3 @@ def _costs_and_values(rows: Tensor) -> tuple[list[WorkerCost], list[list[float]]
     """Every rank's cost, and its other values."""
     numbers = rows.tolist()
     return [WorkerCost(*row[:2]) for row in numbers], [row[2:] for row in numbers]
-
-
-def _number_like(leaf: Any, value: float) -> Any:
-    return leaf.new_tensor(value) if isinstance(leaf, Tensor) else type(leaf)(value)
-
-
-def _is_about_connections(error: RuntimeError) -> bool:
-    return any(sign in str(error).lower() for sign in ("connection", "timed out", "timeout", "gloo", "nccl", "socket"))

@@ -7,13 +7,14 @@ from typing import Any
 from torch import Tensor
 
 from distributed.cluster.info import check_timeout
-from distributed.strategies.common.cost import WorkerCost, as_metrics
 from distributed.strategies.common.work import (
     ChunkStrategy,
     Connect,
     Done,
     Tensors,
+    WorkerCost,
     WorkPlan,
+    as_metrics,
     diagnose_chunk,
     evaluated,
     join,

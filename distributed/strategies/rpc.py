@@ -9,9 +9,8 @@ from distributed.calls.traffic import Traffic
 from distributed.cluster.info import check_timeout
 from distributed.functions import pure
 from distributed.strategies.common import chunks as dealing
-from distributed.strategies.common.flat import Flat, flatten, unflatten
 from distributed.strategies.common.relay import PartResult, check_fan_out
-from distributed.strategies.common.work import Connect, Tensors, WorkPlan
+from distributed.strategies.common.work import Connect, Flat, Tensors, WorkPlan, flatten, unflatten
 from distributed.tree_sum import combine
 
 
@@ -46,7 +45,8 @@ def rpc(
     check_timeout(timeout)
     dealing.check_partitioner(plan.partitioner)
     dealing.check_device_maps(device_maps)
-    dealing.check_max_lost(max_lost)
+    if max_lost != "auto" and (isinstance(max_lost, bool) or not isinstance(max_lost, int) or max_lost < 0):
+        raise ValueError(f"max_lost={max_lost!r}: must be auto or a whole number from 0; type strategy.max_lost=auto")
     check_fan_out(fan_out, plan.workers)
     how = dealing.How(plan.partitioner, timeout, fan_out, max_lost)
     meter = dealing.Meter()

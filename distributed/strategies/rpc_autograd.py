@@ -12,13 +12,12 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from distributed import autograd
+from distributed.api import remote_sync_call
 from distributed.calls.traffic import Traffic
 from distributed.cluster.info import check_timeout, get_world_rank
-from distributed.remote import remote_sync_call
 from distributed.strategies.common import chunks as dealing
-from distributed.strategies.common.flat import Flat, flatten, unflatten
 from distributed.strategies.common.relay import PartResult, automatic_fan_out
-from distributed.strategies.common.work import Connect, Tensors, WorkPlan
+from distributed.strategies.common.work import Connect, Flat, Tensors, WorkPlan, flatten, unflatten
 from distributed.tree_sum import Subtree, combine, partials_of_terms, subtrees_of, tree_sum
 
 
@@ -70,7 +69,9 @@ def rpc_autograd(*, plan: WorkPlan, timeout: float, device_maps: str = "auto") -
         else:
             by_number = {subtree.first(): unflatten(Flat(grad, plain.form)) for subtree, grad in grads.items()}
             ordered = [plan.work.result(by_number[number], rest) for number, rest in enumerate(rests)]
-        meter.stop(called.seconds + _backward_seconds(step, set(ranks), timeout), traffic)
+        parts = [(rank, (step,), None) for rank in sorted(set(ranks))]
+        seconds = Counter(dict(remote_sync_call(_seconds_of, partitioner=lambda: parts, timeout=timeout)))
+        meter.stop(called.seconds + seconds, traffic)
         return ordered
 
     return lambda: dealing.ByCalls(plan, how, device_maps, map_chunks, meter)
@@ -116,22 +117,15 @@ class _Copies(torch.autograd.Function):
         return None, None, None, *total
 
 
-def _copies(leaves: Leaves, form: Any, numbers: Sequence[int], count: int) -> dict[int, Tensors]:
-    """By chunk number, its own copy of the parameters."""
-    copies: dict[int, Tensors] = {}
-    names = list(form)
-    for subtree, buffers in leaves.items():
-        inside = sorted(n for n in numbers if n >> subtree.level == subtree.position)
-        values = iter(_Copies.apply(form, inside, count, *buffers))
-        copies |= {number: {name: next(values) for name in names} for number in inside}
-    return copies
-
-
 def _losses(numbers: list[int], chunks: list[Tensor], leaves: Leaves, form: Any, count: int, step: int) -> PartResult:
     """Runs on a worker: the loss of each of its chunks, the values beside the loss, and this worker's rank."""
     loss_of = dealing.current_work().loss
     assert loss_of is not None
-    copies = _copies(leaves, form, numbers, count)
+    copies: dict[int, Tensors] = {}  # by chunk number, its own copy of the parameters
+    for subtree, buffers in leaves.items():
+        inside = sorted(n for n in numbers if n >> subtree.level == subtree.position)
+        values = iter(_Copies.apply(form, inside, count, *buffers))
+        copies |= {number: {name: next(values) for name in form} for number in inside}
 
     def losses() -> Iterator[tuple[Tensor, Any, int]]:
         for number, chunk in zip(numbers, chunks, strict=True):
@@ -164,11 +158,6 @@ def _watch(step: int, loss: Tensor, params: Tensors) -> None:
 def _seconds_of(step: int) -> tuple[int, float]:
     (watched, began, ended) = _window
     return get_world_rank(), ended - began if watched == step else 0.0
-
-
-def _backward_seconds(step: int, ranks: set[int], timeout: float) -> Counter[int]:
-    parts = [(rank, (step,), None) for rank in sorted(ranks)]
-    return Counter(dict(remote_sync_call(_seconds_of, partitioner=lambda: parts, timeout=timeout)))
 
 
 def _backward_traffic(buffers: Sequence[Tensor], ranks: Sequence[int], leaves: Leaves) -> Traffic:

@@ -26,7 +26,6 @@ from distributed.cluster.info import check_timeout
 from distributed.cluster.watching import lost_before
 from distributed.reduce import Combine
 from distributed.strategies.common.chunks import current_work, start_session
-from distributed.strategies.common.cost import WorkerCost, as_metrics
 from distributed.strategies.common.shard import Missed, Shard, State
 from distributed.strategies.common.work import (
     ChunkStrategy,
@@ -35,7 +34,9 @@ from distributed.strategies.common.work import (
     Pieces,
     ShardOptimizer,
     Tensors,
+    WorkerCost,
     WorkPlan,
+    as_metrics,
     evaluated,
     unnoticed,
 )
@@ -204,15 +205,13 @@ class Pipeline(ChunkStrategy):
         """Sends each shard its part of the parameters, and of an optimiser's `state_dict` (by sorted names)."""
         per_param = {name: optimizer["state"][i] for i, name in enumerate(sorted(params)) if i in optimizer["state"]}
         group = {key: value for key, value in optimizer["param_groups"][0].items() if key != "params"}
-        self._shards = [
-            rpc.remote(
-                worker, _make_shard,
-                (self._reduce, first, last, _part(params, per_param, group, names), self._timeout),
-                timeout=self._timeout,
-            )
-            for worker, names, (first, last) in zip(self._workers, self._param_names, self._bounds, strict=True)
-        ]  # fmt: skip
-        refs = [ref for shard in self._shards for ref in self._call(shard).param_refs()]
+        self._shards = []
+        for worker, names, (first, last) in zip(self._workers, self._param_names, self._bounds, strict=True):
+            values = {name: params[name].detach() for name in names}
+            state = State(values, {name: per_param[name] for name in names if name in per_param}, group)
+            args = (self._reduce, first, last, state, self._timeout)
+            self._shards.append(rpc.remote(worker, _make_shard, args, timeout=self._timeout))
+        refs = [ref for shard in self._shards for ref in shard.rpc_sync(timeout=self._timeout).param_refs()]
         logger = logging.getLogger("torch.distributed.optim.optimizer")
         level = logger.level
         logger.setLevel(logging.ERROR)  # it warns of optimisers that are not TorchScript
@@ -220,9 +219,6 @@ class Pipeline(ChunkStrategy):
             self._optimizer = DistributedOptimizer(_optimizer_here, refs)
         finally:
             logger.setLevel(level)
-
-    def _call(self, shard: Any) -> Any:
-        return shard.rpc_sync(timeout=self._timeout)
 
     def _all(self, method: str, *args: Any) -> list[Any]:
         """Calls a method of every shard; returns their values."""
@@ -263,7 +259,10 @@ class Pipeline(ChunkStrategy):
                 outcomes = [self._through("train", chunk, number, None) for number, chunk in group]
                 values = [self._wait(len(self._shards) - 1, outcome) for outcome in outcomes]
                 rests += [rest for _, rest in values]
-                self._backward(ctx, [loss for loss, _ in values])
+                try:
+                    autograd.backward(ctx, [loss for loss, _ in values])
+                except TimeoutError as error:
+                    raise _advised(error, self._timeout) from error
                 self._all("collect", ctx, len(chunks))
                 if group_start + self._micro_batches >= len(chunks):
                     for name in self._all("prepare", counts, rate):
@@ -278,12 +277,6 @@ class Pipeline(ChunkStrategy):
         )
         result = current_work().result
         return [result({}, rest) for rest in rests], {"update_seconds": 0.0}
-
-    def _backward(self, ctx: int, losses: list[Tensor]) -> None:
-        try:
-            autograd.backward(ctx, losses)
-        except TimeoutError as error:
-            raise _advised(error, self._timeout) from error
 
     def _through(self, split: str, chunk: Tensor, number: int, params: Sequence[Tensors] | None) -> Any:
         """Sends a micro-batch through all shards; returns a future of the last shard's outcome."""
@@ -329,12 +322,6 @@ class Pipeline(ChunkStrategy):
     def close(self, failure: BaseException | None = None) -> None:
         self._shards, self._optimizer = [], None
         stop_rpc(failure)
-
-
-def _part(params: Tensors, per_param: dict[str, Any], group: dict[str, Any], names: Sequence[str]) -> State:
-    """The state of one shard, whose parameters are `names`."""
-    values = {name: params[name].detach() for name in names}
-    return State(values, {name: per_param[name] for name in names if name in per_param}, group)
 
 
 _shard: Shard | None = None

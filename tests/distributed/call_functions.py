@@ -17,7 +17,7 @@ from torch.futures import Future
 
 import distributed as todist
 from distributed.calls import shutdown, worker
-from distributed.calls.references import fetched
+from distributed.calls.worker import fetched
 from tests.distributed.remote_functions import OwnError
 
 counts: dict[str, int] = {}

@@ -5,8 +5,8 @@ import torch
 from torch import Tensor, nn
 
 import distributed as todist
+from distributed.api import remote_async_call, remote_sync_call
 from distributed.calls import autograd_contexts
-from distributed.remote import remote_async_call, remote_sync_call
 from tests.distributed import remote_functions as functions
 from tests.distributed.worlds import WORLD
 

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
+from distributed.api import parts_of, remote_sync_call
 from distributed.calls.session import DeviceMaps, current, start_rpc
 from distributed.calls.traffic import Traffic, traffic
 from distributed.cluster.ending import regroup, stop_rpc
@@ -20,20 +21,22 @@ from distributed.cluster.info import default_worker_name, get_world_info, get_wo
 from distributed.cluster.listening import listening_line, session_listeners
 from distributed.functions import pure
 from distributed.partition import Args, DynamicPartitioner, PartitionFunction, TensorDimensionPartitioner, Whole, whole
-from distributed.remote import parts_of, remote_sync_call
-from distributed.strategies.common.cost import WorkerCost, as_metrics
-from distributed.strategies.common.flat import Flat, flatten, unflatten
 from distributed.strategies.common.relay import PartFunction, PartResult, RelayedCall, fan_out_for, grow, joined, relay
 from distributed.strategies.common.work import (
     ChunkStrategy,
     Done,
+    Flat,
     Tensors,
     Work,
+    WorkerCost,
     WorkPlan,
+    as_metrics,
     diagnose_chunk,
     evaluated,
     even_runs,
+    flatten,
     in_rounds,
+    unflatten,
     unnoticed,
 )
 from distributed.tree_sum import partials_of_terms
@@ -64,14 +67,6 @@ def check_device_maps(device_maps: str) -> None:
     """Raises ValueError if the value is neither `auto` nor `none`."""
     if device_maps not in DEVICE_MAPS:
         raise ValueError(f"device_maps={device_maps}: must be {' or '.join(DEVICE_MAPS)}")
-
-
-def check_max_lost(max_lost: int | str) -> None:
-    """Raises ValueError if the value is neither `auto` nor a whole number, 0 or more."""
-    if max_lost == "auto":
-        return
-    if isinstance(max_lost, bool) or not isinstance(max_lost, int) or max_lost < 0:
-        raise ValueError(f"max_lost={max_lost!r}: must be auto or a whole number from 0; type strategy.max_lost=auto")
 
 
 Dealt = list[tuple[int | str | None, list[int]]]
@@ -176,7 +171,8 @@ def call_along_tree(
     for change in regroup() if how.max_lost else ():
         log.info("%s", change)
     dealt = deal(how.partitioner, len(chunks))
-    away = current().away
+    session = current()
+    away = session.away
     before = set(away)
     with _naming_the_setting(how.timeout):
         if any(worker is None for worker, _ in dealt):
@@ -187,7 +183,15 @@ def call_along_tree(
             request = RelayedCall(func, shared, adds, how.timeout, how.retries())
             result = relay(tree, dict(enumerate(chunks)), request)
     away |= result.lost
-    _report_lost(away - before, how.max_lost)
+    if away - before:
+        lost = " and ".join(session.workers[rank] for rank in sorted(away - before))
+        if isinstance(how.max_lost, int) and session.lost() > how.max_lost:
+            raise ConnectionError(
+                f"{lost} does not answer any more, the last of {session.lost()} lost workers; type "
+                "strategy.max_lost=auto to go on with those that are left"
+            )
+        do, their = ("do", "their") if len(away - before) > 1 else ("does", "its")
+        log.warning("%s %s not answer any more; the other workers compute %s chunks from now on", lost, do, their)
     return result
 
 
@@ -202,20 +206,6 @@ def _to_present_workers(dealt: Dealt, away: Collection[int]) -> dict[int, list[i
         for number in numbers[rank]:
             min(present.values(), key=len).append(number)
     return {rank: sorted(its_numbers) for rank, its_numbers in present.items() if its_numbers}
-
-
-def _report_lost(new: Collection[int], max_lost: int | str) -> None:
-    if not new:
-        return
-    session = current()
-    lost = " and ".join(session.workers[rank] for rank in sorted(new))
-    if isinstance(max_lost, int) and session.lost() > max_lost:
-        raise ConnectionError(
-            f"{lost} does not answer any more, the last of {session.lost()} lost workers; type strategy.max_lost=auto "
-            "to go on with those that are left"
-        )
-    do, their = ("do", "their") if len(new) > 1 else ("does", "its")
-    log.warning("%s %s not answer any more; the other workers compute %s chunks from now on", lost, do, their)
 
 
 def _call_dealt(
@@ -295,13 +285,6 @@ class Meter:
 # GPUs
 
 
-def automatic_device_maps() -> DeviceMaps:
-    """From this worker's GPU to that of each other worker, if all workers are on one host and each has its own GPU."""
-    info = get_world_info()
-    gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    return mapped_devices(info.world_rank, info.world_size, gpus) if on_one_host() else {}
-
-
 def mapped_devices(rank: int, workers: int, gpus: int) -> DeviceMaps:
     """Worker's name → {GPU of `rank`: that worker's}; worker i has GPU i. Empty if there are too few GPUs."""
     if workers < 2 or gpus < workers:
@@ -324,10 +307,15 @@ def to_cpu(values: Any) -> Any:
 
 
 def start_session(work: Work, timeout: float, device_maps: str = "none") -> bool:
-    """Starts RPC; returns whether this is rank zero, which logs the addresses that the workers listen on."""
+    """Starts RPC; returns whether this is rank zero, which logs the addresses that the workers listen on.
+
+    With `device_maps=auto`, tensors go from GPU to GPU if all workers are on one host and each has its own.
+    """
     global _work
     _work = work
-    maps = automatic_device_maps() if device_maps == "auto" and work.device.type == "cuda" else {}
+    maps: DeviceMaps = {}
+    if device_maps == "auto" and work.device.type == "cuda" and on_one_host():
+        maps = mapped_devices(get_world_rank(), get_world_size(), torch.cuda.device_count())
     start_rpc(timeout=timeout, device_maps=maps)
     leads = get_world_rank() == 0
     if leads:

@@ -12,13 +12,13 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
+from distributed.api import remote_sync_call
 from distributed.calls.session import MAX_DEPTH, current
 from distributed.calls.traffic import traffic
 from distributed.cluster.info import LONGEST_TIMEOUT, get_world_rank, on_one_host
 from distributed.functions import pure
 from distributed.partition import Args
-from distributed.remote import remote_sync_call
-from distributed.strategies.common.flat import Flat, flatten, unflatten
+from distributed.strategies.common.work import Flat, flatten, unflatten
 from distributed.tree_sum import partials
 
 GRACE_SECONDS = 1.0

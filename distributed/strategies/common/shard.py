@@ -14,12 +14,11 @@ from torch import Tensor
 from torch.distributed import autograd, rpc
 
 from distributed.calls.errors import says_timeout
-from distributed.calls.references import fetched
 from distributed.calls.session import use_own_gpu
+from distributed.calls.worker import fetched
 from distributed.reduce import Combine
 from distributed.strategies.common.chunks import to_cpu
-from distributed.strategies.common.cost import WorkerCost
-from distributed.strategies.common.work import Pieces, Tensors
+from distributed.strategies.common.work import Pieces, Tensors, WorkerCost
 from distributed.tree_sum import Subtree, combine, partials
 
 Window = tuple[float, float]

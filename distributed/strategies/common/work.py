@@ -1,13 +1,16 @@
-"""The types of the strategies: the work that they distribute, the plan that they get, and `ChunkStrategy` itself.
+"""The types of the strategies: the work that they distribute, the plan that they get, and `ChunkStrategy` itself; the
+cost of a step; and flat buffers, as which parameters and results travel.
 
 None of them knows of learning.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol, TypeVar
 
 import torch
 from torch import Tensor
+from torch.utils import _pytree as pytree
 
 from distributed.partition import PartitionFunction
 from distributed.reduce import Combine, add_up, mean_of_sums
@@ -185,3 +188,82 @@ def evaluated(
 def join(values: Sequence[Tensors]) -> Tensors:
     """Joins the per-sample values of several chunks, in their order."""
     return {name: torch.cat([value[name] for value in values]) for name in values[0]}
+
+
+# The cost of a step
+
+
+class WorkerCost(NamedTuple):
+    """One worker's cost of a step: seconds of compute, and bytes sent."""
+
+    compute: float
+    sent: float
+
+
+def as_metrics(seconds: float, costs: Sequence[WorkerCost]) -> dict[str, float]:
+    """Metrics by name, worker by worker, of a step that took `seconds` on rank zero.
+
+    Every worker's seconds add up to the step's. Compute: the worker computed. Waiting: it was done, but the slowest
+    worker was not. Communication, that is, packing, sending and adding: the rest of the step.
+    """
+    slowest = max(cost.compute for cost in costs)
+    metrics = {}
+    for rank, cost in enumerate(costs):
+        metrics[f"worker{rank}/compute_seconds"] = cost.compute
+        metrics[f"worker{rank}/waiting_seconds"] = slowest - cost.compute
+        metrics[f"worker{rank}/communication_seconds"] = max(0.0, seconds - slowest)
+        metrics[f"worker{rank}/bytes_sent"] = cost.sent
+    return metrics
+
+
+# Flat buffers: all tensors and numbers of a nested value in one tensor for each type, so that few tensors travel
+
+
+@dataclass(frozen=True)
+class Slot:
+    """The place of a leaf: its buffer, its first element there, its shape; of a number its class, else None."""
+
+    buffer: int
+    start: int
+    shape: tuple[int, ...]
+    number: type | None
+
+
+class Flat(NamedTuple):
+    """A nested value in which a `Slot` stands for each leaf, and one buffer [k] for each type and device."""
+
+    buffers: list[Tensor]
+    form: Any
+
+
+def flatten(value: Any) -> Flat:
+    """Copies the leaves of a value to flat buffers. Numbers become int64 or float64. A graph is left behind."""
+    pieces: dict[tuple[torch.dtype, torch.device], list[Tensor]] = {}
+    sizes: list[int] = []
+
+    def slot(leaf: Any) -> Slot:
+        number = torch.float64 if isinstance(leaf, float) else torch.int64
+        tensor = leaf.detach() if isinstance(leaf, Tensor) else torch.tensor(leaf, dtype=number)
+        kind = (tensor.dtype, tensor.device)
+        if kind not in pieces:
+            pieces[kind] = []
+            sizes.append(0)
+        buffer = list(pieces).index(kind)
+        start = sizes[buffer]
+        pieces[kind].append(tensor.reshape(-1))
+        sizes[buffer] += tensor.numel()
+        return Slot(buffer, start, tuple(tensor.shape), None if isinstance(leaf, Tensor) else type(leaf))
+
+    form = pytree.tree_map(slot, value)
+    return Flat([torch.cat(tensors) for tensors in pieces.values()], form)
+
+
+def unflatten(flat: Flat) -> Any:
+    """The value. Its tensors are copies, so they are aligned as any other tensor, and kernels give the same bits."""
+
+    def leaf(slot: Slot) -> Any:
+        size = torch.Size(slot.shape).numel()
+        values = flat.buffers[slot.buffer][slot.start : slot.start + size]
+        return values.clone().view(slot.shape) if slot.number is None else slot.number(values.item())
+
+    return pytree.tree_map(leaf, flat.form)

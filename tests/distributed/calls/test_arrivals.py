@@ -22,7 +22,7 @@ FREE = todist.dynamic_partitioner(keepdim=False)
 def nothing_is_left() -> bool:
     """Whether this process holds no queue, no stream and no slot of a call."""
     slots = session.current().slots.values()
-    return not scheduling._queues and not scheduling._receivers and all(slot._free == slot.size for slot in slots)
+    return not scheduling._queues and not scheduling.receivers and all(slot._free == slot.size for slot in slots)
 
 
 # as_completed

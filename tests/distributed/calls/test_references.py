@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch.distributed import rpc
 
-from distributed.calls import references
+from distributed.calls import worker
 from tests.distributed import call_functions as functions
 
 
@@ -22,8 +22,8 @@ def test_a_fetched_reference_is_gone_before_the_call_ends() -> None:
 def test_only_lists_with_references_are_emptied() -> None:
     tensors = [torch.ones(1)]
     mixed = [torch.ones(1), rpc.RRef(1)]
-    references.give_up(tensors)
-    references.give_up(mixed)
+    worker.give_up(tensors)
+    worker.give_up(mixed)
     assert len(tensors) == 1 and not mixed
 
 
@@ -40,7 +40,7 @@ def test_references_go_one_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
             time.sleep(0.01)  # lets other threads go on, as torch may
             inside[0] -= 1
 
-    monkeypatch.setattr(references.rpc, "PyRRef", Slow)
+    monkeypatch.setattr(worker.rpc, "PyRRef", Slow)
     with ThreadPoolExecutor(8) as pool:
-        assert set(pool.map(lambda _: references.fetched([Slow()], 5.0), range(32))) == {5.0}
+        assert set(pool.map(lambda _: worker.fetched([Slow()], 5.0), range(32))) == {5.0}
     assert most == [1]

@@ -14,11 +14,10 @@ import torch
 from torch import nn
 
 import distributed as todist
+from distributed.api import parallelize, remote_async_call, remote_sync_call
 from distributed.calls import call, session
 from distributed.calls.message import send
 from distributed.calls.traffic import traffic
-from distributed.parallel import parallelize
-from distributed.remote import remote_async_call, remote_sync_call
 from tests.distributed import remote_functions as functions
 from tests.distributed.worlds import WORLD, comes_true
 

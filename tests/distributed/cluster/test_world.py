@@ -14,11 +14,10 @@ import torch
 from torch import nn
 
 import distributed as todist
+from distributed.api import parallelize, remote_async_call, remote_sync_call
 from distributed.cluster.launch import LaunchConfig, launch
-from distributed.parallel import parallelize
 from distributed.partition import TensorDimensionPartitioner, batch_partitioner, exclusive_batch_partitioner, whole
 from distributed.reduce import add_in_order, mean_reducer, stack_reducer, sum_reducer, weighted_mean_reducer
-from distributed.remote import remote_async_call, remote_sync_call
 from tests.distributed import remote_functions as functions
 from tests.distributed.worlds import WORLD, environment, run_program, run_ranks
 from tests.forks import Forked

@@ -14,8 +14,7 @@ from distributed import partition, reduce, tree_sum
 from distributed.calls.traffic import tcp_bytes_sent
 from distributed.strategies import auto
 from distributed.strategies.common import chunks, relay
-from distributed.strategies.common.cost import WorkerCost, as_metrics
-from distributed.strategies.common.work import WorkPlan
+from distributed.strategies.common.work import WorkerCost, WorkPlan, as_metrics
 from distributed.strategies.local import local
 from distributed.strategies.rpc import rpc
 from distributed.strategies.rpc_autograd import rpc_autograd

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from distributed.strategies.common import sum_over_ranks as module
-from distributed.strategies.common.flat import flatten, unflatten
+from distributed.strategies.common.work import flatten, unflatten
 from distributed.tree_sum import partials_of_terms, subtrees_of, tree_sum
 from tests.distributed.nccl_rules import Deadlock, NcclRules
 
