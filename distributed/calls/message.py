@@ -202,7 +202,15 @@ _CARRIED = _Carried()
 
 def own_copy(packed: Packed, *, graphs: bool) -> Packed:
     """The message as this worker would receive it: changes to its tensors do not reach the originals."""
-    return Packed(packed.payload, [_copied(v, graphs) if isinstance(v, Tensor) else v for v in packed.carried])
+    carried: list[Any] = []
+    for value in packed.carried:
+        if not isinstance(value, Tensor):
+            carried.append(value)
+        elif graphs:
+            carried.append(value.clone())
+        else:
+            carried.append(value.detach().clone().requires_grad_(value.requires_grad))
+    return Packed(packed.payload, carried)
 
 
 def without_graphs(value: Any) -> Any:
@@ -216,9 +224,3 @@ def without_graphs(value: Any) -> Any:
     except RecursionError:  # a container that holds itself
         pass
     return value
-
-
-def _copied(tensor: Tensor, graphs: bool) -> Tensor:
-    if graphs:
-        return tensor.clone()
-    return tensor.detach().clone().requires_grad_(tensor.requires_grad)

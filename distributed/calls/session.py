@@ -30,7 +30,6 @@ from distributed.calls.shutdown import GOODBYE_SECONDS, is_stuck, shut_down
 from distributed.calls.traffic import MessageSlots
 from distributed.cluster.info import (
     DEFAULT_TIMEOUT,
-    WorldInfo,
     check_timeout,
     default_worker_name,
     get_world_info,
@@ -282,8 +281,8 @@ def _join(settings: _Settings, present: Collection[int] | None) -> None:
 
 
 def _start(settings: _Settings, seat: Seat) -> None:
-    """Starts RPC in a world that has met."""
-    global _session
+    """Starts torch's RPC agent in a world that has met, and fills the session's `workers` and `infos`."""
+    global _session, _meeting_store
     info = get_world_info()
     allow_sockets(info.world_size)
     # Every caller has threads of its own at every depth, so in a large world each gets fewer.
@@ -303,50 +302,44 @@ def _start(settings: _Settings, seat: Seat) -> None:
     session = Session(settings.name or default_worker_name(**info._asdict()), options, window, settings)
     _session = session
     forget_gatherings()
+    _meeting_store = seat.store
     try:
-        _join_world(session, info, seat, options)
+        seconds = min(seat.limit or session.timeout, session.timeout)
+        options.rpc_timeout = seconds
+        patience = timedelta(seconds=seconds)
+        # torch counts starts and gatherings per process, but after a restart the other processes may be new. Its own
+        # time limit would be weeks.
+        rpc._init_counter = 0
+        rpc.constants.DEFAULT_PROCESS_GROUP_TIMEOUT = patience
+        rpc_api._all_gather_sequence_id.clear()
+        rpc_api._all_gather_sequence_id_to_states.clear()
+        rank_may_be_new = _without_autograd() if seat.limit else contextlib.nullcontext()
+        with ended_after(seconds + GOODBYE_SECONDS), warnings.catch_warnings(), rank_may_be_new:
+            # init_rpc itself uses what torch has deprecated
+            warnings.filterwarnings("ignore", message="You are using a Backend", category=UserWarning)
+            rpc.init_rpc(
+                session.name, backend=session.settings.backend, rank=info.world_rank, world_size=info.world_size,
+                rpc_backend_options=options,
+            )  # fmt: skip
+        options.rpc_timeout = session.timeout
+        rpc._set_rpc_timeout(session.timeout)
+        seat.store.set_timeout(timedelta(seconds=session.timeout))
+        infos = sorted(rpc_api._get_current_rpc_agent().get_worker_infos(), key=lambda worker: worker.id)
+        session.infos = infos
+        session.workers = [worker.name for worker in infos]
+        set_worker_name(session.name)
+        session.joined.set()
+        note = os.environ.pop(MET_FD, None)
+        if note is not None:  # the launcher waits for this before it lets a run go on without a lost rank
+            os.write(int(note), b"1")
+            if info.world_rank == 0:
+                threading.Thread(target=_give_signs, args=(int(note),), daemon=True).start()
     except BaseException:  # RPC is then not started, and can be started again
         session.joined.set()  # calls that wait for the start end
         _session = None
         if rpc_api._is_current_rpc_agent_set():
             rpc.shutdown(graceful=False)
         raise
-
-
-def _join_world(session: Session, info: WorldInfo, seat: Seat, options: rpc.TensorPipeRpcBackendOptions) -> None:
-    """Starts torch's RPC agent, and fills the session's `workers` and `infos`."""
-    global _meeting_store
-    _meeting_store = seat.store
-    seconds = min(seat.limit or session.timeout, session.timeout)
-    options.rpc_timeout = seconds
-    patience = timedelta(seconds=seconds)
-    # torch counts starts and gatherings per process, but after a restart the other processes may be new. Its own time
-    # limit would be weeks.
-    rpc._init_counter = 0
-    rpc.constants.DEFAULT_PROCESS_GROUP_TIMEOUT = patience
-    rpc_api._all_gather_sequence_id.clear()
-    rpc_api._all_gather_sequence_id_to_states.clear()
-    rank_may_be_new = _without_autograd() if seat.limit else contextlib.nullcontext()
-    with ended_after(seconds + GOODBYE_SECONDS), warnings.catch_warnings(), rank_may_be_new:
-        # init_rpc itself uses what torch has deprecated
-        warnings.filterwarnings("ignore", message="You are using a Backend", category=UserWarning)
-        rpc.init_rpc(
-            session.name, backend=session.settings.backend, rank=info.world_rank, world_size=info.world_size,
-            rpc_backend_options=options,
-        )  # fmt: skip
-    options.rpc_timeout = session.timeout
-    rpc._set_rpc_timeout(session.timeout)
-    seat.store.set_timeout(timedelta(seconds=session.timeout))
-    infos = sorted(rpc_api._get_current_rpc_agent().get_worker_infos(), key=lambda worker: worker.id)
-    session.infos = infos
-    session.workers = [worker.name for worker in infos]
-    set_worker_name(session.name)
-    session.joined.set()
-    note = os.environ.pop(MET_FD, None)
-    if note is not None:  # the launcher waits for this before it lets a run go on without a lost rank
-        os.write(int(note), b"1")
-        if info.world_rank == 0:
-            threading.Thread(target=_give_signs, args=(int(note),), daemon=True).start()
 
 
 def _give_signs(note: int) -> None:

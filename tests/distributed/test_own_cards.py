@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from distributed.cluster import process_group
 from distributed.cluster.info import WorldInfo
 from distributed.cluster.process_group import check_own_cards, start_process_group
-from distributed.strategies.common import overlapped
+from distributed.strategies import ddp
 from distributed.strategies.common.work import Work
 
 PATIENCE = timedelta(seconds=20)
@@ -90,11 +90,11 @@ def test_a_source_gets_the_numbers_of_a_chunk_on_the_host(monkeypatch: pytest.Mo
         devices.append(chunk.device.type)
         return params["weight"].sum(), None
 
-    monkeypatch.setattr(overlapped, "DistributedDataParallel", Ddp)
+    monkeypatch.setattr(ddp, "DistributedDataParallel", Ddp)
     work = Work(*[lambda *_: None] * 3, loss, lambda *_: None, torch.device("cuda", 0))  # type: ignore[arg-type]
     params = {"weight": torch.ones(2)}
     with monkeypatch.context() as placed:
         placed.setattr(Tensor, "to", lambda self, device: self)
-        module = overlapped.Overlapped(params, work, 25.0, torch.arange(3), 1)
+        module = ddp.Overlapped(params, work, 25.0, torch.arange(3), 1)
     module._ddp(torch.arange(3), 1)
     assert devices == ["cpu", "cpu"]
