@@ -24,11 +24,6 @@ def deal_twice(numbers: Tensor) -> list[tuple[int, tuple[Tensor], None]]:
     return [(0, (numbers,), None), (0, (numbers[1:2],), None)]
 
 
-def deal_to_nobody(numbers: Tensor) -> list[tuple[int, tuple[Tensor], None]]:
-    """A partitioner that names a worker that does not exist."""
-    return [(0, (numbers[:1],), None), (7, (numbers[1:],), None)]
-
-
 def mean(sums: dict[str, Tensor], counts: Tensor) -> dict[str, Tensor]:
     """A reducer: the mean over tasks, added as `reducer=mean` adds."""
     total = counts.sum().item()

@@ -22,9 +22,7 @@ def test_what_is_not_finite_is_not_applied(how: str, start: Start, tmp_path: Pat
 
 OWN = [
     ("partitioner", "deal_twice", "it gave out [1] twice"),
-    pytest.param("partitioner", "deal_to_nobody", "worker=7: the world has the workers 0 to 1", marks=slow),
     ("reducer", "fail_at_the_third_call", "failed with ArithmeticError: cannot reduce this"),
-    pytest.param("reducer", "lose_a_parameter", "must return a dict with a tensor of shape", marks=slow),
 ]
 
 

@@ -104,16 +104,6 @@ def test_a_cut_validation_and_a_cut_test_are_made_again_to_the_same_bits(
 
 
 @slow
-@pytest.mark.parametrize("workers", ["workers=1", "workers=2 strategy=rpc", "workers=2 strategy=ddp"])
-def test_a_validation_of_20000_tasks_is_cut_at_once(workers: str, start: Start, tmp_path: Path) -> None:
-    program = start(*SINUSOID, "trainer.val_tasks=20000", *workers.split())
-    until(reaches(tmp_path / "run", "train", 2), "step 2")
-    time.sleep(0.5)  # within the validation
-    assert "stopped after step 2, which is saved" in stopped(program)
-    assert not reaches(tmp_path / "run", "val", 2)()
-
-
-@slow
 @pytest.mark.parametrize("strategy", ["split", "ddp"])
 def test_a_cut_validation_on_samples_is_made_again(strategy: str, start: Start, tmp_path: Path) -> None:
     overrides = (*SAMPLES, "workers=2", f"strategy={strategy}")
@@ -165,16 +155,6 @@ def test_a_second_signal_leaves_the_checkpoint_and_ends_the_run(start: Start, tm
     assert not any(map(alive, ranks))
     step = max(row["step"] for row in metrics(tmp_path / "run"))
     assert read(tmp_path / "run/checkpoints/last").meta["step"] == step
-
-
-@slow
-@pytest.mark.parametrize("strategy", ["ddp", "split"])
-def test_a_stopped_run_on_samples_has_saved(strategy: str, start: Start, tmp_path: Path) -> None:
-    run_dir = tmp_path / "run"
-    program = start(*SAMPLES, "trainer.steps=100000", "trainer.val_every=100000", "workers=2", f"strategy={strategy}")
-    until(reaches(run_dir, "train", 3), "step 3")
-    stopped(program)
-    assert (run_dir / f"checkpoints/step_{metrics(run_dir)[-1]['step']:06d}/manifest.json").exists()
 
 
 def test_a_second_signal_ends_a_process_whose_main_thread_is_stuck_outside_of_python(tmp_path: Path) -> None:
