@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from metalearn.cli import prior, train
-from tests.runs import ROOT, assert_same_bytes, slow, train_in
+from tests.runs import ROOT, assert_same_bytes, train_in
 
 pytestmark = pytest.mark.thorough
 
@@ -60,11 +60,4 @@ def test_two_workers_and_a_pause_give_the_bits_of_one(alone: Path, tmp_path: Pat
     """Steps of 20 tasks and groups of 8: chunks end where groups or steps do."""
     train_in(tmp_path / "run", *RUN, "workers=2", "pause_after=3")
     train_in(tmp_path / "run", *RUN)
-    assert_same_bytes(alone, tmp_path / "run")
-
-
-@slow
-@pytest.mark.parametrize("strategy", ["rpc", "ddp", "rpc_autograd"])
-def test_four_workers_give_the_bits_of_one(strategy: str, alone: Path, tmp_path: Path) -> None:
-    train_in(tmp_path / "run", *RUN, "workers=4", f"strategy={strategy}")
     assert_same_bytes(alone, tmp_path / "run")

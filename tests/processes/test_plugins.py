@@ -158,20 +158,6 @@ def test_a_hostile_model_gets_no_more_than_the_caller_admits(
     assert message in str(caught.value)
 
 
-@pytest.mark.parametrize(
-    ("plugins", "message"),
-    [
-        ("own_signs", r"plugins='own_signs': must be a list of packages; give plugins=\['my_package'\]"),
-        (None, "plugins=None: must be a list of packages"),
-        (["no_such_package"], r"plugins=\[no_such_package\]: cannot be imported .* PYTHONPATH"),
-        (["a b"], "must be a list of packages"),
-    ],
-)
-def test_wrong_plugins_are_named(plugins: Any, message: str, home: Path) -> None:
-    with pytest.raises(ConfigError, match=message):
-        metalearn.load(home / "run", plugins=plugins)
-
-
 def test_the_scripts_take_it(home: Path, published: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     folders = ["--support", str(home / "support"), "--query", str(home / "query")]
     adapting = ["--model", str(published), *folders, "--out", str(tmp_path / "out")]
