@@ -136,6 +136,17 @@ def metrics(run_dir: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in lines if line.endswith("\n")]
 
 
+def params_of(run_dir: Path) -> bytes:
+    """The file with the parameters of the last checkpoint."""
+    return (run_dir / "checkpoints/last/params.safetensors").read_bytes()
+
+
+def result_of(run_dir: Path) -> dict[str, Any]:
+    """The content of result.json."""
+    result: dict[str, Any] = json.loads((run_dir / "result.json").read_text())
+    return result
+
+
 def assert_same_bytes(run_dir: Path, other: Path, *names: str) -> None:
     """Two runs have the same parameters and test, and these other files."""
     for name in ("checkpoints/last/params.safetensors", "test.csv", *names):

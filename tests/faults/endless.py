@@ -1,9 +1,8 @@
 """A run without end, to which the tests of this room do harm."""
 
-import json
 from pathlib import Path
 
-from tests.runs import Program, metrics, ranks_of, train_in, until
+from tests.runs import Program, metrics, ranks_of, result_of, train_in, until
 
 ENDLESS = (
     "run=seed0", "trainer.steps=100000", "trainer.meta_batch_size=6", "trainer.task_chunk=2",
@@ -34,7 +33,7 @@ def paused_alike(program: Program, folder: Path) -> str:
     outcome = program.wait()
     assert outcome.code == 0, outcome.text
     assert not (folder / RUN / "world.json").exists()
-    steps = json.loads((folder / RUN / "result.json").read_text())["steps"]
+    steps = result_of(folder / RUN)["steps"]
     train_in(folder / "alone", *ENDLESS, "workers=1", f"pause_after={steps}")
     params = [(run / "checkpoints/last/params.safetensors").read_bytes() for run in (folder / RUN, folder / "alone")]
     assert params[0] == params[1]

@@ -1,6 +1,5 @@
 """Workers that die or do not answer, and launchers that are killed: the run goes on, or ends and says why."""
 
-import json
 import os
 import random
 import signal
@@ -10,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.faults.endless import ENDLESS, RUN, TOGETHER, paused_alike, started
-from tests.runs import Program, Start, alive, assert_same_bytes, ranks_of, slow, until
+from tests.runs import Program, Start, alive, assert_same_bytes, ranks_of, result_of, slow, until
 
 pytestmark = pytest.mark.thorough
 
@@ -186,4 +185,4 @@ def test_torchrun_restarts_a_failed_run_which_resumes(rank: int, start: Start, t
     outcome = program.wait()
     assert outcome.code == 0, outcome.text
     assert "going on after step" in outcome.text
-    assert json.loads((tmp_path / RUN / "result.json").read_text())["steps"] == 60
+    assert result_of(tmp_path / RUN)["steps"] == 60

@@ -2,7 +2,6 @@
 
 import errno
 import fcntl
-import json
 import logging
 import os
 import shutil
@@ -22,7 +21,7 @@ from metalearn.errors import ConfigError, DiskError
 from metalearn.reporting.logging import RunLog, Window, detach, log_to_file, run_log
 from metalearn.runs import checkpoint, folder
 from metalearn.storage.locks import holder_of
-from tests.runs import Start, metrics, until
+from tests.runs import Start, metrics, result_of, until
 
 TINY = (
     "experiment=maml_sinusoid", "run=seed0", "trainer.steps=80", "trainer.meta_batch_size=8", "trainer.val_every=40",
@@ -56,7 +55,7 @@ def test_a_run_killed_between_a_checkpoint_and_its_links_tests_its_best_and_no_d
     resumed = start(*TINY, "logger.plots=true", "logger.report=true").wait()
     assert resumed.code == 0, resumed.text
     assert all(f"{RUN}/{name}: cannot be drawn" in resumed.text for name in ("plots", "report.html")), resumed.text
-    result = json.loads((tmp_path / RUN / "result.json").read_text())
+    result = result_of(tmp_path / RUN)
     assert {str((checkpoints / name).readlink()) for name in ("best", "last")} == {"step_000080"}
     tested = [row for row in metrics(tmp_path / RUN) if row["split"] == "test"]
     assert result["val"]["step"] == 80 and result["test"]["mse"] == pytest.approx(tested[0]["mse"])

@@ -12,7 +12,7 @@ import pytest
 
 from metalearn.runs.checkpoint import read
 from metalearn.runs.signals import SAME_REQUEST_SECONDS
-from tests.runs import ROOT, Outcome, Program, Start, alive, metrics, ranks_of, slow, until
+from tests.runs import ROOT, Outcome, Program, Start, alive, metrics, params_of, ranks_of, result_of, slow, until
 
 pytestmark = pytest.mark.thorough
 
@@ -36,12 +36,11 @@ STOP_SECONDS = 10.0
 """How long a stop may take."""
 
 
-def result_of(run_dir: Path) -> dict[str, Any]:
+def content_of(run_dir: Path) -> dict[str, Any]:
     """What result.json, metrics.jsonl and the last checkpoint say of a run, without the costs."""
-    result = json.loads((run_dir / "result.json").read_text())
+    result = result_of(run_dir)
     rows = [{name: row.get(name) for name in ("step", "split", "loss", "mse", "accuracy")} for row in metrics(run_dir)]
-    params = (run_dir / "checkpoints/last/params.safetensors").read_bytes()
-    return {"val": result["val"], "test": result["test"], "rows": rows, "params": params}
+    return {"val": result["val"], "test": result["test"], "rows": rows, "params": params_of(run_dir)}
 
 
 def stopped(program: Program, number: signal.Signals = signal.SIGTERM) -> str:
@@ -100,7 +99,7 @@ def test_a_cut_validation_and_a_cut_test_are_made_again_to_the_same_bits(
     assert not (run_dir / "result.json").exists()
 
     good(start(*SINUSOID, *third.split()).wait())
-    assert result_of(run_dir) == result_of(reference)
+    assert content_of(run_dir) == content_of(reference)
 
 
 @slow
@@ -113,7 +112,7 @@ def test_a_cut_validation_on_samples_is_made_again(strategy: str, start: Start, 
     assert not reaches(tmp_path / "run", "val", 2)()
     good(start(*overrides).wait())
     good(start(*overrides, "hydra.run.dir=undisturbed").wait())
-    assert result_of(tmp_path / "run") == result_of(tmp_path / "undisturbed")
+    assert content_of(tmp_path / "run") == content_of(tmp_path / "undisturbed")
 
 
 @slow
@@ -129,7 +128,7 @@ def test_torchrun_is_stopped_within_a_validation(strategy: str, reference: Path,
     assert outcome.text.count("Traceback") == 1 and "SignalException" in outcome.text, outcome.text  # torchrun's own
     assert not any(map(alive, ranks)) and not reaches(run_dir, "val", 2)()
     good(start(*SINUSOID, f"strategy={strategy}", torchrun=2).wait())
-    assert result_of(run_dir) == result_of(reference)
+    assert content_of(run_dir) == content_of(reference)
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=slow)])

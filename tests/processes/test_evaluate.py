@@ -2,11 +2,9 @@
 
 import csv
 import hashlib
-import json
 import shutil
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -26,7 +24,7 @@ from metalearn.tasks.common.torchvision_files import DataPlace
 from metalearn.tasks.omniglot import omniglot
 from metalearn.training.chunks import digests
 from metalearn.types import Batch, Episode, Strategy
-from tests.runs import ROOT, Outcome, Program, slow
+from tests.runs import ROOT, Outcome, Program, result_of, slow
 from tests.saved import saved_run
 
 pytestmark = pytest.mark.thorough
@@ -62,14 +60,9 @@ def evaluated(folder: Path, *arguments: str, torchrun: int | None = None) -> Out
     return Program([sys.executable, *start, str(ROOT / "scripts/evaluate.py"), *arguments], folder).wait()
 
 
-def result_in(folder: Path) -> dict[str, Any]:
-    result: dict[str, Any] = json.loads((folder / "result.json").read_text())
-    return result
-
-
 @pytest.mark.parametrize("name", RUNS)
 def test_a_run_writes_every_test_task(name: str, trained: Path) -> None:
-    test = result_in(trained / name)["test"]
+    test = result_of(trained / name)["test"]
     with (trained / name / "test.csv").open(newline="") as file:
         rows = list(csv.DictReader(file))
     assert [row["task"] for row in rows] == [str(number) for number in range(10)]
@@ -81,7 +74,7 @@ def test_a_run_writes_every_test_task(name: str, trained: Path) -> None:
 
 
 def test_every_run_on_a_dataset_is_evaluated_on_the_same_tasks(trained: Path) -> None:
-    assert len({result_in(trained / name)["test"]["task_list"] for name in RUNS}) == 1
+    assert len({result_of(trained / name)["test"]["task_list"] for name in RUNS}) == 1
 
 
 @pytest.mark.parametrize(
@@ -102,7 +95,7 @@ def test_an_evaluation_is_the_same_with_any_number_of_workers(
     outcome = evaluated(tmp_path, *arguments, torchrun=2 if how == ["strategy=ddp"] else None)
     assert outcome.code == 0, outcome.text
     assert (tmp_path / "out/test.csv").read_bytes() == (trained / name / "test.csv").read_bytes()
-    run, again = result_in(trained / name), result_in(tmp_path / "out")
+    run, again = result_of(trained / name), result_of(tmp_path / "out")
     assert again["test"] == run["test"] and again["workers"] == (1 if how == ["alone"] else 2)
     assert f"test accuracy {run['test']['accuracy']:.2%}" in outcome.text
 
@@ -112,7 +105,7 @@ def test_other_tasks_than_those_of_the_run(trained: Path, tmp_path: Path) -> Non
     outcome = evaluated(tmp_path, checkpoint, "ways=20", "shots=5", "tasks=4", "model.transductive=false", "on=val")
     assert outcome.code == 0, outcome.text
     (folder,) = (trained / "protonet/evaluations").iterdir()
-    figures = result_in(folder)["val"]
+    figures = result_of(folder)["val"]
     assert figures["tasks"] == 4 and figures["transductive"] is False
     assert (folder / "val.csv").exists() and "model.transductive=false" in folder.name
 
@@ -123,7 +116,7 @@ def test_keys_that_follow_others_still_do(trained: Path, tmp_path: Path) -> None
         checkpoint = f"checkpoint={trained / name / 'checkpoints/best'}"
         outcome = evaluated(tmp_path, checkpoint, override, "tasks=4", f"output={name}")
         assert outcome.code == 0, outcome.text
-        after, before = (result_in(folder)["test"] for folder in (tmp_path / name, trained / name))
+        after, before = (result_of(folder)["test"] for folder in (tmp_path / name, trained / name))
         assert after["task_list"] != before["task_list"]
         assert len((tmp_path / name / "test.csv").read_text().splitlines()) == 5
 
@@ -175,7 +168,7 @@ def test_an_ensemble_is_the_mean_of_the_probabilities(tmp_path: Path, capsys: py
     assert [float(row["accuracy_0"]) for row in rows] == pytest.approx(correct)
     assert [float(row["loss_0"]) for row in rows] == pytest.approx(losses, rel=1e-5)
     assert "accuracy_1" not in rows[0] and len(set(losses)) > 1
-    result = result_in(tmp_path / "out")
+    result = result_of(tmp_path / "out")
     assert result["checkpoint"] == str(first.resolve())
     assert [member["checkpoint"] for member in result["ensemble"]] == [str(second.resolve())]
     assert result["params"] != result["ensemble"][0]["params"]
@@ -197,7 +190,7 @@ def test_a_training_under_way_does_not_change_what_is_evaluated(
 
     monkeypatch.setattr(evaluation, "connect", find_a_better_one)
     assert evaluate.main([f"checkpoint={best}", f"output={tmp_path / 'out'}"]) == 0
-    result = result_in(tmp_path / "out")
+    result = result_of(tmp_path / "out")
     assert best.resolve() != read and result["checkpoint"] == str(read)
     assert result["params"] == hashlib.sha256((read / "params.safetensors").read_bytes()).hexdigest()
 

@@ -16,7 +16,7 @@ from metalearn.config.options import search, search_flags
 from metalearn.config.saved import changed_config
 from metalearn.config.values import to_container
 from metalearn.errors import ConfigError
-from tests.runs import PROGRAM, ROOT, Program, slow
+from tests.runs import PROGRAM, ROOT, Program, result_of, slow
 
 FILE = re.compile(r"^`([\w/]+\.(?:py|yaml))`:\n\n```\w+\n(.*?)^```", re.MULTILINE | re.DOTALL)
 
@@ -68,7 +68,7 @@ def trained(home: Path) -> Path:
 
 @pytest.mark.thorough
 def test_the_parts_of_the_page_train_on_two_workers_and_are_evaluated(home: Path, trained: Path) -> None:
-    assert json.loads((trained / "result.json").read_text())["workers"] == 2
+    assert result_of(trained)["workers"] == 2
     notes = (trained / "notes.txt").read_text().splitlines()
     assert [line.partition(":")[0] for line in notes] == ["step 2, val", "step 4, val", "step 4, test"]
     checkpoint = f"checkpoint={trained / 'checkpoints/best'}"

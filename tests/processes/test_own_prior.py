@@ -1,13 +1,12 @@
 """A prior of the user's own: the page that explains it is right, and any number of workers gives the same bits."""
 
-import json
 import re
 from pathlib import Path
 
 import pytest
 
 from metalearn.cli import prior, train
-from tests.runs import ROOT, assert_same_bytes, train_in
+from tests.runs import ROOT, assert_same_bytes, result_of, train_in
 
 pytestmark = pytest.mark.thorough
 
@@ -33,7 +32,7 @@ def test_the_prior_of_the_page_is_checked_and_learned(
         "model.layers=2", "trainer.val_every=200", "trainer.val_tasks=64", "trainer.test_tasks=128",
         "logger.plots=false", "logger.report=false", "logger.tensorboard=false",
     ]) == 0  # fmt: skip
-    assert json.loads((tmp_path / "run" / "result.json").read_text())["test"]["accuracy"] > 0.8
+    assert result_of(tmp_path / "run")["test"]["accuracy"] > 0.8
     tables = "import numpy as np\nx, y = np.arange(120.0).reshape(60, 2), np.arange(60) % 2\n"
     (tmp_path / "mixed.py").write_text(tables + blocks[3][1])
     assert prior.main(["check", "mixed", "--tasks", "3"]) == 0

@@ -18,7 +18,19 @@ from safetensors.torch import load_file
 
 from metalearn.cli import train
 from metalearn.training import loop
-from tests.runs import PROGRAM, ROOT, Program, Start, assert_same_bytes, metrics, slow, train_in, until
+from tests.runs import (
+    PROGRAM,
+    ROOT,
+    Program,
+    Start,
+    assert_same_bytes,
+    metrics,
+    params_of,
+    result_of,
+    slow,
+    train_in,
+    until,
+)
 
 pytestmark = pytest.mark.thorough
 
@@ -31,15 +43,6 @@ TINY = (
 
 def run(folder: Path, *overrides: str) -> str:
     return train_in(folder, *TINY, *overrides)
-
-
-def params_of(folder: Path) -> bytes:
-    return (folder / "checkpoints/last/params.safetensors").read_bytes()
-
-
-def result_of(folder: Path) -> dict[str, Any]:
-    result: dict[str, Any] = json.loads((folder / "result.json").read_text())
-    return result
 
 
 def losses_of(folder: Path) -> list[tuple[int, float]]:

@@ -1,8 +1,7 @@
 """A run whose parts come from a package of its user: only the caller admits it, to load, publish and evaluate."""
 
 import json
-import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,8 @@ from metalearn.config.options import search
 from metalearn.errors import ConfigError
 from metalearn.saved.form import META
 from metalearn.tasks.glyphs import character
-from tests.saved import forge, saved_run
+from tests.runs import result_of
+from tests.saved import saved_run
 
 PACKAGE = '''
 """Parts that do what those of the program do, under names of their own."""
@@ -138,26 +138,6 @@ def test_a_published_model_has_the_names_of_the_factories_and_nothing_of_the_mac
     assert (content["preprocessing"]["framing"], content["preprocessing"]["inverted"]) == ("whole", True)
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        (lambda config: config["algorithm"].update({"_target_": "os.popen"}), "algorithm._target_=os.popen: is no"),
-        (lambda config: config["algorithm"].update({"_target_": "own_signs.os.popen"}), "is not found"),
-        (lambda config: config["algorithm"].update({"_target_": "own_signs.conv4"}), "that own_signs defines"),
-        (lambda config: config["model"].update(width="4"), "filters='4': must be a whole number"),
-        (lambda config: config["model"].pop("width"), "model.width: missing"),
-    ],
-)
-def test_a_hostile_model_gets_no_more_than_the_caller_admits(
-    change: Callable[[dict[str, Any]], Any], message: str, published: Path, tmp_path: Path
-) -> None:
-    shutil.copytree(published, tmp_path / "model")
-    forge(tmp_path / "model", lambda meta: change(meta["config"]))
-    with pytest.raises(ConfigError) as caught:
-        metalearn.load(tmp_path / "model", plugins=["own_signs"])
-    assert message in str(caught.value)
-
-
 def test_the_scripts_take_it(home: Path, published: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     folders = ["--support", str(home / "support"), "--query", str(home / "query")]
     adapting = ["--model", str(published), *folders, "--out", str(tmp_path / "out")]
@@ -172,7 +152,7 @@ def test_an_evaluation_finds_yamls_of_ones_own(home: Path, published: Path, tmp_
     found = [f"--config-dir={home / 'my_conf'}", *arguments, f"output={tmp_path / 'out'}"]
     try:
         assert evaluate.main(found) == 0
-        figures = json.loads((tmp_path / "out/result.json").read_text())["test"]
+        figures = result_of(tmp_path / "out")["test"]
         assert figures["tasks"] == 4 and np.isfinite(figures["loss"])
         assert evaluate.main([*arguments, "--config-dir="]) == evaluate.main(arguments) == 2
     finally:

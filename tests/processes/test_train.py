@@ -14,7 +14,7 @@ import pytest
 from safetensors.torch import load_file
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from tests.runs import ROOT, Outcome, Program, Start, metrics, ranks_of, slow, until
+from tests.runs import ROOT, Outcome, Program, Start, metrics, params_of, ranks_of, result_of, slow, until
 
 pytestmark = pytest.mark.thorough
 
@@ -31,10 +31,6 @@ OWN_FUNCTIONS = (
 )  # fmt: skip
 
 OUTPUTS = Path("outputs/maml_glyphs")
-
-
-def params_of(run_dir: Path) -> bytes:
-    return (run_dir / "checkpoints/last/params.safetensors").read_bytes()
 
 
 def good(outcome: Outcome) -> str:
@@ -56,7 +52,7 @@ def test_a_run_whose_test_is_not_finite_has_diverged(start: Start, tmp_path: Pat
     assert outcome.code == 3 and "so this run has no result; it may be algorithm.inner_lr=" in outcome.text, (
         outcome.text
     )
-    result = json.loads((tmp_path / "outputs/maml_sinusoid/wild/result.json").read_text())
+    result = result_of(tmp_path / "outputs/maml_sinusoid/wild")
     assert result["status"] == "diverged" and "test" not in result
     assert result["val"]["step"] == 0 and result["seconds"] > 0
 
@@ -64,7 +60,7 @@ def test_a_run_whose_test_is_not_finite_has_diverged(start: Start, tmp_path: Pat
 def test_a_run_folder_holds_what_it_should(reference: Path) -> None:
     names = {path.name for path in reference.iterdir()}
     assert {".hydra", "train.log", "metrics.jsonl", "checkpoints", "plots", "result.json"} <= names
-    result = json.loads((reference / "result.json").read_text())
+    result = result_of(reference)
     assert (result["status"], result["steps"], result["workers"]) == ("completed", 40, 1)
     test = result["test"]
     assert test["tasks"] == 10 and test["transductive"] is True and list(test["by_step"]) == ["0", "1", "2", "3"]
@@ -246,7 +242,7 @@ def test_raising_steps_continues_and_a_damaged_checkpoint_is_skipped(finished: P
     torn.write_bytes(torn.read_bytes()[:-4])
     output = good(start(*TINY, "trainer.steps=42").wait())
     assert "differs from what was saved" in output and "going on after step 38" in output
-    assert json.loads((finished / "result.json").read_text())["steps"] == 42
+    assert result_of(finished)["steps"] == 42
     assert [row["step"] for row in metrics(finished) if row["split"] == "train"] == list(range(1, 43))
 
 
@@ -274,7 +270,7 @@ def test_a_sinusoid_run_draws_its_adaptation(start: Start, tmp_path: Path) -> No
     good(start("experiment=maml_sinusoid", *(f"{key}={value}" for key, value in tiny.items()), *quiet).wait())
     run_dir = tmp_path / "outputs/maml_sinusoid/seed0"
     assert (run_dir / "plots/adaptation.png").read_bytes().startswith(b"\x89PNG")
-    result = json.loads((run_dir / "result.json").read_text())
+    result = result_of(run_dir)
     assert (
         result["test"]["mse"] > 0 and "accuracy" not in result["test"] and list(result["test"]["by_step"])[-1] == "10"
     )
@@ -302,7 +298,7 @@ def test_a_multirun_gives_each_job_its_folder_and_ends_with_the_largest_code(sta
     outcome = start("--multirun", *TINY, "trainer.steps=2", "algorithm.inner_lr=1e30,0.1", "workers=1,2").wait()
     assert outcome.code == 3 and "HYDRA_FULL_ERROR" not in outcome.text, outcome.text
     folders = [path.parent for path in (tmp_path / OUTPUTS).glob("*/result.json")]
-    results = [json.loads((folder / "result.json").read_text()) for folder in folders]
+    results = [result_of(folder) for folder in folders]
     ends = sorted((result["status"], result["workers"]) for result in results)
     assert ends == [("completed", 1), ("completed", 2), ("diverged", 1), ("diverged", 2)]
     done = [folder for folder, result in zip(folders, results, strict=True) if result["status"] == "completed"]
