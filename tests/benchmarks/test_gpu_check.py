@@ -9,9 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import save_file
 
-from benchmarks import environment
 from benchmarks.gpu_check.agreement import layers
 from benchmarks.gpu_check.check import PARTS, report, rows_in, rows_of
 from benchmarks.gpu_check.learners import ALGORITHMS, ON_SAMPLES, training_of
@@ -70,14 +68,6 @@ def test_memory_that_grows_fails() -> None:
     assert row_of("recipe", "memory", lambda: growth(10, 11 + GROWTH)).state == FAILED
 
 
-def test_a_machine_is_named_with_its_gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for number in range(2):
-        (tmp_path / f"0000:0{number}:00.0").mkdir()
-        (tmp_path / f"0000:0{number}:00.0/information").write_text("Model: \t\t NVIDIA H100\nIRQ:   \t\t 38\n")
-    monkeypatch.setattr(environment, "_GPUS", tmp_path)
-    assert ", NVIDIA H100, NVIDIA H100, torch 2" in environment.machine_name()
-
-
 def test_a_value_that_is_no_number_is_too_large() -> None:
     row = row_of("layers", "x", lambda: {"error": at_most("error", float("nan"), 1.0)})
     assert (row.state, row.error) == (FAILED, "error: nan, and must be 1 at most")
@@ -104,44 +94,6 @@ def test_all_limits_together_are_less_than_twelve_minutes() -> None:
     assert sum(part.limit for part in PARTS.values()) < 12 * 60
 
 
-def test_without_hydra_the_runs_of_train_py_say_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "hydra", None)
-    rows = on_cpu("worlds")
-    assert len(rows) == 5
-    assert {(row.state, row.error.endswith("type pip install hydra-core")) for row in rows} == {(FAILED, True)}
-
-
-def test_every_run_of_two_gpus_has_a_folder_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A run of another config is refused in a folder. The cards are not here, so no run is started."""
-    folders = []
-
-    def started(command: list[str], **_: Any) -> subprocess.CompletedProcess[str]:
-        (run,) = (word.removeprefix("hydra.run.dir=") for word in command if word.startswith("hydra.run.dir="))
-        (Path(run) / "checkpoints/last").mkdir(parents=True, exist_ok=True)
-        save_file({"weight": torch.ones(2)}, Path(run) / "checkpoints/last/params.safetensors")
-        folders.append(run)
-        return subprocess.CompletedProcess(command, 0, "nccl over 2 ranks", "")
-
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    monkeypatch.setattr(subprocess, "run", started)
-    rows = list(worlds("cuda", short=True))
-    assert [(row.name, row.error) for row in rows if row.state != PASSED] == []
-    assert len(set(folders)) == len(folders) == len(rows) == 6
-
-
-@slow
-def test_without_omegaconf_layers_and_gradients_are_compared() -> None:
-    program = (
-        "import sys; sys.modules['hydra'] = sys.modules['omegaconf'] = None\n"
-        "import benchmarks.gpu_check.agreement\n"
-        "from benchmarks.gpu_check.check import rows_in\n"
-        "print(*[row.error for row in rows_in('recipe', 'cpu', short=True)])"
-    )
-    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=LIMIT)
-    assert done.stdout == "needs omegaconf, which is not installed; type pip install omegaconf\n", done.stderr
-
-
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 def test_without_a_gpu_nothing_is_checked(tmp_path: Path) -> None:
     done = gpu_check("--output", str(tmp_path / "results"))
@@ -157,20 +109,6 @@ def test_without_a_gpu_nothing_is_checked(tmp_path: Path) -> None:
 def results(folder: Path) -> dict[str, Any]:
     values: dict[str, Any] = json.loads((folder / "gpu_check.json").read_text())
     return values
-
-
-@slow
-@pytest.mark.thorough
-def test_a_failed_part_is_reported_and_the_others_go_on(tmp_path: Path) -> None:
-    """An environment that the layers refuse: every row of theirs fails."""
-    options = ("--device", "cpu", "--short", "--output", str(tmp_path), "--only", "layers", "machine")
-    done = gpu_check(*options, METALEARN_KERNELS="none")
-    assert done.returncode == 1, done.stderr
-    states = {(row["part"], row["state"]) for row in results(tmp_path)["rows"]}
-    assert states >= {("layers", FAILED), ("machine", PASSED)}
-    page = (tmp_path / "gpu_check.md").read_text()
-    assert done.stdout == page
-    assert "METALEARN_KERNELS=none: must be native, torch" in page and "| CPU | passed |" in page
 
 
 @pytest.mark.slow

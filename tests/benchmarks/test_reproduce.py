@@ -160,18 +160,6 @@ def test_a_run_that_fails_is_reported_and_leaves_no_result(tmp_path: Path) -> No
     assert not list((tmp_path / "out").glob("results/*")) and (tmp_path / "out/RESULTS.md").exists()
 
 
-@slow
-def test_a_run_without_what_its_row_asks_for_has_no_result(reproduced: tuple[Path, Outcome]) -> None:
-    folder, _ = reproduced
-    (row,) = (row for table in read_tables(folder / "tables") for row in table.rows if row.name == "long")
-    for changed, message in (
-        (row._replace(metric="mse"), "its test has no mse; type the metric of its dataset"),
-        (row._replace(papers={"70": 0.9}), "has inner steps 0, 1, 2, 3, and not 70; type algorithm.eval_steps"),
-    ):
-        with pytest.raises(ConfigError, match=message):
-            reproduce.result_of(reproduce.run_of(changed, 0, {}, folder / "out"), {})
-
-
 def test_an_ensemble_evaluates_all_seeds_of_a_row_together(tmp_path: Path) -> None:
     rows = "a: {method: M, run: d=e k=15, seeds: [4, 5]}, e: {method: E, of: a, ensemble: true, run: ''}"
     (tmp_path / "table.yaml").write_text(f"- title: t\n  all: s=5 k=5\n  rows: {{{rows}}}")

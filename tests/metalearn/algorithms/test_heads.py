@@ -14,7 +14,7 @@ from metalearn.models.module import module
 from metalearn.models.resnet12 import resnet12
 from metalearn.models.torchvision_classifier import torchvision_classifier
 from metalearn.nn.inputs import of_reals
-from metalearn.types import Batch, Episode, Model, Params
+from metalearn.types import Model, Params
 from tests.metalearn.learners import FLOAT64, random
 
 SHAPE = {"ways": 3, "channels": 1, "image_size": 32}
@@ -145,22 +145,3 @@ def test_a_network_that_is_one_linear_layer_is_its_own_head() -> None:
     params, x = per_task_params(model, 2), random(2, 5, 4, seed=1)
     torch.testing.assert_close(model.features(params, x), x)
     torch.testing.assert_close(model.head.apply(params, x, 0), model.apply(params, x))
-
-
-def test_anil_through_a_module_is_a_finite_difference() -> None:
-    """The features of the inner steps are computed without the head, the queries with it."""
-    learner = anil(model=own("Unbiased"), inner_lr=0.5, inner_steps=2, eval_steps=1)
-    y = torch.tensor([[0, 1, 2], [2, 1, 0]])
-    episode = Episode(*(Batch(random(2, 3, 1, 32, 32, seed=seed), y) for seed in (1, 2)))
-    params = {name: value.to(FLOAT64) for name, value in learner.init(Generator().manual_seed(0)).items()}
-    direction = {name: random(*value.shape, seed=9) for name, value in params.items()}
-    grads = learner.meta_grad(params, episode, 1).grads
-    slope = sum((grads[name] * direction[name]).sum().item() for name in params)
-
-    def along(distance: float) -> float:
-        assert learner.loss is not None
-        moved = {name: (params[name] + distance * direction[name]).requires_grad_() for name in params}
-        return learner.loss(moved, episode, 1).item()
-
-    h = 1e-5
-    assert slope == pytest.approx((along(h) - along(-h)) / (2 * h), rel=1e-6)
