@@ -442,29 +442,5 @@ def lost_workers() -> None:
     os._exit(0)
 
 
-PROGRAMS = (
-    lost_workers,
-    passes_that_cannot_end,
-    serve,
-    twice,
-    init_fails,
-    init_exits,
-    late_barrier,
-    one,
-    strategies,
-    relayed,
-    few_descriptors,
-    added_by_tree,
-    gpus,
-    leaves_well,
-    failing_main,
-    slow_start,
-    endless,
-    torch_never_ends,
-    first_failure,
-    missing_rank,
-    stops_after_meeting,
-)
-
 if __name__ == "__main__":
-    {program.__name__: program for program in PROGRAMS}[sys.argv[1]](*sys.argv[2:])
+    globals()[sys.argv[1]](*sys.argv[2:])

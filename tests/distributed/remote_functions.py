@@ -28,13 +28,6 @@ class StubbornError(Exception):
         super().__init__(f"{first} and {second}")
 
 
-class MuteError(Exception):
-    """An exception whose message cannot be shown."""
-
-    def __str__(self) -> str:
-        raise ArithmeticError("no message")
-
-
 class OnlyAtHome:
     """A value that is rebuilt only on the worker where it was made."""
 
@@ -46,16 +39,6 @@ def _at_home(rank: int) -> OnlyAtHome:
     if rank != todist.get_rank():
         raise LookupError("not at home")
     return OnlyAtHome()
-
-
-class HomelyError(Exception):
-    """An exception that is rebuilt only on the worker where it was raised."""
-
-    def __init__(self) -> None:
-        super().__init__(OnlyAtHome())
-
-    def __str__(self) -> str:
-        return "far from home"
 
 
 own_gpu = threading.local()
@@ -91,9 +74,9 @@ def fail_stubbornly(x: Tensor) -> NoReturn:
 
 
 def fail_with_attributes(kind: str) -> NoReturn:
+    """Fails with an exception that keeps more than its arguments, or that is hard to send."""
     if kind == "rephrased":
         raise RephrasedError("weather")
-    """Fails with an exception that keeps more than its arguments, or that is hard to send."""
     if kind == "path":
         open("/no/such/file")  # noqa: PTH123, SIM115
     if kind == "attributes":
@@ -101,11 +84,9 @@ def fail_with_attributes(kind: str) -> NoReturn:
         error.age, error.add = 99, torch.add  # type: ignore[attr-defined]
         error.add_note("a note of its own")
         raise error
-    if kind == "lock":
-        error = OwnError("holds a lock")
-        error.lock = threading.Lock()  # type: ignore[attr-defined]
-        raise error
-    raise {"mute": MuteError, "homely": HomelyError}[kind]()
+    error = OwnError("holds a lock")
+    error.lock = threading.Lock()  # type: ignore[attr-defined]
+    raise error
 
 
 def odd_ones_stay(number: Tensor) -> Any:
@@ -257,15 +238,6 @@ class RephrasedError(Exception):
 
 def stop(_: Any) -> NoReturn:
     raise StopIteration("no more")
-
-
-def out_of_memory() -> Any:
-    return _NoMemory()
-
-
-class _NoMemory:
-    def __reduce__(self) -> NoReturn:
-        raise MemoryError
 
 
 def leave() -> NoReturn:

@@ -38,22 +38,15 @@ def checked(cards: list[str]) -> list[str]:
         return list(ranks.map(told, range(len(cards))))
 
 
-def test_ranks_with_cards_of_their_own_go_on() -> None:
-    assert checked(["GPU-a", "GPU-b", "GPU-c"]) == ["", "", ""]
-
-
 def test_every_rank_is_told_who_shares_a_card() -> None:
+    assert checked(["GPU-a", "GPU-b", "GPU-c"]) == ["", "", ""]
     said = checked(["GPU-a", "GPU-b", "GPU-a"])
     assert len(set(said)) == 1 and "rank 0 and rank 2 have the same GPU, GPU-a" in said[0]
-    assert "type strategy=rpc" in said[0] and "docker run --gpus device=0" in said[0]
-
-
-def test_a_rank_that_does_not_come_is_waited_for_as_long_as_is_allowed() -> None:
-    with pytest.raises(RuntimeError, match=r"(?i)timeout|wait"):
+    with pytest.raises(RuntimeError, match=r"(?i)timeout|wait"):  # the other rank does not come
         check_own_cards(dist.HashStore(), 0, 2, "GPU-a", timedelta(seconds=0.2))
 
 
-def test_an_operation_of_nccl_that_takes_too_long_raises_where_it_was_called(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_operation_of_nccl_that_takes_too_long_raises(monkeypatch: pytest.MonkeyPatch) -> None:
     started = []
     card = SimpleNamespace(uuid="GPU-a")
     monkeypatch.delenv(WAIT, raising=False)

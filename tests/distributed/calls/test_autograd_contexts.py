@@ -3,7 +3,6 @@
 import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
 
 import pytest
 import torch
@@ -13,18 +12,12 @@ import distributed as todist
 from distributed.api import remote_async_call, remote_sync_call
 from distributed.calls import autograd_contexts
 from tests.distributed import remote_functions as functions
+from tests.distributed.test_autograd import X, assert_equal
 from tests.distributed.worlds import WORLD, run_program
 
 pytestmark = pytest.mark.usefixtures("workers")
 
 autograd = todist.autograd
-X = torch.arange(6, dtype=torch.float64).view(2, 3) / 6
-
-
-@pytest.fixture
-def net() -> nn.Linear:
-    torch.manual_seed(0)
-    return nn.Linear(3, 3).double()
 
 
 def params(net: nn.Module) -> list[nn.Parameter]:
@@ -34,10 +27,6 @@ def params(net: nn.Module) -> list[nn.Parameter]:
 def gradient(net: nn.Module, factor: float = 1.0, x: Tensor = X) -> tuple[Tensor, ...]:
     """Of `factor` times the product, in one process."""
     return torch.autograd.grad(factor * functions.product(net, x), params(net))
-
-
-def assert_equal(ours: Any, theirs: Any) -> None:
-    torch.testing.assert_close(tuple(ours), tuple(theirs), rtol=1e-12, atol=1e-12)
 
 
 def in_threads(count: int, work: Callable[[], None]) -> None:
@@ -51,7 +40,7 @@ def in_threads(count: int, work: Callable[[], None]) -> None:
         sys.setswitchinterval(interval)
 
 
-def test_a_pass_waits_for_asynchronous_calls_that_it_does_not_use(net: nn.Linear) -> None:
+def test_a_pass_waits_for_calls_that_it_does_not_use(net: nn.Linear) -> None:
     with autograd.context() as ctx:
         later = remote_async_call(functions.late_product, args=(net, X, 0.5), partitioner=1)
         (loss,) = remote_sync_call(functions.product, args=(net, X), partitioner=2)
@@ -73,7 +62,7 @@ def test_a_call_that_failed_by_its_time_limit_spoils_the_context(net: nn.Linear)
         assert_equal(autograd.grad(ctx, loss, params(net)), gradient(net))
 
 
-def test_an_asynchronous_call_that_fails_while_a_pass_waits_for_it_spoils_the_context(net: nn.Linear) -> None:
+def test_an_async_call_that_fails_spoils_the_context(net: nn.Linear) -> None:
     with autograd.context() as ctx:
         remote_async_call(functions.late_product, args=(net, X, 1.0), partitioner=1, timeout=0.2)
         (loss,) = remote_sync_call(functions.product, args=(net, X), partitioner=2)
@@ -81,20 +70,11 @@ def test_an_asynchronous_call_that_fails_while_a_pass_waits_for_it_spoils_the_co
             autograd.backward(ctx, loss)
 
 
-def test_a_nested_call_that_failed_by_its_time_limit_spoils_the_context(net: nn.Linear) -> None:
+def test_a_nested_call_that_came_too_late_spoils_the_context(net: nn.Linear) -> None:
     with autograd.context() as ctx:
         (loss,) = remote_sync_call(functions.product_despite_a_late_call, args=(net, X), partitioner=1)
         with pytest.raises(RuntimeError, match=r"on worker1: worker2 did not answer within 0.2 s"):
             autograd.backward(ctx, loss)
-
-
-def test_a_context_goes_on_after_its_backward(net: nn.Linear) -> None:
-    with autograd.context() as ctx:
-        (loss,) = remote_sync_call(functions.product, args=(net, X), partitioner=1)
-        autograd.backward(ctx, loss)
-        (loss,) = remote_sync_call(functions.product, args=(net, 2 * X), partitioner=1)
-        autograd.backward(ctx, loss)
-    assert_equal([p.grad for p in net.parameters()], map(torch.add, gradient(net), gradient(net, x=2 * X)))
 
 
 @pytest.mark.parametrize("clone", [False, True], ids=["as-it-is", "cloned"])
@@ -133,7 +113,7 @@ def test_a_call_from_a_functions_own_thread_keeps_its_graph(net: nn.Linear) -> N
         assert_equal(autograd.grad(ctx, loss, params(net)), gradient(net))
 
 
-def test_a_call_from_a_functions_own_thread_finds_its_context_among_several(net: nn.Linear) -> None:
+def test_a_call_from_a_thread_finds_its_context_among_several(net: nn.Linear) -> None:
     with autograd.context():
         beside = remote_async_call(functions.late_product, args=(net, X, 2.0), partitioner=1)
         in_threads(1, lambda: test_a_call_from_a_functions_own_thread_keeps_its_graph(net))
@@ -178,7 +158,7 @@ def ends() -> Iterator[str]:
     yield output
 
 
-def test_a_pass_ends_by_the_time_limit_if_a_fetched_tensor_is_not_used(ends: str) -> None:
+def test_a_pass_ends_in_time_if_a_fetched_tensor_is_not_used(ends: str) -> None:
     assert "TimeoutError: the backward pass did not end within 2 s, and all workers answer" in ends
 
 

@@ -25,27 +25,19 @@ def ranks(first: str, second: str) -> list[str]:
     return [sys.executable, "-c", f"import os, signal, time\nexec({(first, second)!r}[int(os.environ['RANK'])])"]
 
 
-def test_who_hangs_after_the_first_rank_has_ended_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(launcher, "LEAVE_SECONDS", 0.5)
-    said: list[str] = []
-    assert launch(ranks("pass", "time.sleep(1e9)"), LaunchConfig(2), say=said.append) == 0
-    assert said == ["worker1 did not end within 0.5 s after worker0, and is killed"]
-
-
-def test_the_launcher_names_ranks_as_they_name_themselves(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(launcher, "LEAVE_SECONDS", 0.5)
-    said: list[str] = []
-    launch(
-        [sys.executable, "-c", "import os, time\nif os.environ['RANK'] == '3': time.sleep(1e9)"],
-        LaunchConfig(10),
-        say=said.append,
-    )
-    assert said == ["worker03 did not end within 0.5 s after worker00, and is killed"]
-
-
-def test_a_first_rank_that_gives_no_sign_of_life_after_anothers_end_has_failed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("workers", "first", "last"), [(2, "worker0", "worker1"), (10, "worker00", "worker09")])
+def test_who_hangs_after_the_first_rank_has_ended_is_killed(
+    workers: int, first: str, last: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Ranks are named as they name themselves."""
+    monkeypatch.setattr(launcher, "LEAVE_SECONDS", 0.5)
+    said: list[str] = []
+    program = f"import os, time\nif os.environ['RANK'] == '{workers - 1}': time.sleep(1e9)"
+    assert launch([sys.executable, "-c", program], LaunchConfig(workers), say=said.append) == 0
+    assert said == [f"{last} did not end within 0.5 s after {first}, and is killed"]
+
+
+def test_a_silent_rank_zero_has_failed_after_anothers_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(launcher, "SIGN_SECONDS", 0.2)
     met, ended = tmp_path / "met", tmp_path / "ended"
     note = f"note = int(os.environ[{MET_FD!r}]); os.write(note, b'1'); open({str(met)!r}, 'w')\n"
