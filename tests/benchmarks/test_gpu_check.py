@@ -73,7 +73,7 @@ def test_a_value_that_is_no_number_is_too_large() -> None:
     assert (row.state, row.error) == (FAILED, "error: nan, and must be 1 at most")
 
 
-def test_a_part_that_crashes_keeps_its_rows_and_the_end_of_what_it_said() -> None:
+def test_a_part_that_crashes_keeps_its_rows_and_last_lines() -> None:
     row = CheckRow("layers", "first", PASSED, 0.1, {"error": 0.0})
     program = (
         "import os, sys; print(*range(1000), sep='\\n', flush=True); "

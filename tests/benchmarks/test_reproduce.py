@@ -4,7 +4,6 @@ import csv
 import json
 import math
 import re
-import shutil
 import signal
 import statistics
 import sys
@@ -135,20 +134,6 @@ def test_an_evaluation_counts_only_for_the_present_training(reproduced: tuple[Pa
         path.write_text(before)
 
 
-@slow
-def test_a_complete_run_whose_checkpoints_are_gone_trains_again(reproduced: tuple[Path, Outcome]) -> None:
-    folder, _ = reproduced
-    best = folder / "out/runs/short/seed3/checkpoints/best/params.safetensors"
-    before = best.read_bytes()
-    shutil.rmtree(folder / "out/runs/short/seed3/checkpoints")
-    kept = read_results(folder / "out/results")
-    evaluated = kept.pop(("again", 3))
-    write_results(folder / "out/results", "drawn", ["short", "long", "again"], kept)
-    outcome = program(folder, *places(folder, "again")).wait()
-    assert outcome.code == 0 and best.read_bytes() == before, outcome.text
-    assert result_of(folder, "again", 3)["accuracy"] == evaluated["accuracy"]
-
-
 def test_a_run_that_fails_is_reported_and_leaves_no_result(tmp_path: Path) -> None:
     rows = "a: {method: M, run: algorithm=nope, seeds: [0]}, b: {method: M, of: a, run: dataset.ways=3, seeds: [0]}"
     (tmp_path / "tables").mkdir()
@@ -216,7 +201,7 @@ def test_every_row_that_trains_can_be_composed(first: int) -> None:
         compose_config([*row.overrides, "seed=0", "hydra.run.dir=x"])
 
 
-def test_the_page_here_is_that_of_the_results_and_these_of_the_rows() -> None:
+def test_the_page_is_that_of_the_results_and_the_rows() -> None:
     tables = read_tables(reproduce.TABLES)
     rows = {row.name: row for table in tables for row in table.rows}
     results: dict[str, list[dict[str, Any]]] = {name: [] for name in rows}
@@ -277,7 +262,7 @@ def test_the_comparison_with_the_paper(
     assert comparison_with_paper(metric, ours, paper) == expected
 
 
-def test_seeds_are_shown_side_by_side_and_the_best_of_little_time_is_bold() -> None:
+def test_seeds_are_side_by_side_and_the_best_is_bold() -> None:
     rows = [
         row_named("a", papers={LAST: 0.98}, ci95=0.005, source="s", note="why"),
         row_named("slow"), row_named("inductive"), row_named("seen"), row_named("absent"),

@@ -45,7 +45,7 @@ def text_of_equal_runs(program: Program, alone: Program, folder: Path, seconds: 
     return outcome.text
 
 
-def test_a_new_process_joins_for_a_lost_worker_or_the_others_go_on(start: Start, tmp_path: Path) -> None:
+def test_a_process_joins_for_a_lost_worker_or_the_others_go_on(start: Start, tmp_path: Path) -> None:
     """Two of three are lost and one process comes, so worker3 gets another rank."""
     program = start(*ENDLESS, "workers=4", "launch.max_restarts=1")
     ranks = started(program, tmp_path)

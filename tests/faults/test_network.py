@@ -21,7 +21,7 @@ def test_a_run_by_our_launcher_listens_on_loopback_only(start: Start, tmp_path: 
 
 
 @slow
-def test_under_torchrun_only_its_own_store_is_open_and_the_log_names_it(start: Start, tmp_path: Path) -> None:
+def test_under_torchrun_only_its_store_is_open_and_named(start: Start, tmp_path: Path) -> None:
     program = start(*ENDLESS, torchrun=2)
     ranks = started(program, tmp_path)
     assert all(listener.closed for rank in ranks for listener in listeners(rank))

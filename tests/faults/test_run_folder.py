@@ -41,9 +41,7 @@ sys.addaudithook(kill)
 
 
 @pytest.mark.thorough
-def test_a_run_killed_between_a_checkpoint_and_its_links_tests_its_best_and_no_drawing_hides_it(
-    start: Start, tmp_path: Path
-) -> None:
+def test_a_kill_before_the_links_changes_no_result(start: Start, tmp_path: Path) -> None:
     (tmp_path / "sitecustomize.py").write_text(KILLED_BEFORE_THE_LINKS)
     assert start(*TINY, PYTHONPATH=str(tmp_path)).wait().code == -9
     checkpoints = tmp_path / RUN / "checkpoints"
@@ -117,7 +115,7 @@ def test_a_log_on_a_full_disk_ends_the_run_at_its_next_step(
     assert "Traceback" not in capfd.readouterr().err
 
 
-def test_a_config_that_a_power_loss_has_cut_does_not_stop_the_start(tmp_path: Path) -> None:
+def test_a_config_that_was_cut_does_not_stop_the_start(tmp_path: Path) -> None:
     (tmp_path / ".hydra").mkdir()
     (tmp_path / "train.log").touch()
     config = OmegaConf.create({"resume": "auto", "trainer": {"steps": 5}})
@@ -126,7 +124,7 @@ def test_a_config_that_a_power_loss_has_cut_does_not_stop_the_start(tmp_path: Pa
         assert folder.inspect(tmp_path, config, {}, lambda saved: None).snapshot is None, content
 
 
-def test_a_run_without_a_checkpoint_goes_on_with_its_own_config_alone(tmp_path: Path) -> None:
+def test_a_run_without_a_checkpoint_keeps_its_config(tmp_path: Path) -> None:
     (tmp_path / ".hydra").mkdir()
     (tmp_path / "train.log").touch()
     (tmp_path / ".hydra/config.yaml").write_text("trainer: {steps: 5}\nmodel: {name: resnet18, weights: null}\n")
@@ -244,7 +242,7 @@ def test_a_restart_does_not_refuse_the_folder_of_the_first_start() -> None:
     assert again.whole.hydra.overrides.task == again.arguments
 
 
-def test_a_grid_whose_folder_cannot_be_written_says_so_in_one_line(
+def test_a_grid_whose_folder_cannot_be_written_says_so(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "multirun.yaml").mkdir()  # where Hydra writes a file, also if this user may write anywhere

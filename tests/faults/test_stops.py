@@ -81,7 +81,7 @@ def reference(tmp_path_factory: pytest.TempPathFactory) -> Path:
         pytest.param(*["workers=2 strategy=rpc_autograd"] * 3, marks=slow),
     ],
 )
-def test_a_cut_validation_and_a_cut_test_are_made_again_to_the_same_bits(
+def test_a_cut_validation_and_test_are_made_again_to_the_bit(
     first: str, second: str, third: str, reference: Path, start: Start, tmp_path: Path
 ) -> None:
     run_dir = tmp_path / "run"
@@ -156,7 +156,7 @@ def test_a_second_signal_leaves_the_checkpoint_and_ends_the_run(start: Start, tm
     assert read(tmp_path / "run/checkpoints/last").meta["step"] == step
 
 
-def test_a_second_signal_ends_a_process_whose_main_thread_is_stuck_outside_of_python(tmp_path: Path) -> None:
+def test_a_second_signal_ends_a_process_that_is_stuck_in_c(tmp_path: Path) -> None:
     code = (
         "import ctypes; from metalearn.runs.signals import StopSignal; StopSignal(); print('ready', flush=True); "
         "mutex, libc = ctypes.create_string_buffer(64), ctypes.CDLL(None); "

@@ -67,7 +67,7 @@ def trained(home: Path) -> Path:
 
 
 @pytest.mark.thorough
-def test_the_parts_of_the_page_train_on_two_workers_and_are_evaluated(home: Path, trained: Path) -> None:
+def test_the_parts_of_the_page_are_trained_and_evaluated(home: Path, trained: Path) -> None:
     assert result_of(trained)["workers"] == 2
     notes = (trained / "notes.txt").read_text().splitlines()
     assert [line.partition(":")[0] for line in notes] == ["step 2, val", "step 4, val", "step 4, test"]

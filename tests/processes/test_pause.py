@@ -58,7 +58,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @slow
-def test_a_network_with_dropout_goes_on_to_the_same_bits_on_other_workers(tmp_path: Path) -> None:
+def test_dropout_has_the_same_bits_on_other_workers(tmp_path: Path) -> None:
     """Its fixed parameters are those that the seed has drawn, to the end."""
     own = (
         "model=module", "model.network._target_=tests.own_functions.Dropping", "model.channels=1", "algorithm=maml",
@@ -81,7 +81,7 @@ def test_a_network_with_dropout_goes_on_to_the_same_bits_on_other_workers(tmp_pa
 
 
 @slow
-def test_patience_ends_a_run_at_the_same_step_and_bits_for_other_workers_and_after_a_pause(tmp_path: Path) -> None:
+def test_patience_ends_a_run_at_the_same_step_after_a_pause(tmp_path: Path) -> None:
     """The outer rate is so large that validations soon get worse."""
     own = ("optimizer=muon", "optimizer.lr=0.3", "optimizer.clip_norm=1.0", "trainer.val_every=5", "trainer.patience=2")
     whole, paused = tmp_path / "whole", tmp_path / "paused"
@@ -124,7 +124,7 @@ def test_only_the_validation_of_a_pause_gives_way_to_a_worse_one(monkeypatch: py
     assert paused.best is not None and paused.best["step"] == 10
 
 
-def test_a_run_that_is_killed_before_its_result_is_written_has_drawn(tmp_path: Path) -> None:
+def test_a_run_draws_before_its_result_is_written(tmp_path: Path) -> None:
     """Who finds a result is done, and would draw nothing."""
     killed = (
         "import os, runpy; from metalearn.app import run; run.write_result = lambda *_: os._exit(9); "
@@ -147,9 +147,7 @@ def test_a_complete_run_that_goes_on_has_no_result_until_its_end(tmp_path: Path)
 
 
 @pytest.mark.parametrize("ranks", [(), pytest.param(("workers=2", "strategy=ddp"), marks=slow)])
-def test_a_run_pauses_validated_and_saved_and_goes_on_to_the_same_bits(
-    ranks: tuple[str, ...], whole: Path, tmp_path: Path
-) -> None:
+def test_a_run_pauses_and_goes_on_to_the_same_bits(ranks: tuple[str, ...], whole: Path, tmp_path: Path) -> None:
     folder = tmp_path / "run"
     assert "paused after step 30; pause_after=null goes on" in run(folder, "pause_after=30", *ranks)
     result = result_of(folder)
@@ -212,7 +210,7 @@ def test_a_carried_state_has_the_same_bits_after_a_pause_and_on_any_number_of_wo
     assert len(moments) == 6 and all((value >= 0).all() and value.max() > 0 for value in moments)
 
 
-def test_a_run_begins_from_another_ones_checkpoint_with_the_changes_that_it_names(whole: Path, tmp_path: Path) -> None:
+def test_a_run_begins_from_a_checkpoint_with_named_changes(whole: Path, tmp_path: Path) -> None:
     folder, donor = tmp_path / "run", whole / "checkpoints/last"
     changed = ("trainer.steps=100", f"resume={donor}", "optimizer.lr=0.01", "algorithm.inner_lr=0.02")
     named = "resume_changes=[optimizer.lr,algorithm.inner_lr]"
@@ -224,7 +222,7 @@ def test_a_run_begins_from_another_ones_checkpoint_with_the_changes_that_it_name
     assert result_of(folder)["val"]["step"] == 100  # the donor's best is not ours
 
 
-def test_a_run_goes_on_with_the_checkpoint_it_began_from_and_with_no_other(
+def test_a_run_goes_on_with_the_checkpoint_it_began_from(
     whole: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder, donor = tmp_path / "run", tmp_path / "donor"
@@ -244,7 +242,7 @@ def test_a_run_goes_on_with_the_checkpoint_it_began_from_and_with_no_other(
     assert "going on after step 40" in run(tmp_path / "other", *named, second)
 
 
-def test_a_run_that_has_saved_needs_the_checkpoint_no_more_that_it_began_from(whole: Path, tmp_path: Path) -> None:
+def test_a_run_that_has_saved_needs_its_first_checkpoint_no_more(whole: Path, tmp_path: Path) -> None:
     donor, folder = tmp_path / "donor", tmp_path / "run"
     shutil.copytree((whole / "checkpoints/best").resolve(), donor)
     begun = ("trainer.steps=20", f"init_from={donor}")
@@ -268,7 +266,7 @@ def test_a_run_that_has_saved_needs_the_checkpoint_no_more_that_it_began_from(wh
         ("pause_after=0", "pause_after=0: must be a whole number of at least 1"),
     ],
 )  # fmt: skip
-def test_what_is_not_named_or_does_not_fit_is_refused_and_nothing_is_made(
+def test_what_is_not_named_or_does_not_fit_is_refused(
     overrides: str, message: str, whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip

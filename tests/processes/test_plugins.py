@@ -123,9 +123,7 @@ def test_no_folder_admits_its_package(home: Path, published: Path, capfd: pytest
     assert not (home / "refused").exists()
 
 
-def test_a_published_model_has_the_names_of_the_factories_and_nothing_of_the_machine(
-    home: Path, published: Path
-) -> None:
+def test_a_published_model_names_factories_and_no_machine(home: Path, published: Path) -> None:
     text = (published / META).read_text()
     assert str(home) not in text
     content = json.loads(text)

@@ -163,7 +163,7 @@ def test_killed_and_resumed_equals_uninterrupted(
     assert [event.step for event in events] == list(range(1, 41))
 
 
-def test_a_dead_worker_ends_a_run_that_may_lose_none_and_is_named(start: Start, tmp_path: Path) -> None:
+def test_a_dead_worker_ends_a_run_that_may_lose_none(start: Start, tmp_path: Path) -> None:
     program = start(*TINY, "trainer.steps=100000", "workers=2", "strategy.max_lost=0")
     until(lambda: len(metrics(tmp_path / OUTPUTS / "seed0")) >= 3, "step 3")
     os.kill(ranks_of(program)[1], signal.SIGKILL)
@@ -235,7 +235,7 @@ def test_what_a_run_folder_refuses(overrides: list[str], named: list[str], finis
 
 
 @slow
-def test_raising_steps_continues_and_a_damaged_checkpoint_is_skipped(finished: Path, start: Start) -> None:
+def test_more_steps_continue_after_the_last_whole_checkpoint(finished: Path, start: Start) -> None:
     (finished / "checkpoints/best").unlink()
     (finished / "checkpoints/best").symlink_to("step_000040")
     torn = finished / "checkpoints/step_000040/params.safetensors"
@@ -294,7 +294,7 @@ def test_products_in_bf16_train_the_same_float32_parameters(start: Start, tmp_pa
 
 
 @slow
-def test_a_multirun_gives_each_job_its_folder_and_ends_with_the_largest_code(start: Start, tmp_path: Path) -> None:
+def test_a_multirun_ends_with_the_largest_exit_code(start: Start, tmp_path: Path) -> None:
     outcome = start("--multirun", *TINY, "trainer.steps=2", "algorithm.inner_lr=1e30,0.1", "workers=1,2").wait()
     assert outcome.code == 3 and "HYDRA_FULL_ERROR" not in outcome.text, outcome.text
     folders = [path.parent for path in (tmp_path / OUTPUTS).glob("*/result.json")]

@@ -132,7 +132,7 @@ def test_norms_are_the_scales_and_shifts() -> None:
 
 
 @pytest.mark.parametrize("name", ["Headless", "Tied", "Twice", "Scaled", "Seen"])
-def test_a_network_without_a_head_of_its_own_is_refused_where_one_is_needed(name: str) -> None:
+def test_a_network_without_a_head_is_refused_where_one_is_needed(name: str) -> None:
     model = own(name)
     assert model.head is None
     with pytest.raises(ValueError, match="come from one linear layer"):
