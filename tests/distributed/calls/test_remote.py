@@ -241,17 +241,19 @@ def test_exceptions_keep_their_type_text_and_origin() -> None:
         errors = {}
         for kind, of_type, text in (
             ("path", FileNotFoundError, "No such file or directory: '/no/such/file'"),
-            ("attributes", functions.OwnError, "^of old age$"),
+            ("attributes", functions.OwnError, "of old age"),
             ("lock", functions.OwnError, "holds a lock"),
-            ("rephrased", functions.RephrasedError, "^bad weather$"),
+            ("rephrased", functions.RephrasedError, "bad weather"),
         ):
             with pytest.raises(of_type, match=text) as caught:
                 remote_sync_call(functions.fail_with_attributes, args=(kind,), partitioner=worker)
             errors[kind] = caught.value
-            assert caught.value.__notes__[-1].startswith(f"raised on worker{worker} by item 0")
         old: Any = errors["attributes"]
-        assert old.age == 99 and old.add is torch.add and old.__notes__[0] == "a note of its own"
+        assert old.age == 99 and old.add is torch.add
+        assert old.__notes__[0] == "a note of its own"
+        assert old.__notes__[1].startswith(f"raised on worker{worker} by item 0")
         assert errors["path"].filename == "/no/such/file"  # type: ignore[attr-defined]
+        assert str(errors["rephrased"]) == "bad weather"
     with pytest.raises(RuntimeError, match="StopIteration: no more"):
         list(todist.as_completed(functions.stop, args=(1,), partitioner=1))
 
