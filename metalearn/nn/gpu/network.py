@@ -47,9 +47,23 @@ class GpuPlan:
         self.address = self
         self.places = [_ValuePlaces(0), *(_ValuePlaces(samples * x.height * x.width * x.channels) for x in self.layers)]
         self.windows = [self._window(number) for number in range(len(self.layers))]
-        self.values = self._lay_out_values()
-        self.kept = self._lay_out_gradients(self.values)
-        self.scratch = self._lay_out_tangents(self.kept)
+        layers_and_places = [
+            (number, layer, place)
+            for number, (layer, place) in enumerate(zip(self.layers, self.places[1:], strict=True))
+            if layer.kind != LayerKind.WINDOWS
+        ]
+        end = 0
+        for _, layer, place in layers_and_places:
+            place.value, end = end, end + filled(place.size)
+            place.extra, end = end, end + (4 * int(layer.channels) if layer.kind == LayerKind.NORM else 0)
+        self.values = end
+        self.kept = end = self._lay_out_gradients(end)
+        for number, layer, place in layers_and_places:
+            place.tangent, end = end, end + filled(place.size)
+            place.change, end = end, end + filled(place.size)
+            if layer.kind == LayerKind.NORM:
+                place.moved, end = end, end + filled(self.places[self.reads(number)].size)
+        self.scratch = end
         largest = max(parameters, samples * math.prod(image), *(place.size for place in self.places))
         if largest > MOST_NUMBERS:
             raise ValueError(
@@ -96,15 +110,6 @@ class GpuPlan:
             *sizes, *out, int(layer.kernel), int(layer.kernel), int(layer.stride), int(layer.padding)
         )
 
-    def _lay_out_values(self) -> int:
-        end = 0
-        for place, layer in zip(self.places[1:], self.layers, strict=True):
-            if layer.kind == LayerKind.WINDOWS:
-                continue
-            place.value, end = end, end + filled(place.size)
-            place.extra, end = end, end + (4 * int(layer.channels) if layer.kind == LayerKind.NORM else 0)
-        return end
-
     def _lay_out_gradients(self, end: int) -> int:
         readers = [0] * len(self.places)
         for number, layer in enumerate(self.layers):
@@ -121,16 +126,6 @@ class GpuPlan:
                 for part in (self.reads(value - 1), int(layer.other)):
                     if part and readers[part] == 1:
                         self.places[part].gradient = place.gradient
-        return end
-
-    def _lay_out_tangents(self, end: int) -> int:
-        for number, (place, layer) in enumerate(zip(self.places[1:], self.layers, strict=True)):
-            if layer.kind == LayerKind.WINDOWS:
-                continue
-            place.tangent, end = end, end + filled(place.size)
-            place.change, end = end, end + filled(place.size)
-            if layer.kind == LayerKind.NORM:
-                place.moved, end = end, end + filled(self.places[self.reads(number)].size)
         return end
 
 
@@ -196,7 +191,14 @@ class _Sweep:
                         mean=self.at(extra), rstd=self.at(extra + channels), y=self.value(v),
                     )  # fmt: skip
                 case LayerKind.ACTIVATION:
-                    _activate(layer, self.images_of(self.value(x), x), self.images_of(self.value(v), v))
+                    before, after = self.images_of(self.value(x), x), self.images_of(self.value(v), v)
+                    match ACTIVATIONS[layer.activation]:
+                        case "leaky_relu":
+                            after.copy_(torch.where(before > 0, before, layer.slope * before))
+                        case "softplus":
+                            after.copy_(torch.nn.functional.softplus(before))
+                        case _:
+                            torch.tanh(before, out=after)
                 case LayerKind.POOL | LayerKind.MEAN | LayerKind.SUM:
                     self._linear(number, self.value)
 
@@ -286,11 +288,34 @@ class _Sweep:
                         self._convolution_backward(number, of(v), gx, parameters, add, direction)
                     case LayerKind.NORM:
                         assert gx is not None
-                        self._norm_backward(number, of(v), gx, parameters, changes)
+                        place, channels = self.plan.places[v], int(layer.channels)
+                        sums = self.at(place.extra + 2 * channels), self.at(place.extra + 3 * channels)
+                        launch.norm_backward(
+                            self.tasks, self._norm_sizes(number), layer.slope, gy=of(v), x=self.value(x),
+                            scale=_from(self.parameters, layer.weight), shift=_from(self.parameters, layer.bias),
+                            mean=self.at(place.extra), rstd=self.at(place.extra + channels), gx=gx,
+                            g_scale=_from(parameters, layer.weight), g_shift=_from(parameters, layer.bias),
+                            moved=self.at(place.moved) if changes else None, kept=None if changes else sums,
+                        )  # fmt: skip
                     case LayerKind.ACTIVATION:
-                        self._activation_backward(number, of, add, changes)
-                    case LayerKind.POOL | LayerKind.MEAN:
-                        self._spread(number, of, add)
+                        given, value = self.images_of(self.value(x), x), self.images_of(self.value(v), v)
+                        steep = _steepness(layer, given, value)
+                        result_of_x = steep * self.images_of(of(v), v)
+                        name = ACTIVATIONS[layer.activation]
+                        if changes and name != "leaky_relu":
+                            bend = (1 - value * value) * -2 * value if name == "tanh" else steep * (1 - steep)
+                            moved = self.images_of(self.tangent(x), x)
+                            result_of_x += bend * moved * self.images_of(self.gradient(v), v)
+                        _give(result_of_x, self.images_of(of(x), x), add)
+                    case LayerKind.MEAN:
+                        launch.spread(self.tasks, *self._averaged(number), of(v), of(x), add=add)
+                    case LayerKind.POOL:
+                        gy, to = self.images_of(of(v), v), self.images_of(of(x), x)
+                        if not add:
+                            to.zero_()
+                        chosen = self._chosen(number)
+                        for which, corner in enumerate(_corners(to)):
+                            corner.add_(torch.where(chosen == which, gy, 0.0))
                     case LayerKind.SUM:
                         _give(self.images_of(of(v), v), self.images_of(of(x), x), add)
                         other = int(layer.other)
@@ -317,42 +342,6 @@ class _Sweep:
             weights = _from(self.parameters, layer.weight)
             launch.input_gradient(self.tasks, samples, window, gy, weights, gx, second=by_image, add=add)
 
-    def _norm_backward(self, number: int, gy: Tasks, gx: Tasks, parameters: Tasks, changes: bool) -> None:
-        layer, v, x = self.plan.layers[number], number + 1, self.plan.reads(number)
-        place, channels = self.plan.places[v], int(layer.channels)
-        to_scale, to_shift = _from(parameters, layer.weight), _from(parameters, layer.bias)
-        launch.norm_backward(
-            self.tasks, self._norm_sizes(number), layer.slope, gy=gy, x=self.value(x),
-            scale=_from(self.parameters, layer.weight), shift=_from(self.parameters, layer.bias),
-            mean=self.at(place.extra), rstd=self.at(place.extra + channels), gx=gx, g_scale=to_scale, g_shift=to_shift,
-            moved=self.at(place.moved) if changes else None,
-            kept=None if changes else tuple(self.at(place.extra + which * channels) for which in (2, 3)),  # type: ignore[arg-type]
-        )  # fmt: skip
-
-    def _activation_backward(self, number: int, of: Any, add: bool, changes: bool) -> None:
-        layer, v, x = self.plan.layers[number], number + 1, self.plan.reads(number)
-        given, value = self.images_of(self.value(x), x), self.images_of(self.value(v), v)
-        steep = _steepness(layer, given, value)
-        result = steep * self.images_of(of(v), v)
-        name = ACTIVATIONS[layer.activation]
-        if changes and name != "leaky_relu":
-            bend = (1 - value * value) * -2 * value if name == "tanh" else steep * (1 - steep)
-            result += bend * self.images_of(self.tangent(x), x) * self.images_of(self.gradient(v), v)
-        _give(result, self.images_of(of(x), x), add)
-
-    def _spread(self, number: int, of: Any, add: bool) -> None:
-        """The backward pass of a pool or a mean."""
-        layer, v, x = self.plan.layers[number], number + 1, self.plan.reads(number)
-        gy, gx = self.images_of(of(v), v), self.images_of(of(x), x)
-        if layer.kind == LayerKind.MEAN:
-            launch.spread(self.tasks, *self._averaged(number), of(v), of(x), add=add)
-            return
-        if not add:
-            gx.zero_()
-        chosen = self._chosen(number)
-        for which, corner in enumerate(_corners(gx)):
-            corner.add_(torch.where(chosen == which, gy, 0.0))
-
     def _norm_sizes(self, number: int) -> NormSizes:
         layer = self.plan.layers[number]
         pixels, channels = int(layer.height * layer.width), int(layer.channels)
@@ -377,16 +366,6 @@ def _corners(images: Tensor) -> list[Tensor]:
     """The four pixels of every 2×2 pixels of images [t, n, h, w, c]; a last odd row or column has none."""
     height, width = images.shape[2] // 2 * 2, images.shape[3] // 2 * 2
     return [images[:, :, i:height:2, j:width:2] for i in (0, 1) for j in (0, 1)]
-
-
-def _activate(layer: Any, x: Tensor, y: Tensor) -> None:
-    match ACTIVATIONS[layer.activation]:
-        case "leaky_relu":
-            y.copy_(torch.where(x > 0, x, layer.slope * x))
-        case "softplus":
-            y.copy_(torch.nn.functional.softplus(x))
-        case _:
-            torch.tanh(x, out=y)
 
 
 def _steepness(layer: Any, x: Tensor, y: Tensor) -> Tensor:
