@@ -50,9 +50,19 @@ def transformer(params: Params, x: Tensor, *, known: int, heads: int, layers: in
     Returns:
         [t, n, width].
     """
+
+    def by_head(part: Tensor) -> Tensor:
+        return part.view(*part.shape[:2], heads, -1).transpose(1, 2)
+
     for number in range(layers):
-        x = x + _attend(params, f"block{number}.attention", _norm(params, f"block{number}.norm1", x), known, heads)
-        x = x + _mlp(params, f"block{number}.mlp", _norm(params, f"block{number}.norm2", x))
+        block = f"block{number}"
+        h = shared_linear(_norm(params, f"{block}.norm1", x), params[f"{block}.attention.in"])
+        queries, keys, values = map(by_head, h.chunk(3, dim=2))
+        mixed = attention(queries, keys, values, known).transpose(1, 2).flatten(2)
+        x = x + shared_linear(mixed, params[f"{block}.attention.out"])
+        h = _norm(params, f"{block}.norm2", x)
+        h = F.gelu(shared_linear(h, params[f"{block}.mlp.in.weight"], params[f"{block}.mlp.in.bias"]))
+        x = x + shared_linear(h, params[f"{block}.mlp.out.weight"], params[f"{block}.mlp.out.bias"])
     return _norm(params, "norm", x)
 
 
@@ -78,20 +88,6 @@ def draw_transformer(width: int, layers: int, generator: Generator) -> Params:
         draw(f"{block}.mlp.out.weight", width, inner, added)
         params[f"{block}.mlp.out.bias"] = torch.zeros(width)
     return params | _draw_norm("norm", width)
-
-
-def _attend(params: Params, name: str, x: Tensor, known: int, heads: int) -> Tensor:
-    def by_head(part: Tensor) -> Tensor:
-        return part.view(*part.shape[:2], heads, -1).transpose(1, 2)
-
-    queries, keys, values = map(by_head, shared_linear(x, params[f"{name}.in"]).chunk(3, dim=2))
-    mixed = attention(queries, keys, values, known).transpose(1, 2).flatten(2)
-    return shared_linear(mixed, params[f"{name}.out"])
-
-
-def _mlp(params: Params, name: str, x: Tensor) -> Tensor:
-    inner = F.gelu(shared_linear(x, params[f"{name}.in.weight"], params[f"{name}.in.bias"]))
-    return shared_linear(inner, params[f"{name}.out.weight"], params[f"{name}.out.bias"])
 
 
 def _norm(params: Params, name: str, x: Tensor) -> Tensor:

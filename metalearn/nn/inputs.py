@@ -47,7 +47,11 @@ def inputs_of(x: Any) -> Inputs:
     Raises:
         ValueError: it is something else.
     """
-    return tuple(Part(name, tuple(value.shape[2:]), _kind_of(value)) for name, value in _named(x))
+    parts = []
+    for name, value in _named(x):
+        kind: Kind = "bool" if value.dtype == torch.bool else "real" if value.is_floating_point() else "whole"
+        parts.append(Part(name, tuple(value.shape[2:]), kind))
+    return tuple(parts)
 
 
 def packed(x: Any) -> Tensor:
@@ -87,10 +91,6 @@ def _named(x: Any) -> list[tuple[str, Tensor]]:
     return named
 
 
-def _kind_of(value: Tensor) -> Kind:
-    return "bool" if value.dtype == torch.bool else "real" if value.is_floating_point() else "whole"
-
-
 def as_reals(inputs: Inputs) -> Inputs:
     """The same, with real numbers in place of whole ones."""
     return tuple(part._replace(kind="real" if part.kind == "whole" else part.kind) for part in inputs)
@@ -124,19 +124,16 @@ def opened(network: nn.Module, inputs: Inputs, *, joins: bool = True) -> nn.Modu
     names = [part.name for part in inputs]
     opening.opened_inputs, opening.opened_joins = inputs, joins
     opening.opened_by_name = not names[0].isdecimal()
-    opening.opened_apart = bool(names[0]) and _takes_apart(network, names)
+    # Whether `forward` takes tensors of these names, or so many, each by itself.
+    opening.opened_apart = bool(names[0])
+    if names[0]:
+        takes = inspect.signature(network.forward)
+        try:
+            takes.bind(*names) if names[0].isdecimal() else takes.bind(**dict.fromkeys(names))
+        except TypeError:
+            opening.opened_apart = False
     opening.__class__ = type(type(network).__name__, (Opened, type(network)), {})
     return network
-
-
-def _takes_apart(network: nn.Module, names: Sequence[str]) -> bool:
-    """Whether `forward` takes tensors of these names, or so many, each by itself."""
-    takes = inspect.signature(network.forward)
-    try:
-        takes.bind(*names) if names[0].isdecimal() else takes.bind(**dict.fromkeys(names))
-    except TypeError:
-        return False
-    return True
 
 
 class Opened(nn.Module):

@@ -11,8 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from metalearn.nn.conv import conv2d
-from metalearn.nn.layout import channels_last
+from metalearn.nn.conv import channels_last, conv2d
 from metalearn.nn.norm import LINEAR, batch_norm
 from metalearn.nn.precision import rounds_products
 
@@ -97,32 +96,28 @@ def apply_layers(layers: Sequence[Layer], params: Params, x: Tensor, known: int 
     """Applies the layers one by one; per-task parameters have a leading task dimension. If `known` is above 0, the
     statistics of norms are those of the first `known` samples."""
     for layer in layers:
-        x = _applied(layer, params, x, known)
+        match layer:
+            case ChannelsLast():
+                x = channels_last(x)
+            case Convolution(weight, stride, padding):
+                x = conv2d(x, params[weight], stride=stride, padding=padding)
+            case Norm(scale, shift, slope):
+                x = batch_norm(x, params[scale], params[shift], slope=slope, statistics_of=known or None)
+            case Activation("leaky_relu", slope):
+                x = F.leaky_relu(x, slope) if slope else F.relu(x)
+            case Activation(name):
+                x = F.softplus(x) if name == "softplus" else torch.tanh(x)
+            case MaxPool():
+                x = max_pool2d(x, 2)
+            case Mean():
+                x = x.mean(dim=(2, 3))
+            case Flatten(last):
+                x = (x.permute(0, 1, 4, 2, 3) if last else x).flatten(2)
+            case Linear(weight, bias):
+                x = linear(x, params[weight], params[bias])
+            case Residual(main, around):
+                x = apply_layers(main, params, x, known) + apply_layers(around, params, x, known)
     return x
-
-
-def _applied(layer: Layer, params: Params, x: Tensor, known: int) -> Tensor:
-    match layer:
-        case ChannelsLast():
-            return channels_last(x)
-        case Convolution(weight, stride, padding):
-            return conv2d(x, params[weight], stride=stride, padding=padding)
-        case Norm(scale, shift, slope):
-            return batch_norm(x, params[scale], params[shift], slope=slope, statistics_of=known or None)
-        case Activation(name, slope):
-            if name == "leaky_relu":
-                return F.leaky_relu(x, slope) if slope else F.relu(x)
-            return F.softplus(x) if name == "softplus" else torch.tanh(x)
-        case MaxPool():
-            return max_pool2d(x, 2)
-        case Mean():
-            return x.mean(dim=(2, 3))
-        case Flatten(last):
-            return (x.permute(0, 1, 4, 2, 3) if last else x).flatten(2)
-        case Linear(weight, bias):
-            return linear(x, params[weight], params[bias])
-        case Residual(main, around):
-            return apply_layers(main, params, x, known) + apply_layers(around, params, x, known)
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:

@@ -264,7 +264,13 @@ def describe(device: torch.device, dtype: torch.dtype, refused: str | None = Non
         return line if refused is None else f"{line}; one by one, since {refused}"
     kernels = compiled(dtype)
     if kernels is None:
-        return f"torch's operations, several times slower than compiled kernels; {_why_not_compiled()}"
+        if _wanted() != "native":
+            why = f"METALEARN_KERNELS={_wanted()} asks for them"
+        elif compiler_of_machine() is None:
+            why = "there is no C compiler: install gcc, or type pip install ziglang"
+        else:
+            why = "the C compiler failed, as the log says; please report its message"
+        return f"torch's operations, several times slower than compiled kernels; {why}"
     line = f"compiled kernels, {kernels.lanes} numbers a vector"
     if rounds_products():
         return f"{line}, but for products in bf16, which are torch's"
@@ -279,14 +285,6 @@ def computed_by(device: torch.device, dtype: torch.dtype) -> str:
     if device.type != "cpu" or compiler is None:
         return f"Triton on {device.type}"
     return f"C, {kernels.lanes} numbers a vector, {version_of(compiler).partition(chr(10))[0]}"
-
-
-def _why_not_compiled() -> str:
-    if _wanted() != "native":
-        return f"METALEARN_KERNELS={_wanted()} asks for them"
-    if compiler_of_machine() is None:
-        return "there is no C compiler: install gcc, or type pip install ziglang"
-    return "the C compiler failed, as the log says; please report its message"
 
 
 @functools.cache

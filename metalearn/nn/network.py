@@ -231,10 +231,7 @@ class _LabelledSamples(_TaskSamples):
             )
         self.twice, self.rate = twice, rate
         self.y = (y if y.is_floating_point() else y.long()).contiguous()
-        self._check(row)
-
-    def _check(self, row: Tensor) -> None:
-        """Raises ValueError if kernels would read beyond their memory."""
+        # Kernels would read beyond the memory of targets that do not fit.
         tasks, samples, outputs = *self.x.shape[:2], self.plan.last.used
         numbers = self.y.is_floating_point()
         wanted = (tasks, samples - self.known, *((outputs,) if numbers else ()))

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd import Function
 
-from metalearn.nn.layout import dense
+from metalearn.nn.conv import dense
 from metalearn.nn.native import compiled_for
 
 EPSILON = 1e-5

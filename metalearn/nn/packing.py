@@ -61,8 +61,20 @@ class Layout:
         self._add(layers, None)
         self._numbers = [math.prod(place.sizes) for place in self.places.values()]
         self._count = sum(self._numbers)
-        self._to_row, self._to_parameters = self._orders()
-        self._tiles = self._tiles_of_places()
+        # For every number of a row its place in the parameters, one after the other with a zero at the end; and for
+        # every number of the parameters its place in a row.
+        self._to_row, first = torch.full((self.size,), self._count, dtype=torch.int32), 0
+        for place, count in zip(self.places.values(), self._numbers, strict=True):
+            place.of(self._to_row).copy_(torch.arange(first, first + count).view(place.shape))
+            first += count
+        row = torch.arange(self.size)
+        self._to_parameters = torch.cat([place.of(row).flatten() for place in self.places.values()])
+        # The tiles of `rows.c`: first number, rows and step of every `MULTIPLE` channels of a parameter.
+        self._tiles = torch.tensor([
+            (place.offset + channel, place.vectors, place.channels)
+            for place in self.places.values()
+            for channel in range(0, place.channels, MULTIPLE)
+        ])  # fmt: skip
         self._at: dict[tuple[tuple[str, ...], torch.device], Tensor] = {}
         self._moved: dict[tuple[str, torch.device], Tensor] = {}
 
@@ -96,24 +108,6 @@ class Layout:
         self.places[name] = ParameterPlace(self.size, shape, stride, self._shapes[name], vectors, channels)
         self.size += vectors * channels
 
-    def _tiles_of_places(self) -> Tensor:
-        """The tiles of `rows.c`: first number, rows and step of every `MULTIPLE` channels of a parameter."""
-        return torch.tensor([
-            (place.offset + channel, place.vectors, place.channels)
-            for place in self.places.values()
-            for channel in range(0, place.channels, MULTIPLE)
-        ])  # fmt: skip
-
-    def _orders(self) -> tuple[Tensor, Tensor]:
-        """For every number of a row its place in the parameters, one after the other with a zero at the end; and for
-        every number of the parameters its place in a row."""
-        to_row, first = torch.full((self.size,), self._count, dtype=torch.int32), 0
-        for place, count in zip(self.places.values(), self._numbers, strict=True):
-            place.of(to_row).copy_(torch.arange(first, first + count).view(place.shape))
-            first += count
-        places = torch.arange(self.size)
-        return to_row, torch.cat([place.of(places).flatten() for place in self.places.values()])
-
     def rows(self, params: Sequence[Tensor], tasks: int) -> Tensor:
         """Parameters in the order of the places as rows [t, P], which share memory."""
         result: Tensor = _Rows.apply(self, tasks, *params)
@@ -142,15 +136,11 @@ class Layout:
         if at not in self._at:
             numbers = dict(zip(self.places, self._to_parameters.split(self._numbers), strict=True))
             self._at[at] = torch.cat([numbers[name] for name in names]).to(row.device)
-        flat = torch.cat([self._of_tasks(values[name], name, len(row)) for name in names], dim=1)
-        return row.index_copy(1, self._at[at], flat)
-
-    def _of_tasks(self, value: Tensor, name: str, tasks: int) -> Tensor:
-        """A parameter [*shape] or [t, *shape] as [t, numbers]."""
-        if value.dim() > len(self.places[name].sizes):
-            return value.flatten(1)
-        result: Tensor = _Shared.apply(value.reshape(-1), tasks)
-        return result
+        flat: list[Tensor] = []
+        for name in names:
+            shared = values[name].dim() == len(self.places[name].sizes)
+            flat.append(_Shared.apply(values[name].reshape(-1), len(row)) if shared else values[name].flatten(1))
+        return row.index_copy(1, self._at[at], torch.cat(flat, dim=1))
 
     def unpack(self, row: Tensor) -> list[Tensor]:
         """Rows […, P] as the parameters in the order of the places."""

@@ -237,21 +237,20 @@ class ShapedNetwork:
         """
         key = (type(kernels), kernels.real, samples, input_shape)
         with self._making:
-            plan = self._plans.pop(key, None) or self._made(kernels, samples, input_shape)
+            plan = self._plans.pop(key, None)
+            if plan is None:
+                if isinstance(self.layers[0], ChannelsLast) and len(input_shape) != 3:
+                    raise ValueError(f"the network takes images [channels, height, width], not {list(input_shape)}")
+                image = input_shape if len(input_shape) == 3 else (math.prod(input_shape), 1, 1)
+                compiler = _Compiler(self.layout, self._shapes, ValueSize(image[1], image[2], image[0], image[0]))
+                for step in self._steps:
+                    compiler.add(step)
+                fields = compiler.layers
+                layers = (LAYER * len(fields))(*(LAYER(**layer) for layer in fields))
+                compiled = kernels.plan(layers, image, self.layout.size, samples)
+                pixels = [layer["height"] * layer["width"] for layer in fields if layer["kind"] == LayerKind.NORM]
+                plan = NetworkPlan(kernels, compiled, compiler.last, int(min(pixels, default=0)))
             self._plans[key] = plan
             if len(self._plans) > MOST_PLANS:
                 del self._plans[next(iter(self._plans))]
         return plan
-
-    def _made(self, kernels: AnyKernels, samples: int, input_shape: tuple[int, ...]) -> NetworkPlan:
-        if isinstance(self.layers[0], ChannelsLast) and len(input_shape) != 3:
-            raise ValueError(f"the network takes images [channels, height, width], not {list(input_shape)}")
-        image = input_shape if len(input_shape) == 3 else (math.prod(input_shape), 1, 1)
-        compiler = _Compiler(self.layout, self._shapes, ValueSize(image[1], image[2], image[0], image[0]))
-        for step in self._steps:
-            compiler.add(step)
-        layers = (LAYER * len(compiler.layers))(*(LAYER(**layer) for layer in compiler.layers))
-        plan = kernels.plan(layers, image, self.layout.size, samples)
-        pixels = [layer["height"] * layer["width"] for layer in compiler.layers if layer["kind"] == LayerKind.NORM]
-        fewest = int(min(pixels, default=0))
-        return NetworkPlan(kernels, plan, compiler.last, fewest)

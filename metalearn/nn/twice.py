@@ -287,7 +287,10 @@ def _computed(
     kernels = compiled_for(q)
     if not isinstance(kernels, Kernels):
         return _BY_TORCH[name](mask, scale, q, k, v, *others)
-    given = dict(zip("qkvuabc", (_padded(part, kernels.lanes) for part in (q, k, v, *others)), strict=False))
+    # With zeros, so that the last dimension is a multiple of the lanes.
+    more = (-part.shape[-1] % kernels.lanes for part in (q, k, v, *others))
+    filled = (F.pad(part, (0, n)) if n else part.contiguous() for part, n in zip((q, k, v, *others), more, strict=True))
+    given = dict(zip("qkvuabc", filled, strict=False))
     if name == "attention":
         results, cut = {"o": q.new_empty(*q.shape[:2], given["v"].shape[2])}, [v]
     else:
@@ -295,12 +298,6 @@ def _computed(
         results = {f"g{part}": torch.zeros_like(given[part]) for part in "qkvu"[: len(cut)]}
     kernels.attention(name, mask.every, scale, mask=mask.added, **given, **results)
     return tuple(part[..., : like.shape[2]].contiguous() for part, like in zip(results.values(), cut, strict=True))
-
-
-def _padded(part: Tensor, lanes: int) -> Tensor:
-    """With zeros, so that the last dimension is a multiple of the lanes."""
-    more = -part.shape[-1] % lanes
-    return F.pad(part, (0, more)) if more else part.contiguous()
 
 
 def _blocks(q: Tensor, k: Tensor) -> Iterator[tuple[slice, slice]]:

@@ -11,7 +11,7 @@ from metalearn.algorithms.common.losses import (
     mean_squared_error,
     squared_errors,
 )
-from metalearn.nn.layout import laid_out
+from metalearn.nn.conv import laid_out
 from metalearn.nn.network import one_for_each
 from metalearn.nn.packing import is_packed, sum_of_tasks
 from metalearn.types import Batch, ChunkResult, Episode, Loss, Metrics, Model, Params

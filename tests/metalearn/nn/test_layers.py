@@ -19,9 +19,8 @@ from torch import Tensor
 from torch.autograd import gradcheck, gradgradcheck
 
 from metalearn.nn import native, precision
-from metalearn.nn.conv import conv2d
+from metalearn.nn.conv import conv2d, laid_out
 from metalearn.nn.layers import linear, max_pool2d, shared_linear
-from metalearn.nn.layout import laid_out
 from metalearn.nn.norm import LINEAR, batch_norm
 from metalearn.storage import compiler
 from tests.kernels import require_kernels
