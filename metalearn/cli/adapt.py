@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from metalearn.api.learner import Prediction
 
 
+@ended
 def main(arguments: Sequence[str]) -> int:
     """Returns the exit code."""
     parser = command_parser("adapt", __doc__)
@@ -54,7 +55,7 @@ def main(arguments: Sequence[str]) -> int:
     )
     parser.add_argument("--threads", type=whole(1), default=1, help="threads of torch (default: 1)")
     options = parser.parse_args(arguments)
-    return ended(lambda: adapt(options))
+    return adapt(options)
 
 
 def adapt(options: argparse.Namespace) -> int:

@@ -3,7 +3,6 @@
 metalearn add classifier more_animals
 """
 
-import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -13,17 +12,13 @@ from metalearn.cli.fit import classifier_parser, ended, loaded, summary
 from metalearn.errors import printable
 
 
+@ended
 def main(arguments: Sequence[str]) -> int:
     """Returns the exit code."""
     parser = classifier_parser("add", __doc__)
     parser.add_argument("folder", type=Path, metavar="FOLDER", help="has a folder of pictures for each class")
     parser.add_argument("--strict", action="store_true", help="refuse damaged pictures and copies")
     options = parser.parse_args(arguments)
-    return ended(lambda: add(options, arguments))
-
-
-def add(options: argparse.Namespace, arguments: Sequence[str]) -> int:
-    """Does what the command line asks for; returns the exit code. `arguments` are those that were typed."""
     classifier = loaded(options)
     from metalearn.classifier.collected import collect
 

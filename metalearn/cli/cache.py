@@ -14,7 +14,6 @@ wrong arguments.
 import argparse
 import contextlib
 import re
-import stat
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -79,9 +78,9 @@ def entries(folder: Path) -> Iterator[CacheEntry]:
     """What this program has made in a folder, without records and locks."""
     for path in folder.iterdir():
         with contextlib.suppress(FileNotFoundError):  # another process removes it
-            status = path.lstat()
-            if not stat.S_ISREG(status.st_mode):
+            if not path.is_file():
                 continue
+            status = path.stat()
             age = time.time() - status.st_mtime
             if cache.LEFTOVER.fullmatch(path.name):
                 yield CacheEntry(path, LEFTOVER, status.st_size, age, age)

@@ -6,7 +6,6 @@ It listens on this machine alone, and ends with Ctrl-C. No picture is kept.
   metalearn demo classifier --port 8000
 """
 
-import argparse
 import json
 import threading
 from collections.abc import Sequence
@@ -29,16 +28,12 @@ _SHOWN = 5
 """The page shows so many classes of each picture."""
 
 
+@ended
 def main(arguments: Sequence[str]) -> int:
     """Returns the exit code."""
     parser = classifier_parser("demo", __doc__)
     parser.add_argument("--port", type=whole(0), default=0, help="the port (default: 0, any that is free)")
     options = parser.parse_args(arguments)
-    return ended(lambda: demo(options))
-
-
-def demo(options: argparse.Namespace) -> int:
-    """Does what the command line asks for; returns the exit code."""
     if options.port > 65535:
         raise ConfigError(f"--port={options.port}: must be at most 65535; type --port 0 for any that is free")
     classifier = loaded(options)

@@ -20,7 +20,6 @@ metalearn.load, metalearn adapt, metalearn evaluate checkpoint=FOLDER, or init_f
 Exit codes: 0 done; 2 nothing that can be published.
 """
 
-import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -46,6 +45,7 @@ UNKNOWN = {
 """The message for each fact that meta.json lacks."""
 
 
+@ended
 def main(arguments: Sequence[str]) -> int:
     """Returns the exit code."""
     parser = command_parser("export", __doc__)
@@ -67,11 +67,6 @@ def main(arguments: Sequence[str]) -> int:
         help="keys of the config whose paths stay here, if the network does without them",
     )  # fmt: skip
     options = parser.parse_args(arguments)
-    return ended(lambda: publish(options))
-
-
-def publish(options: argparse.Namespace) -> int:
-    """Publishes; returns the exit code."""
     set_up_process(1)
     kind = str(kind_of(options.run))
     kind = kind if kind in OPTIONS else "run"

@@ -32,6 +32,21 @@ if TYPE_CHECKING:
     from metalearn.classifier.classifier import PictureClassifier
 
 
+def ended(main: Callable[[Sequence[str]], int]) -> Callable[[Sequence[str]], int]:
+    """A command on pictures or tables that reports its errors: the exit code in place of each."""
+
+    def reported(arguments: Sequence[str]) -> int:
+        try:
+            return exit_code_of_process(lambda: main(arguments))
+        except ValueError as error:
+            return report_error(error, BAD_CONFIG)
+        except OSError as error:
+            return report_error(error, FAILED)
+
+    return reported
+
+
+@ended
 def main(arguments: Sequence[str]) -> int:
     """Returns the exit code."""
     parser = command_parser("fit", __doc__)
@@ -61,11 +76,11 @@ def main(arguments: Sequence[str]) -> int:
     if options.folder.suffix.lower() in fit_table.SUFFIXES:
         for_pictures = ("backbone", "weights", "head", "strict", "minutes", "steps")
         others = [f"--{name}" for name in for_pictures if getattr(options, name) != parser.get_default(name)]
-        return ended(lambda: fit_table.fit(options, others))
+        return fit_table.fit(options, others)
     others = [f"--{name}" for name in ("target", "network", "plugins") if getattr(options, name) is not None]
     if others:
         parser.error(f"{', '.join(others)}: of a table; type a file that ends in .csv or .parquet, or leave it out")
-    return ended(lambda: fit(options, arguments))
+    return fit(options, arguments)
 
 
 def fit(options: argparse.Namespace, arguments: Sequence[str]) -> int:
@@ -124,16 +139,6 @@ def set_up(threads: int) -> None:
         from metalearn.classifier import classifier  # noqa: F401
     torch.set_num_threads(threads)
     log_to_stderr()
-
-
-def ended(run: Callable[[], int]) -> int:
-    """The exit code of a command on pictures."""
-    try:
-        return exit_code_of_process(run)
-    except ValueError as error:
-        return report_error(error, BAD_CONFIG)
-    except OSError as error:
-        return report_error(error, FAILED)
 
 
 def summary(classifier: "PictureClassifier") -> list[str]:

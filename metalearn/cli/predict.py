@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 NONE = "none of these"
 
 
+@ended
 def main(arguments: Sequence[str]) -> int:
     """Returns the exit code: 1 if a picture could not be read."""
     parser = classifier_parser("predict", __doc__)
@@ -42,8 +43,8 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--plugins", type=names, metavar="PACKAGE,…", help="of a table: as for metalearn fit")
     options = parser.parse_args(arguments)
     if kind_of(options.classifier) == "table":
-        return ended(lambda: fit_table.predict(options))
-    return ended(lambda: predict(options))
+        return fit_table.predict(options)
+    return predict(options)
 
 
 def predict(options: argparse.Namespace) -> int:

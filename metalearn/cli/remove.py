@@ -3,7 +3,6 @@
 metalearn remove classifier cat dog
 """
 
-import argparse
 from collections.abc import Sequence
 
 from metalearn.app.outcome import OK
@@ -12,16 +11,12 @@ from metalearn.cli.fit import classifier_parser, ended, loaded, summary
 from metalearn.errors import printable
 
 
+@ended
 def main(arguments: Sequence[str]) -> int:
     """Returns the exit code."""
     parser = classifier_parser("remove", __doc__)
     parser.add_argument("classes", nargs="+", metavar="CLASS", help="names of classes")
     options = parser.parse_args(arguments)
-    return ended(lambda: remove(options, arguments))
-
-
-def remove(options: argparse.Namespace, arguments: Sequence[str]) -> int:
-    """Does what the command line asks for; returns the exit code. `arguments` are those that were typed."""
     classifier = loaded(options).remove(options.classes)
     classifier.save(options.classifier, replace=True, command=typed("remove", arguments))
     print(printable("\n".join([f"{len(classifier.classes_)} classes", *summary(classifier)])))
