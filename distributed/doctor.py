@@ -188,7 +188,7 @@ def collectives(device: torch.device) -> dict[str, Operation]:
         return _each_of_its_rank(parts)
 
     everywhere = (broadcast, scatter, gather, reduce, all_reduce, all_gather, reduce_scatter, all_to_all)
-    first = {"send/recv": send_recv} if size > 1 else {}
+    first: dict[str, Operation] = {"send/recv": send_recv} if size > 1 else {}
     return first | {operation.__name__: operation for operation in everywhere}
 
 

@@ -94,8 +94,12 @@ def served(caller: str, number: int, timeout: float) -> Iterator[Served]:
 
 def keep_open(call: Served, answer: Future[Any], end: Callable[[], None]) -> None:
     """Notes a call that waits for futures without a thread. `end` is called when its caller no longer waits."""
+
+    def forget(_: Future[Any]) -> None:
+        _open.pop(id(call), None)
+
     _open[id(call)] = call, end
-    answer.add_done_callback(lambda _: _open.pop(id(call), None))
+    answer.add_done_callback(forget)
     end_open_calls()  # its caller may have cancelled it while its items were started
 
 
