@@ -9,8 +9,7 @@ from torch import nn
 
 from metalearn.checks import Invalid, one_of, true_or_false, whole_number
 from metalearn.models.common.adapter import floats_of, model_of
-from metalearn.models.common.cut import cut
-from metalearn.models.common.frozen import frozen_model
+from metalearn.models.common.frozen import cut, frozen_model
 from metalearn.models.common.weights import HEADS, cut_head, load_body, pretrained
 from metalearn.nn.inputs import of_reals
 from metalearn.types import Model
