@@ -64,24 +64,20 @@ def conv4(
         features = filters * (image_size // 2**BLOCKS) ** 2
 
     def init(generator: Generator) -> Params:
-        return _draw_blocks(channels, filters, generator) | draw_head(ways, features, generator)
+        params: Params = {}
+        for block in range(1, BLOCKS + 1):
+            fan_in = (channels if block == 1 else filters) * 9
+            bound = math.sqrt(6 / (fan_in + filters * 9))
+            shape = (filters, fan_in // 9, 3, 3)
+            params[f"conv{block}.weight"] = torch.empty(shape).uniform_(-bound, bound, generator=generator)
+            params[f"norm{block}.weight"] = torch.ones(filters)
+            params[f"norm{block}.bias"] = torch.zeros(filters)
+        return params | draw_head(ways, features, generator)
 
     stages = (*(_block(number, downsample, activation) for number in range(1, BLOCKS + 1)), HEAD)
     norms = [name for stage in stages for name in stage.params if name.startswith("norm")]
     activations = filters * sum(size**2 for size in map_sizes)
     return staged_model(init, stages, transductive=transductive, activations=activations, norms=norms)
-
-
-def _draw_blocks(channels: int, filters: int, generator: Generator) -> Params:
-    params: Params = {}
-    for block in range(1, BLOCKS + 1):
-        fan_in = (channels if block == 1 else filters) * 9
-        bound = math.sqrt(6 / (fan_in + filters * 9))
-        shape = (filters, fan_in // 9, 3, 3)
-        params[f"conv{block}.weight"] = torch.empty(shape).uniform_(-bound, bound, generator=generator)
-        params[f"norm{block}.weight"] = torch.ones(filters)
-        params[f"norm{block}.bias"] = torch.zeros(filters)
-    return params
 
 
 def _block(number: int, downsample: str, activation: str) -> Stage:

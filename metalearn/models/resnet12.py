@@ -61,26 +61,22 @@ def resnet12(
         raise Invalid("image_size", image_size, reason, f"type dataset.image_size={2**BLOCKS} or more")
 
     def init(generator: Generator) -> Params:
-        return _draw_blocks(channels, widths, generator) | draw_head(ways, widths[-1], generator)
+        params: Params = {}
+        for number, width in enumerate(widths, start=1):
+            for layer in LAYERS:
+                fan_in = width if layer in ("layer2", "layer3") else channels if number == 1 else widths[number - 2]
+                size = 1 if layer == "shortcut" else 3
+                weight, scale, shift = _names(number, layer)
+                std = math.sqrt(2 / (width * size**2))  # He et al. 2015 (arXiv 1502.01852), equation 14
+                params[weight] = torch.empty(width, fan_in, size, size).normal_(0, std, generator=generator)
+                params[scale] = torch.ones(width)
+                params[shift] = torch.zeros(width)
+        return params | draw_head(ways, widths[-1], generator)
 
     stages = (*(_block(number, activation) for number in range(1, BLOCKS + 1)), HEAD)
     activations = sum(len(LAYERS) * width * (image_size // 2**halvings) ** 2 for halvings, width in enumerate(widths))
     norms = [name for stage in stages for name in stage.params if ".norm." in name]
     return staged_model(init, stages, transductive=transductive, activations=activations, norms=norms)
-
-
-def _draw_blocks(channels: int, widths: Sequence[int], generator: Generator) -> Params:
-    params: Params = {}
-    for number, width in enumerate(widths, start=1):
-        for layer in LAYERS:
-            fan_in = width if layer in ("layer2", "layer3") else channels if number == 1 else widths[number - 2]
-            size = 1 if layer == "shortcut" else 3
-            weight, scale, shift = _names(number, layer)
-            std = math.sqrt(2 / (width * size**2))  # He et al. 2015 (arXiv 1502.01852), equation 14
-            params[weight] = torch.empty(width, fan_in, size, size).normal_(0, std, generator=generator)
-            params[scale] = torch.ones(width)
-            params[shift] = torch.zeros(width)
-    return params
 
 
 def _block(number: int, activation: str) -> Stage:

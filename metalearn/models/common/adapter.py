@@ -70,7 +70,15 @@ def model_of(
     notes, cautions = _make_pure(network.float(), name, transductive, running_statistics)
     if compiled:
         cautions.append(f"{name}: is computed without torch.compile, whose functions have no second derivative")
-    _check_buffers(network, make, name)
+    kept = dict(network.named_buffers())
+    redrawn = dict(_fresh(make, seed=1)[0].named_buffers()) if kept else {}
+    for path, buffer in kept.items():
+        # For example that of spectral norm, which belongs to weights that the seed of a run draws.
+        if not torch.equal(buffer, redrawn[path].to(buffer.dtype)):
+            raise ValueError(
+                f"{name}: its buffer {path} is drawn at random, and only parameters are drawn by the seed of a run and "
+                "saved; make it a parameter, or draw it by a torch.Generator with a seed of its own"
+            )
     with torch.random.fork_rng(devices=[]):  # one stretch of random numbers, so that a second pass draws others
         network, inputs, trial = _tried(network, name, inputs, advice)
         unused = _unused(network, name, trial.outputs)
@@ -296,31 +304,26 @@ def _find_head(
         return None
     linear: Any = layer
     linear.__class__, linear.passes = _HeadLayer, False
-    if not _separable(network, linear, trial):
-        linear.__class__ = nn.Linear
-        return None
+    weights = [parameter.detach().clone() for parameter in layer.parameters()]
+    with torch.no_grad():
+        linear.passes = True
+        try:
+            for parameter in layer.parameters():
+                parameter.fill_(math.nan)  # so that whatever else depends on them shows
+            features = network(trial.images)
+        finally:
+            linear.passes = False
+            for parameter, weight in zip(layer.parameters(), weights, strict=True):
+                parameter.copy_(weight)
+        if features.dim() != 2 or not torch.allclose(layer(features), trial.outputs, rtol=1e-4, atol=1e-5):
+            linear.__class__ = nn.Linear
+            return None
 
     def apply(params: Params, features: Tensor, known: int) -> Tensor:
         logits = features @ params[names[0]].transpose(1, 2)
         return logits if len(names) == 1 else logits + params[names[1]].unsqueeze(1)
 
     return _Head(linear, Stage("head", names, apply))
-
-
-def _separable(network: nn.Module, head: _HeadLayer, trial: "_Trial") -> bool:
-    """Whether the head's outputs are the network's, and nothing else depends on the head's weights."""
-    weights = [parameter.detach().clone() for parameter in head.parameters()]
-    with torch.no_grad():
-        head.passes = True
-        try:
-            for parameter in head.parameters():
-                parameter.fill_(math.nan)
-            features = network(trial.images)
-        finally:
-            head.passes = False
-            for parameter, weight in zip(head.parameters(), weights, strict=True):
-                parameter.copy_(weight)
-        return features.dim() == 2 and torch.allclose(head(features), trial.outputs, rtol=1e-4, atol=1e-5)
 
 
 def _make_pure(
@@ -344,7 +347,9 @@ def _make_pure(
             layer.__class__ = _HardSigmoid
         elif isinstance(layer, nn.Conv2d):
             convolutions += 1
-            if _ours(layer):
+            square = layer.stride[0] == layer.stride[1] and layer.padding[0] == layer.padding[1]
+            plain = layer.groups == 1 and layer.dilation == (1, 1) and layer.padding_mode == "zeros"
+            if _is(layer, nn.Conv2d) and plain and square and not isinstance(layer.padding, str):
                 layer.__class__ = _Conv
             else:
                 by_torch.append(path)
@@ -387,32 +392,6 @@ def _is(layer: Any, kind: type[nn.Module]) -> bool:
     return type(layer) is kind and not layer._forward_hooks and not layer._forward_pre_hooks
 
 
-def _ours(layer: nn.Conv2d) -> bool:
-    """Whether our convolution can compute it."""
-    return (
-        _is(layer, nn.Conv2d)
-        and not isinstance(layer.padding, str)
-        and layer.stride[0] == layer.stride[1]
-        and layer.padding[0] == layer.padding[1]
-        and layer.groups == 1
-        and layer.dilation == (1, 1)
-        and layer.padding_mode == "zeros"
-    )
-
-
-def _check_buffers(network: nn.Module, make: Make, name: str) -> None:
-    """Raises ValueError for a buffer that is not the same for every seed: its weights are drawn anew, and it is not.
-    So it is with that of spectral norm, which belongs to the weights."""
-    kept = dict(network.named_buffers())
-    others = dict(_fresh(make, seed=1)[0].named_buffers()) if kept else {}
-    for path, buffer in kept.items():
-        if not torch.equal(buffer, others[path].to(buffer.dtype)):
-            raise ValueError(
-                f"{name}: its buffer {path} is drawn at random, and only parameters are drawn by the seed of a run and "
-                "saved; make it a parameter, or draw it by a torch.Generator with a seed of its own"
-            )
-
-
 # The trial
 
 
@@ -441,7 +420,11 @@ def _tried(network: nn.Module, name: str, inputs: Inputs, advice: str) -> tuple[
         images = filled(form, torch.rand(2, *shape, generator=Generator()))
         seen.clear()
         leaves = [(path, layer) for path, layer in there.named_modules() if not list(layer.children())]
-        hooks = [layer.register_forward_hook(partial(_note, seen, path)) for path, layer in leaves]
+        # `path=path`, since a closure would see the last path of the loop.
+        hooks = [
+            layer.register_forward_hook(lambda _, inputs, output, path=path: seen.append((path, output)))
+            for path, layer in leaves
+        ]
         try:
             given = there(images)
             break
@@ -467,10 +450,6 @@ def _tried(network: nn.Module, name: str, inputs: Inputs, advice: str) -> tuple[
     tensors = [leaf for _, value in seen for leaf in pytree.tree_leaves(value) if isinstance(leaf, Tensor)]
     floats = sum(leaf.numel() // len(images) for leaf in tensors)
     return there, form, _Trial(images, outputs, max(floats, outputs.shape[1]), last, notes)
-
-
-def _note(seen: list[tuple[str, Any]], path: str, layer: nn.Module, inputs: tuple[Tensor, ...], output: Any) -> None:
-    seen.append((path, output))
 
 
 def _kind(output: object) -> str:

@@ -70,20 +70,15 @@ def staged_model(
     model = Model(
         init, apply, transductive, activations, tuple(stages), features=features, head=stages[-1], norms=tuple(norms)
     )
-    return compiled_model(model, alone) if all(stage.layers for stage in stages) else model
-
-
-def compiled_model(model: Model, ignores_support: bool) -> Model:
-    """The model, with its network and its features also compiled as a whole."""
+    if not all(stage.layers for stage in stages):
+        return model
 
     def compiled(stages: Sequence[Stage]) -> CompiledNetwork:
-        return CompiledNetwork([layer for stage in stages for layer in stage.layers], ignores_support=ignores_support)
+        return CompiledNetwork([layer for stage in stages for layer in stage.layers], ignores_support=alone)
 
-    network = compiled(model.stages)
+    network = compiled(stages)
 
-    def apply(params: Params, x: Tensor, support_x: Tensor | None = None) -> Tensor:
-        return (network.outputs if is_packed(params) else model.apply)(params, x, support_x)
+    def packed(params: Params, x: Tensor, support_x: Tensor | None = None) -> Tensor:
+        return (network.outputs if is_packed(params) else apply)(params, x, support_x)
 
-    return model._replace(
-        apply=apply, network=network, body=compiled(model.stages[:-1]) if len(model.stages) > 1 else None
-    )
+    return model._replace(apply=packed, network=network, body=compiled(stages[:-1]) if len(stages) > 1 else None)

@@ -85,7 +85,11 @@ def pretrained(name: str, weights: str, input_size: int | None) -> PretrainedWei
     members = {full: one for full, (one, least) in sizes.items() if max(least) <= _LARGEST_SIZE}
     if weights in members:
         chosen, note = members[weights], f"{name}: weights {weights} of torchvision"
-        state = _downloaded(weights, chosen)
+        try:
+            state = chosen.get_state_dict(progress=False, check_hash=True, map_location="cpu", weights_only=True)
+        except (OSError, RuntimeError) as error:  # no connection, or a file that is damaged
+            advice = "bring the file to this disk and type KEY=/path/to/file"
+            raise _invalid(weights, f"cannot be downloaded ({error})", advice) from error
     elif _NAME.fullmatch(weights):
         advice = f"type one of {', '.join(members)}, or weights=/path"
         raise _invalid(weights, f"are not those of name={name}", advice)
@@ -203,15 +207,6 @@ def _read(path: str) -> tuple[dict[str, Tensor], str]:
 def _is_state(content: object) -> bool:
     pairs = content.items() if isinstance(content, dict) else ()
     return bool(pairs) and all(isinstance(name, str) and isinstance(value, Tensor) for name, value in pairs)
-
-
-def _downloaded(weights: str, chosen: object) -> dict[str, Tensor]:
-    get: Callable[..., dict[str, Tensor]] = chosen.get_state_dict  # type: ignore[attr-defined]
-    try:
-        return get(progress=False, check_hash=True, map_location="cpu", weights_only=True)
-    except (OSError, RuntimeError) as error:  # no connection, or a file that is damaged
-        advice = "bring the file to this disk and type KEY=/path/to/file"
-        raise _invalid(weights, f"cannot be downloaded ({error})", advice) from error
 
 
 def _invalid(weights: str, allowed: str, advice: str) -> Invalid:
