@@ -35,9 +35,6 @@ DATA_SECONDS = "data_seconds"
 
 EPISODE = "metalearn.types.Episode(support=Batch(x, y), query=Batch(x, y)) of tensors"
 
-DIGEST = "digest"
-"""The name of the value that is a hash of an evaluation task's content."""
-
 
 Add = Callable[[Sequence[Any]], Any]
 """Adds up values with tensors and numbers in them."""
@@ -137,17 +134,22 @@ def _episode(source: TaskSource, split: str, given: Any, loss: Loss | None, firs
     """What a source has given, with inputs as one tensor, and real numbers as [t, n, d]."""
     classes = source.classes(split)
     if first:
-        _check_form(source, given)
-    parts = dict(zip(("support", "query"), given, strict=True))
-    for name, (x, y) in parts.items():
+        parts = list(given) if isinstance(given, tuple | list) else []
+        if not (len(parts) == 2 and all(isinstance(part, tuple) and len(part) == 2 for part in parts)):
+            raise DataError(f"{_place_of(source)}: gives a {type(given).__name__}; give {EPISODE}")
+        for name, (_, y) in zip(("support", "query"), parts, strict=True):
+            if not isinstance(y, Tensor):
+                raise DataError(f"{_place_of(source)}: {name}.y is a {type(y).__name__}; give {EPISODE}")
+    batches = dict(zip(("support", "query"), given, strict=True))
+    for name, (x, y) in batches.items():
         try:
-            parts[name] = Batch(packed(x), y.flatten(2) if classes is None and y.dim() > 3 else y)
+            batches[name] = Batch(packed(x), y.flatten(2) if classes is None and y.dim() > 3 else y)
         except ValueError as error:
             raise DataError(f"{_place_of(source)}: {name}.x {error}") from error
-        if first and parts[name].x.shape[:2] != y.shape[:2]:
-            shapes = f"{list(parts[name].x.shape)} for x and {list(y.shape)} for y"
+        if first and batches[name].x.shape[:2] != y.shape[:2]:
+            shapes = f"{list(batches[name].x.shape)} for x and {list(y.shape)} for y"
             raise DataError(f"{_place_of(source)}: {name} has the shapes {shapes}; both begin with [tasks, samples]")
-    episode = Episode(**parts)
+    episode = Episode(**batches)
     for batch in episode if source.unit(split) == "tasks" else episode[1:]:  # the first only gives statistics
         if first:
             _check_targets(source, split, batch.y, classes, loss)
@@ -156,29 +158,17 @@ def _episode(source: TaskSource, split: str, given: Any, loss: Loss | None, firs
     return episode
 
 
-def _check_form(source: TaskSource, given: Any) -> None:
-    """Raises DataError for what is no pair of pairs of inputs and targets."""
-    parts = list(given) if isinstance(given, tuple | list) else []
-    if not (len(parts) == 2 and all(isinstance(part, tuple) and len(part) == 2 for part in parts)):
-        raise DataError(f"{_place_of(source)}: gives a {type(given).__name__}; give {EPISODE}")
-    for name, (_, y) in zip(("support", "query"), parts, strict=True):
-        if not isinstance(y, Tensor):
-            raise DataError(f"{_place_of(source)}: {name}.y is a {type(y).__name__}; give {EPISODE}")
-
-
 def inputs_of_source(source: TaskSource) -> Inputs:
     """What an input of a source is, by its first task."""
     return inputs_of(source.episodes("train", torch.tensor([0])).query.x)
 
 
-MEANINGS: dict[Targets, str] = {
-    "classes": "classes (whole numbers [tasks, samples], and a number of classes)",
-    "labels": "several labels (0.0 or 1.0, [tasks, samples, classes])",
-    "numbers": "real numbers ([tasks, samples, numbers], and None for classes)",
+TARGETS: dict[Targets, tuple[str, str]] = {
+    "classes": ("cross_entropy", "classes (whole numbers [tasks, samples], and a number of classes)"),
+    "labels": ("binary", "several labels (0.0 or 1.0, [tasks, samples, classes])"),
+    "numbers": ("squared", "real numbers ([tasks, samples, numbers], and None for classes)"),
 }
-"""Targets as a message explains them."""
-
-_LOSSES: dict[Targets, str] = {"classes": "cross_entropy", "labels": "binary", "numbers": "squared"}
+"""The usual loss for targets, and how a message explains them."""
 
 
 def _check_targets(source: TaskSource, split: str, y: Tensor, classes: int | None, loss: Loss | None) -> None:
@@ -195,8 +185,10 @@ def _check_targets(source: TaskSource, split: str, y: Tensor, classes: int | Non
             "may have several labels; or let classes() give None for real numbers"
         )
     if loss is not None and kind not in loss.allows:
-        allowed = " or ".join(MEANINGS[one] for one in loss.allows)
-        raise DataError(f"{what}; loss={loss.name} is for {allowed}; type loss={_LOSSES[kind]}, or give other targets")
+        allowed = " or ".join(TARGETS[one][1] for one in loss.allows)
+        raise DataError(
+            f"{what}; loss={loss.name} is for {allowed}; type loss={TARGETS[kind][0]}, or give other targets"
+        )
     if loss is not None and classes is not None and loss.weights not in (None, classes):
         raise ConfigError(
             f"loss.weights: has {loss.weights} numbers, and a task of {split} has {classes} classes; each split needs "
@@ -336,7 +328,7 @@ def chunk_functions(
         tasks, here = tasks_of(split, indices), moved(params, device)
         parts = [moved(algorithm.evaluate(here, on_device(task)), origin) for task in tasks]
         if algorithm.evaluated_on != "samples":
-            parts = [values | {DIGEST: digests(task)} for values, task in zip(parts, tasks, strict=True)]
+            parts = [values | {"digest": digests(task)} for values, task in zip(parts, tasks, strict=True)]
         return {name: torch.cat([values[name] for values in parts]) for name in parts[0]}
 
     def diagnose(params: Params, indices: Tensor, step: int) -> Metrics:
@@ -357,10 +349,10 @@ def chunk_functions(
         metrics = add([summed(values) for values in parts])
         return total.to(origin), (moved(metrics | seconds, origin), len(indices))
 
-    def result(grads: Params, rest: tuple[Metrics, int]) -> ChunkResult:
-        return ChunkResult(grads, *rest)
-
-    return ChunkFunctions(map_chunk, evaluate, diagnose, None if algorithm.outcome is None else loss, result)
+    return ChunkFunctions(
+        map_chunk, evaluate, diagnose, None if algorithm.outcome is None else loss,
+        result=lambda grads, rest: ChunkResult(grads, *rest),
+    )  # fmt: skip
 
 
 def _copies(params: Params, count: int) -> list[Params]:

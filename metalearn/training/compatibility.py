@@ -95,26 +95,23 @@ def _try_task(algorithm: Algorithm, params: Params, source: TaskSource, task: Ep
     # Of tasks that differ, each may have fewer classes than the source; of others, all of them.
     _check_outputs(outputs, source.classes(split), task.query, support, differ=isinstance(source, ComesInGroups))
     _try_loss(algorithm.computes and algorithm.computes.of_tasks, outputs, query.y)
-    if split == "train" and algorithm.computes is not None:
-        _try_second_derivative(algorithm, algorithm.computes, params, Episode(support, query), outputs)
-
-
-def _try_second_derivative(algorithm: Algorithm, loss: Loss, params: Params, task: Episode, outputs: Tensor) -> None:
-    """Raises ConfigError for a loss without a second derivative, as some of torch are, if the algorithm needs it."""
-    with torch.enable_grad():
-        at = outputs.detach().requires_grad_()
-        try:
-            (slope,) = torch.autograd.grad(loss.of_tasks(at, task.query.y)["loss"].sum(), at, create_graph=True)
-            if slope.requires_grad:
-                torch.autograd.grad(slope.sum(), at)
-        except RuntimeError as error:
+    loss = algorithm.computes
+    if split == "train" and loss is not None:
+        # Some losses of torch have no second derivative, which not every algorithm needs.
+        with torch.enable_grad():
+            at = outputs.detach().requires_grad_()
             try:
-                algorithm.meta_grad(params, task, 1)
-            except RuntimeError:
-                raise ConfigError(
-                    f"loss={loss.name}: has no second derivative ({error}), and this algorithm needs it; type "
-                    "algorithm.first_order=true where there is such a key, algorithm=reptile, or another loss"
-                ) from error
+                (slope,) = torch.autograd.grad(loss.of_tasks(at, query.y)["loss"].sum(), at, create_graph=True)
+                if slope.requires_grad:
+                    torch.autograd.grad(slope.sum(), at)
+            except RuntimeError as error:
+                try:
+                    algorithm.meta_grad(params, Episode(support, query), 1)
+                except RuntimeError:
+                    raise ConfigError(
+                        f"loss={loss.name}: has no second derivative ({error}), and this algorithm needs it; type "
+                        "algorithm.first_order=true where there is such a key, algorithm=reptile, or another loss"
+                    ) from error
 
 
 def _try_loss(measure: Callable[[Tensor, Tensor], Metrics] | None, outputs: Tensor, y: Tensor) -> None:

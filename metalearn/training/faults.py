@@ -15,14 +15,30 @@ INPUTS, LOSS, GRADIENT = 1, 2, 3
 def faults_of(algorithm: Algorithm, params: Params, episode: Episode, step: int, seeds: PassSeeds) -> Tensor:
     """The fault of each training task of an episode, or of each sample: [t] int64. It is computed with the same random
     numbers as in training."""
-    if algorithm.trained_on == "samples":
-        return _of_samples(algorithm, params, episode, step, seeds)
-    faults = []
-    for i in range(len(episode.query.x)):
-        task = Episode(*(Batch(*(value[i : i + 1] for value in batch)) for batch in episode))
-        with surrounded(seeds=seeds.of_task(i)):
-            faults.append(_of_task(algorithm, params, task, step))
-    return torch.tensor(faults)
+    if algorithm.trained_on == "tasks":
+        faults = []
+        for i in range(len(episode.query.x)):
+            task = Episode(*(Batch(*(value[i : i + 1] for value in batch)) for batch in episode))
+            if not all(torch.isfinite(value).all() for batch in task for value in batch):
+                faults.append(INPUTS)
+                continue
+            with surrounded(seeds=seeds.of_task(i)):
+                result = algorithm.meta_grad(params, task, step)
+            finite = all(torch.isfinite(grad).all() for grad in result.grads.values())
+            faults.append(LOSS if not torch.isfinite(result.metrics["loss"]) else 0 if finite else GRADIENT)
+        return torch.tensor(faults)
+    with surrounded(seeds=seeds.copy()):
+        result = algorithm.meta_grad(params, episode, step)
+    if algorithm.outcome is None:  # then a sample has no loss of its own either
+        losses = result.metrics["loss"].expand(result.count)
+    else:
+        with surrounded(seeds=seeds.copy()):
+            losses = algorithm.outcome(params, episode, step)["loss"].detach()
+    inputs = torch.isfinite(episode.query.x[0]).flatten(1).all(dim=1)
+    of_samples = torch.where(inputs, torch.where(torch.isfinite(losses), 0, LOSS), INPUTS)
+    if not of_samples.any() and not all(torch.isfinite(grad).all() for grad in result.grads.values()):
+        of_samples = torch.full_like(of_samples, GRADIENT)  # of the micro-batch: a sample has no gradient of its own
+    return of_samples.cpu()
 
 
 def explain(diagnosis: Metrics, numbers: Tensor, step: int, unit: Unit) -> str:
@@ -39,27 +55,3 @@ def explain(diagnosis: Metrics, numbers: Tensor, step: int, unit: Unit) -> str:
     others = f" (and {len(wrong) - 1} more of its {len(numbers)} {unit})" if len(wrong) > 1 else ""
     advice = "" if gravest == INPUTS else ". Lower rates may help: optimizer.lr, and algorithm.inner_lr if there is one"
     return f"step {step}: {what}, on worker{int(diagnosis['worker'][first])}: {FAULTS[gravest]}{others}{advice}"
-
-
-def _of_task(algorithm: Algorithm, params: Params, task: Episode, step: int) -> int:
-    if not all(torch.isfinite(value).all() for batch in task for value in batch):
-        return INPUTS
-    result = algorithm.meta_grad(params, task, step)
-    if not torch.isfinite(result.metrics["loss"]):
-        return LOSS
-    return 0 if all(torch.isfinite(grad).all() for grad in result.grads.values()) else GRADIENT
-
-
-def _of_samples(algorithm: Algorithm, params: Params, episode: Episode, step: int, seeds: PassSeeds) -> Tensor:
-    with surrounded(seeds=seeds.copy()):
-        result = algorithm.meta_grad(params, episode, step)
-    if algorithm.outcome is None:  # then a sample has no loss of its own either
-        losses = result.metrics["loss"].expand(result.count)
-    else:
-        with surrounded(seeds=seeds.copy()):
-            losses = algorithm.outcome(params, episode, step)["loss"].detach()
-    inputs = torch.isfinite(episode.query.x[0]).flatten(1).all(dim=1)
-    faults = torch.where(inputs, torch.where(torch.isfinite(losses), 0, LOSS), INPUTS)
-    if not faults.any() and not all(torch.isfinite(grad).all() for grad in result.grads.values()):
-        faults = torch.full_like(faults, GRADIENT)  # of the micro-batch: a sample has no gradient of its own
-    return faults.cpu()

@@ -155,7 +155,9 @@ def fit(run: Run, learner: TrainState, progress: Progress) -> Progress:
     here = (run.updater or UpdateHere)(run, learner)
     updater = run.strategy.updater(here, learner.params, learner.optimizer)
     try:
-        if _owes_validation(run, progress, last):
+        # A stop may have cut the validation of the last step done. Without a step left to do, there must be one.
+        due = progress.step >= last or (progress.step > 0 and progress.step % run.settings.val_every == 0)
+        if due and not _is_validated(progress):
             progress, improved = validate(run, learner, progress)
             save(run, learner, progress, improved)
         for step in range(progress.step + 1, last + 1):
@@ -250,14 +252,6 @@ def stopped(run: Run, learner: TrainState, updater: Updater, progress: Progress,
         save(run, learner, progress, improved=False)
     message = f"stopped after step {progress.step}, which is saved; resume=auto, the default, goes on from there"
     return Stopped(message, progress)
-
-
-def _owes_validation(run: Run, progress: Progress, last: int) -> bool:
-    """Before the next step: whether the last step done must be validated, since its validation was cut, or since no
-    step is left to do."""
-    if progress.step >= last:
-        return progress.best is None or not _is_validated(progress)
-    return progress.step > 0 and progress.step % run.settings.val_every == 0 and not _is_validated(progress)
 
 
 def _is_validated(progress: Progress) -> bool:

@@ -22,8 +22,8 @@ from metalearn.nn.native import on_gpu
 from metalearn.nn.surroundings import PassSeeds, surrounded
 from metalearn.training.ahead import Ahead, processes_for
 from metalearn.training.chunks import DATA_SECONDS, chunk_of, episodes_of, placing
-from metalearn.training.flat import FlatOptimizer, joined
 from metalearn.training.loop import Run, TrainState, Units, UpdateHere, meta_gradient, tasks_in_chunks
+from metalearn.training.optimizers import FlatOptimizer, joined
 from metalearn.training.settings import AUTO, Chunk
 from metalearn.types import (
     STATE,
@@ -91,36 +91,26 @@ def steps_on_device(work: DeviceWork) -> Callable[[Run, TrainState], Updater]:
                 log.warning("every operation of a step is started by the host, which is slower: %s", reason)
                 return UpdateHere(run, learner)
             except torch.cuda.OutOfMemoryError as error:
-                if not isinstance(run.training.chunk, int):
+                chunk = run.training.chunk
+                if not isinstance(chunk, int):
                     raise
-                run = _in_smaller_chunks(run, work, first_line(error))
+                # About half as many tasks at once, where that changes no bit.
+                stays = work.pairs() and (chunk >= run.settings.meta_batch_size or chunk.bit_count() == 1)
+                smaller = 2 ** max(0, (chunk - 1).bit_length() - 1)
+                what = f"{chunk} {run.training.unit} at once do not fit the memory of {work.device}"
+                if not stays or smaller == chunk:
+                    advice = f"type trainer.task_chunk={smaller}" if smaller < chunk else "type a smaller model"
+                    raise RunError(f"{what} ({first_line(error)}); {advice}") from error
+                log.warning("%s, so %d are computed at once; the parameters stay the same", what, smaller)
+                run = run._replace(training=run.training._replace(chunk=smaller))
             else:
-                log.info(
-                    "%s; %s; the host reads figures every %d steps", updater.line, updater.feed_line, updater.every
-                )
+                log.info("%s; the host reads figures every %d steps", updater.line, updater.every)
                 return updater
             gc.collect()  # where the end of a recording has failed, its error keeps what did not fit, and itself
             if work.device.type == "cuda":  # now that nothing refers to it
                 torch.cuda.empty_cache()
 
     return start
-
-
-def _in_smaller_chunks(run: Run, work: DeviceWork, error: str) -> Run:
-    """The run with about half as many tasks at once, where that changes no bit.
-
-    Raises:
-        RunError: it would.
-    """
-    chunk = _size(run.training)
-    stays = work.pairs() and (chunk >= run.settings.meta_batch_size or chunk.bit_count() == 1)
-    smaller = 2 ** max(0, (chunk - 1).bit_length() - 1)
-    what = f"{chunk} {run.training.unit} at once do not fit the memory of {work.device}"
-    if not stays or smaller == chunk:
-        advice = f"type trainer.task_chunk={smaller}" if smaller < chunk else "type a smaller model"
-        raise RunError(f"{what} ({error}); {advice}")
-    log.warning("%s, so %d are computed at once; the parameters stay the same", what, smaller)
-    return run._replace(training=run.training._replace(chunk=smaller))
 
 
 class _NoNumber:
@@ -189,7 +179,7 @@ class PicturesByNumber:
         ]
 
         wanted = episodes_of(source, "train", torch.arange(tasks), work.algorithm.computes)
-        for ours, theirs in zip(self.episode(), wanted, strict=True):
+        for ours, theirs in zip(*self.tasks(), wanted, strict=True):
             if not (ours.x.cpu().equal(theirs.x.to(work.dtype)) and ours.y.cpu().equal(theirs.y)):
                 raise NotAsNumbersError("its episodes are others than the pictures of its numbers")
 
@@ -200,24 +190,18 @@ class PicturesByNumber:
         return int(drawn[0].shape[1])
 
     def tasks(self) -> list[Episode]:
-        return [self.episode()]
-
-    def episode(self) -> Episode:
         (numbers,) = self.given
         tasks, ways, per_class = numbers.shape[0], numbers.shape[1], numbers.shape[2] - 1
         if self._gathered is not None:
-            pictures = self._gathered(
-                self._pictures, self._turns, self._values, numbers, self._shots, self._shape
-            )  # fmt: skip
-            return Episode(*(Batch(x, y) for x, y in zip(pictures, self._labels, strict=True)))
+            pictures = self._gathered(self._pictures, self._turns, self._values, numbers, self._shots, self._shape)
+            return [Episode(*(Batch(x, y) for x, y in zip(pictures, self._labels, strict=True)))]
         raw = self._pictures[numbers[:, :, 1:]].view(tasks, ways, per_class, -1, self._shape[2])
         turns = self._turns[numbers[:, :, 0]].view(tasks, ways, 1, -1, 1).expand_as(raw)
         values = self._values[raw.gather(3, turns).int()]
         images = values.view(tasks, ways, per_class, *self._shape).movedim(5, 3)
         parts = (images[:, :, : self._shots], images[:, :, self._shots :])
-        return Episode(*(
-            Batch(part.flatten(1, 2).contiguous(), y) for part, y in zip(parts, self._labels, strict=True)
-        ))  # fmt: skip
+        batches = (Batch(part.flatten(1, 2).contiguous(), y) for part, y in zip(parts, self._labels, strict=True))
+        return [Episode(*batches)]
 
 
 class WholeEpisodes:
@@ -259,30 +243,21 @@ def feed_of(work: DeviceWork, tasks: int, chunk: Chunk) -> Feed:
     def numbers(step: int) -> list[Tensor]:
         return tasks_in_chunks((step - 1) * tasks, tasks, at_once)
 
-    if not _draws_by_number(source):
+    # The class that makes the episodes must also draw their numbers: a class around it may change them.
+    makes = next((kind for kind in type(source).__mro__ if "episodes" in vars(kind)), None)
+    if makes is None or "numbers" not in vars(makes) or not isinstance(source, DrawsByNumber):
         return WholeEpisodes(work, numbers)
-    assert isinstance(source, DrawsByNumber)
+    free = 2**34
+    if work.device.type == "cuda":  # also what torch keeps for later
+        kept = torch.cuda.memory_reserved(work.device) - torch.cuda.memory_allocated(work.device)
+        free = torch.cuda.mem_get_info(work.device)[0] + kept
     try:
-        if source.bytes_of("train") > SHARE * _free(work.device):
+        if source.bytes_of("train") > SHARE * free:
             raise NotAsNumbersError(f"its pictures take {source.bytes_of('train') / 2**30:.1f} GiB")
         return PicturesByNumber(work, tasks)
     except NotAsNumbersError as reason:
         log.info("the host makes every task and copies it, since of this dataset %s", reason)
         return WholeEpisodes(work, numbers)
-
-
-def _draws_by_number(source: object) -> bool:
-    """Whether the class that makes a source's episodes also draws their numbers: a class around it may change them."""
-    makes = next((kind for kind in type(source).__mro__ if "episodes" in vars(kind)), None)
-    return makes is not None and "numbers" in vars(makes) and isinstance(source, DrawsByNumber)
-
-
-def _free(device: torch.device) -> int:
-    """Bytes that are free on a device, or kept by torch for later."""
-    if device.type != "cuda":
-        return 2**34
-    kept = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-    return torch.cuda.mem_get_info(device)[0] + kept
 
 
 def drawing(feed: Feed, work: DeviceWork, first: int, last: int) -> Ahead:
@@ -358,23 +333,20 @@ class UpdateOnDevice:
 
     @property
     def line(self) -> str:
-        """What a step is."""
+        """What a step is, and where its tasks come from."""
+        resident, step = isinstance(self._feed, PicturesByNumber), "a step is one CUDA graph"
         if self._by_host:
-            return (
-                "parameters and optimiser stay on the device; tasks differ in shape, so the host starts the operations"
-            )
-        return "a step is one CUDA graph"
-
-    @property
-    def feed_line(self) -> str:
-        """Where the tasks come from."""
-        resident = isinstance(self._feed, PicturesByNumber)
-        return "the pictures lie on the device" if resident else "the host makes the tasks"
+            stays = "parameters and optimiser stay on the device"
+            step = f"{stays}; tasks differ in shape, so the host starts the operations"
+        return f"{step}; {'the pictures lie on the device' if resident else 'the host makes the tasks'}"
 
     def advance(self, tasks: Sequence[Tensor], step: int, rate: float) -> StepResult:
-        if self._ahead is None:
-            self._begin(step)
-        assert self._ahead is not None
+        if self._ahead is None:  # the first step: those of the recording were marked as bad
+            self._bad.zero_()
+            self._slot.zero_()
+            self._first = step
+            self._ahead = drawing(self._feed, self._work, step, self._run.last)
+            weakref.finalize(self, self._ahead.stop)  # a run that ends early lets go of its pictures
         began = time.perf_counter()
         with self._run.stops.interruptible():  # another process may take its time, or hang
             drawn = self._ahead.of(step)
@@ -444,14 +416,6 @@ class UpdateOnDevice:
         parts = flat.split([params[name].numel() for name in self._names])
         return params | {name: part.view_as(params[name]) for name, part in zip(self._names, parts, strict=True)}
 
-    def _begin(self, step: int) -> None:
-        """Before the first step."""
-        self._bad.zero_()
-        self._slot.zero_()
-        self._first = step
-        self._ahead = drawing(self._feed, self._work, step, self._run.last)
-        weakref.finalize(self, self._ahead.stop)  # a run that ends early lets go of its pictures
-
     def _figures_of_step(self) -> dict[str, Tensor]:
         """Computes a step, and changes the parameters unless it is bad."""
         no_number: Any = _NoNumber()
@@ -459,7 +423,9 @@ class UpdateOnDevice:
         with surrounded(seeds=_NoSeeds(0, 0, ()), ways=self._feed.ways):
             parts = [self._work.algorithm.meta_grad(self._params, chunk, no_number) for chunk in chunks]
         result = self._work.add(parts)
-        gradient, change = meta_gradient(self._run.reduce, [result._replace(grads=self._as_one(result.grads))])
+        states = {name: value for name, value in result.grads.items() if name.startswith(STATE)}
+        as_one = {ALL: joined(result.grads[name] for name in self._names), **states}
+        gradient, change = meta_gradient(self._run.reduce, [result._replace(grads=as_one)])
         self._grads[: self._flat.numel()] = gradient[ALL]
         numbers = self._grads[: self._flat.numel()]
         # In two steps: torch gives a sum of all to few multiprocessors. In float64 nothing finite overflows.
@@ -474,11 +440,6 @@ class UpdateOnDevice:
         if self._average is not None:
             self._averaged.lerp_(self._flat, torch.where(self._bad > 0, 0.0, self._weight))
         return result.metrics | {"norm": norm, "finite": finite}
-
-    def _as_one(self, grads: Params) -> Params:
-        """Gradients with those of all weights as one."""
-        states = {name: value for name, value in grads.items() if name.startswith(STATE)}
-        return {ALL: joined(grads[name] for name in self._names), **states}
 
     def _whole_step(self) -> None:
         """A step, with its figures in the ring."""
@@ -509,22 +470,18 @@ class UpdateOnDevice:
 def _chunks_of(tasks: list[Episode], units: Units) -> list[Episode]:
     """The tasks of an episode in chunks; or its samples, which are the queries of one task without a support set. Tasks
     that differ in shape are computed one by one."""
-    if len(tasks) > 1 or not isinstance(units.chunk, int):
+    size = units.chunk
+    if len(tasks) > 1 or not isinstance(size, int):
         return tasks
     (episode,) = tasks
     along = 0 if units.unit == "tasks" else 1
 
     def cut(batch: Batch) -> list[Batch]:
-        return [Batch(*part) for part in zip(*(value.split(_size(units), along) for value in batch), strict=True)]
+        return [Batch(*part) for part in zip(*(value.split(size, along) for value in batch), strict=True)]
 
     queries = cut(episode.query)
     supports = cut(episode.support) if units.unit == "tasks" else [episode.support] * len(queries)
     return [Episode(*pair) for pair in zip(supports, queries, strict=True)]
-
-
-def _size(units: Units) -> int:
-    assert isinstance(units.chunk, int), "tasks that come in groups are computed elsewhere"
-    return units.chunk
 
 
 @contextmanager

@@ -111,9 +111,14 @@ def chunk_size(
     shared = max(_small_chunk(model, images, device), tasks // 4, 2)
     chunks = math.ceil(tasks / min(shared, tasks_that_fit(model, images, device)))
     chunk = math.ceil(tasks / chunks)
-    if pairs and (chunks == 1 or chunk.bit_count() == 1):
-        return _shared_out(chunk, tasks, workers)
-    return chunk
+    if not pairs or (chunks > 1 and chunk.bit_count() > 1):
+        return chunk
+    # The chunk, or the largest power of two below it of which all workers get equal shares, as far as that can be.
+    sizes = [chunk, *(1 << power for power in reversed(range(chunk.bit_length())) if 1 << power < chunk)]
+    # The most tasks of a worker, where each gets the same number of chunks or one more.
+    shares = {size: min(tasks, math.ceil(math.ceil(tasks / size) / workers) * size) for size in sizes}
+    allowed = max(EVEN * tasks / workers, min(shares.values()))
+    return next(size for size, share in shares.items() if share <= allowed)
 
 
 def chunk_in_group(settings: TrainerSettings, source: ComesInGroups, device: torch.device) -> Chunk:
@@ -138,19 +143,6 @@ def chunk_in_group(settings: TrainerSettings, source: ComesInGroups, device: tor
         return task + size - task % size
 
     return end
-
-
-def _shared_out(chunk: int, tasks: int, workers: int) -> int:
-    """The chunk, or the largest power of two below it of which all workers get equal shares, as far as that can be."""
-    sizes = [chunk, *(1 << power for power in reversed(range(chunk.bit_length())) if 1 << power < chunk)]
-    shares = {size: _largest_share(size, tasks, workers) for size in sizes}
-    allowed = max(EVEN * tasks / workers, min(shares.values()))
-    return next(size for size, share in shares.items() if share <= allowed)
-
-
-def _largest_share(chunk: int, tasks: int, workers: int) -> int:
-    """The most tasks of a worker, where each gets the same number of chunks or one more."""
-    return min(tasks, math.ceil(math.ceil(tasks / chunk) / workers) * chunk)
 
 
 def tasks_that_fit(model: Model, images: int, device: torch.device) -> int:

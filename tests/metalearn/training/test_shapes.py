@@ -11,19 +11,13 @@ from torch import Generator, Tensor, nn
 import metalearn
 from distributed.tree_sum import tree_sum
 from metalearn.algorithms.maml import maml
-from metalearn.app.job import script, to_job
-from metalearn.app.parts import assemble
-from metalearn.checks import Invalid
-from metalearn.config.compose import compose_config
-from metalearn.errors import DataError
 from metalearn.models.conv4 import conv4
 from metalearn.models.mlp import mlp
-from metalearn.tasks.common.episodes import EpisodeSpec, Seeds, shapes_of, shots_of_task
+from metalearn.tasks.common.episodes import EpisodeSpec, Seeds, shots_of_task
 from metalearn.tasks.glyphs import glyphs
 from metalearn.tasks.sinusoid import sinusoid
 from metalearn.training.chunks import chunk_functions, chunk_of, digests, episodes_of
 from metalearn.types import Algorithm, Batch, Episode, TaskSource, Unit
-from tests.runs import ROOT
 
 CPU = torch.device("cpu")
 
@@ -96,21 +90,6 @@ def test_tasks_of_one_shape_are_computed_together_also_from_a_list() -> None:
     assert all(one.x.equal(two.x) and one.y.equal(two.y) for one, two in zip(episode, together, strict=True))
 
 
-@pytest.mark.parametrize(
-    ("stack", "message"),
-    [
-        (
-            lambda tasks: tasks[:1],
-            r"gives a list of 1 episodes for 3 tasks; a list has an episode of one task for each",
-        ),
-        (lambda tasks: [stacked(tasks[:1] * 2)] * 3, "gives a list of 3 episodes for 3 tasks"),
-    ],
-)
-def test_a_list_that_has_not_one_task_for_each_number_is_named(stack: Callable[..., Any], message: str) -> None:
-    with pytest.raises(DataError, match=message):
-        chunk_of(Varying(stack), "train", torch.arange(3))
-
-
 def test_a_source_that_fails_for_another_reason_says_so() -> None:
     def broken(tasks: list[Episode]) -> Episode:
         raise ZeroDivisionError("of my own")
@@ -160,18 +139,6 @@ def test_a_tasks_number_of_shots_follows_from_its_number() -> None:
         assert task.support.x[0].equal(first), "the same classes and pictures, fewer of them"
     waves = sinusoid(shots=[2, 4], queries=3, eval_queries=3, seeds=Seeds(0, 1))
     assert {task.support.x.shape[1] for task in chunk_of(waves, "train", torch.arange(20))} == {2, 3, 4}
-
-
-@pytest.mark.parametrize("shots", [[1, 2, 3], [5, 1], [0, 2], "two", [1.0, 2.0], 0])
-def test_a_wrong_range_is_named(shots: Any) -> None:
-    with pytest.raises(Invalid, match=r"^shots="):
-        shapes_of(EpisodeSpec(ways=2, shots=shots, queries=1))
-
-
-def test_the_largest_task_must_fit_its_class() -> None:
-    job = to_job(*compose_config(["dataset.shots=[1,19]"]), script(ROOT / "train.py"), [])
-    with pytest.raises(ValueError, match=r"with shots=19 an episode needs 21 pictures of a class"):
-        assemble(job)
 
 
 def test_the_library_trains_on_them_and_evaluates() -> None:
