@@ -11,7 +11,6 @@ from torch import Generator, Tensor, nn
 
 import metalearn
 from metalearn.api.learner import Learner
-from metalearn.errors import ConfigError, DataError
 from metalearn.models.common.adapter import model_of
 from metalearn.models.module import from_note, to_note
 from metalearn.nn.inputs import Part, inputs_of, of_reals, packed, shape_of
@@ -104,12 +103,6 @@ def test_outputs_are_joined(give: Callable[[Tensor], Any]) -> None:
     assert torch.equal(model.apply(params, x), plain.apply(params, x))
 
 
-def test_outputs_without_samples_are_refused() -> None:
-    for give in (lambda y: (y, (y, y)), lambda y: (y, y.t()), lambda y: "text"):
-        with pytest.raises(ValueError, match=r"^Net: gives a (tuple|str) for 2 images, and must give a tensor"):
-            model_of(lambda one=give: Gives(one), name="Net", inputs=of_reals((4,)), transductive=True, advice="")
-
-
 # What the inputs of tasks may be
 
 
@@ -127,34 +120,6 @@ def test_numbers_are_exact_on_their_way() -> None:
     assert torch.equal(a.squeeze(2), x["a"])
     assert torch.equal(b.float().long().view(2, 3, 4, 2), x["b"]) and torch.equal(c.bool(), x["c"])
     assert inputs_of(torch.zeros(1, 2, 3)) == of_reals((3,))
-
-
-@pytest.mark.parametrize(
-    ("x", "message"),
-    [
-        ({"ids": torch.tensor([[[2**24 + 1]]])}, r"\[ids\] holds 16777217; .* exact up to 16777216"),
-        (torch.tensor([[[2**24 + 1]]]), "holds 16777217"),
-        ({"ids": [[1]]}, "is a dict of ids: list; give a tensor"),
-        ("text", "is a str; give a tensor"),
-        ({}, "is a dict; give a tensor"),
-        ({"a": torch.zeros(1, 2, 3), "b": torch.zeros(1, 3, 3)}, r"has the shapes a \[1, 2, 3\], b \[1, 3, 3\]"),
-    ],
-)
-def test_inputs_that_cannot_be_sent_are_refused(x: Any, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        packed(x)
-
-
-@pytest.mark.parametrize("note", ["x", [], [["ids", [4]]], [["ids", [4], "eval"]], [["a", [0], "real"]],
-                                  [["a", [1], "real"], ["a", [1], "real"]], 3])  # fmt: skip
-def test_a_wrong_note_of_inputs_is_refused(note: Any) -> None:
-    with pytest.raises(ValueError, match="inputs="):
-        from_note(note)
-
-
-def test_an_id_without_a_place_is_named() -> None:
-    with pytest.raises((ConfigError, DataError), match="its whole numbers run from 0 to 99"):
-        learned("far")
 
 
 # Running statistics

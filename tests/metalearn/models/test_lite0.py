@@ -1,12 +1,9 @@
 """EfficientNet-Lite0 as a frozen network: its features are those of the classifiers, by another path of code."""
 
 import numpy as np
-import pytest
 import torch
 
-from metalearn.checks import Invalid
 from metalearn.classifier.backbones import backbone_of
-from metalearn.models import lite0 as packages
 from metalearn.models.lite0 import lite0
 
 
@@ -30,11 +27,3 @@ def test_grey_pictures_are_repeated_and_enlarged() -> None:
     assert model.features is not None
     grey, colours = (model.features(params, pictures) for pictures in (x, x.expand(-1, -1, 3, -1, -1)))
     assert torch.equal(grey, colours) and grey.shape == (1, 3, 1280)
-
-
-def test_missing_packages_and_small_sizes_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(Invalid, match="input_size=16"):
-        lite0(ways=5, channels=3, image_size=224, input_size=16)
-    monkeypatch.setattr(packages, "PACKAGES", ("no_such_package", "nor_this"))
-    with pytest.raises(Invalid, match="no_such_package and nor_this are not installed"):
-        lite0(ways=5, channels=3, image_size=224)

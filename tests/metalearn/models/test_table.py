@@ -1,7 +1,6 @@
 """Networks that read tables: beside torch's own attention, and what a prediction must not depend on."""
 
 import math
-from collections.abc import Callable
 from functools import partial
 from itertools import product
 
@@ -240,34 +239,3 @@ def test_rising_order_and_levels_of_quantiles() -> None:
     assert head.predictive.quantiles(outputs, torch.tensor([0.01, 0.125, 0.25, 0.75, 0.99])).tolist() == [
         [[1.0, 1.0, 1.5, 3.5, 4.0]]
     ]
-
-
-# What is refused
-
-
-@pytest.mark.parametrize(
-    ("make", "message"),
-    [
-        (lambda: network("rows", heads=3), "heads=3: must divide width=16"),
-        (lambda: network("rows", bins=2), "bins=2: must be a whole number of at least 3"),
-        (lambda: network("rows", "normal"), "head='normal': must be one of classes, gaussian, bars, quantiles"),
-        (lambda: network("grid"), "form='grid': must be one of rows, cells"),
-        (lambda: network("rows")[0].apply({}, torch.zeros(1)), "type algorithm=pfn"),
-    ],
-)
-def test_bad_settings_are_refused(make: Callable[[], object], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        make()
-
-
-def test_targets_of_another_kind_and_too_many_classes_are_refused() -> None:
-    support, asked = of_classes()
-    for head, keys, y, message in (
-        ("classes", {"classes": 2}, support.y, "model.classes=2: a task has 3 classes; type model.classes=3"),
-        ("classes", {}, support.y.double().unsqueeze(2), "targets are real numbers; type model.head=gaussian"),
-        ("gaussian", {}, support.y, "type model.head=classes"),
-        ("bars", {}, random(2, 12, 2, seed=0), "is for one real number a row"),
-    ):
-        model, reads = network("rows", head, **keys)  # type: ignore[arg-type]
-        with pytest.raises(ValueError, match=message):
-            reads.outputs(drawn(model), support._replace(y=y), asked)
