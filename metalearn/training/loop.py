@@ -148,7 +148,8 @@ def fit(run: Run, learner: TrainState, progress: Progress) -> Progress:
     Raises:
         Stopped: the run was asked to stop; a checkpoint of the last step done is saved.
         Paused: the step `pause_after` is done and validated, and its checkpoint is saved.
-        DivergedError: a loss or gradient is not finite; the step is not applied.
+        DivergedError: a loss or gradient is not finite; the step is not applied. It names the task that spoils the
+            step, and the worker that computes it.
     """
     steps, batch, last = run.settings.steps, run.settings.meta_batch_size, run.last
     saved, taken = progress.step, list[TakenStep]()
@@ -166,7 +167,10 @@ def fit(run: Run, learner: TrainState, progress: Progress) -> Progress:
             began = time.perf_counter()
             tasks = tasks_in_chunks((step - 1) * batch, batch, run.training.chunk)
             rate = run.outer.rate(step, steps)
-            results, of_update = advance(run, learner, updater, tasks, step, rate)
+            try:
+                results, of_update = updater.advance(tasks, step, rate)
+            except FloatingPointError as error:
+                raise diverged(run, learner, updater, tasks, step) from error
             seconds = time.perf_counter() - began
             progress = progress._replace(step=step, seconds=progress.seconds + seconds)
             validating = step % run.settings.val_every == 0 or step == last
@@ -223,7 +227,7 @@ def settle(run: Run, learner: TrainState, updater: DefersFigures, taken: list[Ta
     """Waits for steps whose figures are on a device; returns the seconds. They count for all these steps alike.
 
     Raises:
-        DivergedError: as `advance`; the steps before are in the log.
+        DivergedError: as `fit`; the steps before are in the log.
     """
     began = time.perf_counter()
     try:
@@ -261,24 +265,8 @@ def _is_validated(progress: Progress) -> bool:
 # One step
 
 
-def advance(
-    run: Run, learner: TrainState, updater: Updater, tasks: Sequence[Tensor], step: int, rate: float
-) -> StepResult:
-    """One step.
-
-    Raises:
-        Interrupted: the run was asked to stop; the step is not applied.
-        DivergedError: a loss or gradient is not finite; the step is not applied. It names the task that spoils the
-            step, and the worker that computes it.
-    """
-    try:
-        return updater.advance(tasks, step, rate)
-    except FloatingPointError as error:
-        raise diverged(run, learner, updater, tasks, step) from error
-
-
 def diverged(run: Run, learner: TrainState, updater: Updater, tasks: Sequence[Tensor], step: int) -> DivergedError:
-    """Which task spoils a step."""
+    """The error that names the task which spoils a step."""
     updater.fetch()
     diagnosis = run.strategy.diagnose(learner.params, tasks, step)
     cause = explain(diagnosis, torch.cat(list(tasks)), step, run.training.unit)

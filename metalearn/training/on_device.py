@@ -351,13 +351,25 @@ class UpdateOnDevice:
         with self._run.stops.interruptible():  # another process may take its time, or hang
             drawn = self._ahead.of(step)
         waited = time.perf_counter() - began
-        alike = [given.shape for given in self._feed.given] == [value.shape for value in drawn]
-        if not alike or self._feed.ways_of(drawn) != self._feed.ways:
-            self._take_otherwise(drawn, rate)
-        else:
-            for given, value in zip(self._feed.given, pinned(drawn, self._work.device), strict=True):
+        feed = self._feed
+        usual = feed.given, feed.ways
+        alike = [given.shape for given in feed.given] == [value.shape for value in drawn]
+        if alike and feed.ways_of(drawn) == feed.ways:
+            for given, value in zip(feed.given, pinned(drawn, self._work.device), strict=True):
                 given.copy_(value, non_blocking=True)
             self._take(rate)
+        else:
+            if not (self._varies or self._by_host):
+                log.info(
+                    "tasks differ in their shapes or classes; the host starts the operations of those that are not as "
+                    "the first"
+                )
+                self._varies = True
+            feed.given, feed.ways = [value.to(self._work.device) for value in drawn], feed.ways_of(drawn)
+            try:
+                self._take(rate, recorded=False)
+            finally:
+                feed.given, feed.ways = usual
         row = self._read[self._taken]
         self._taken += 1
         metrics = {name: row[column] for column, name in enumerate(self._metrics)}
@@ -375,22 +387,6 @@ class UpdateOnDevice:
             self._whole_step()
         else:
             self.graph.replay()
-
-    def _take_otherwise(self, drawn: list[Tensor], rate: float) -> None:
-        """A step whose tasks have other shapes or classes than those of the first: the host starts its operations."""
-        if not (self._varies or self._by_host):
-            log.info(
-                "tasks differ in their shapes or classes; the host starts the operations of those that are not as the "
-                "first"
-            )
-            self._varies = True
-        feed = self._feed
-        usual = feed.given, feed.ways
-        feed.given, feed.ways = [value.to(self._work.device) for value in drawn], feed.ways_of(drawn)
-        try:
-            self._take(rate, recorded=False)
-        finally:
-            feed.given, feed.ways = usual
 
     def settle(self) -> None:
         taken, self._taken = self._taken, 0
