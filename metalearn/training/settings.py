@@ -27,9 +27,6 @@ PAIR_FLOATS = 80_000_000
 """Chunks of two tasks may use 80M floats, so that two threads have a task each."""
 
 
-BEST_BY = ("metric", "loss")
-"""What decides which validation is the best."""
-
 AUTO = "auto"
 """Stands for a number that the program chooses."""
 
@@ -47,7 +44,7 @@ class TrainerSettings:
         ema_decay: decay of the average of the meta-parameters (`Average` of the loop) that is validated and saved;
             None: the latest are.
         patience: scheduled validations without a better one after which training ends; None: it goes to the last step.
-        best_by: one of `BEST_BY`.
+        best_by: what decides which validation is the best: `metric` or `loss`.
         draw_ahead: processes that draw the tasks of later steps where these stay on a GPU, or `auto`, see
             `metalearn.training.ahead`.
         eval_seed: the seed of validation and test tasks (the task source uses it).
@@ -64,7 +61,7 @@ class TrainerSettings:
     test_tasks: int
     ema_decay: float | None = None
     patience: int | None = None
-    best_by: str = BEST_BY[0]
+    best_by: str = "metric"
     draw_ahead: int | str = AUTO
     eval_seed: int = 0
 
@@ -83,7 +80,7 @@ class TrainerSettings:
                 )
                 advice = f"type KEY={most} or less, " if most > 0 else "type "
                 raise Invalid("patience", self.patience, allowed, f"{advice}a smaller GROUP.val_every, or KEY=null")
-        one_of("best_by", self.best_by, BEST_BY)
+        one_of("best_by", self.best_by, ("metric", "loss"))
         if self.task_chunk != AUTO:
             whole_number("task_chunk", self.task_chunk, at_least=1)
         if self.draw_ahead != AUTO:

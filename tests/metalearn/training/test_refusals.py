@@ -113,7 +113,7 @@ def shots(value: object) -> None:
 
 
 def large_task() -> None:
-    """Of 19 support samples and a query of each class, which has 20 pictures."""
+    """Of 20 support samples and a query of each class, which has 20 pictures."""
     glyphs(episode=EpisodeSpec(2, [1, 20], 1), image_size=8, channels=1, rotations=True, seeds=Seeds(0, 0))
 
 
