@@ -82,13 +82,17 @@ class FlatOptimizer:
         update: one step.
         guarded: one step on a GPU, which may be skipped there.
         names: of the state once a step is done; each tensor is [P], but for the number `STEPS`.
+        weight_decay: before a step, parameters shrink by the factor 1 − rate · this.
+        clipping: before a step, gradients are clipped.
     """
 
     def __init__(
-        self, params: Params, settings: OptimizerSettings, update: Step, guarded: GuardedStep, names: Sequence[str]
-    ) -> None:
+        self, params: Params, settings: OptimizerSettings, update: Step, guarded: GuardedStep, names: Sequence[str],
+        weight_decay: float, clipping: Clipping,
+    ) -> None:  # fmt: skip
         self._params = [param for name, param in params.items() if not name.startswith(STATE)]
         self._settings, self._update, self._guarded, self._names = list(settings), update, guarded, list(names)
+        self._weight_decay, self._clipping = weight_decay, clipping
         self.param_groups: list[OptimizerSettings] = [settings | {"params": self._params}]
         self._state: Params = {}
 
@@ -97,7 +101,9 @@ class FlatOptimizer:
         gradients = [param.grad for param in self._params if param.grad is not None]
         assert len(gradients) == len(self._params), "every parameter has a gradient"
         values, grads = joined(self._params), joined(gradients)
-        self._update(values, grads, self._state, self.param_groups[0])
+        if self._weight_decay:
+            values.mul_(1 - self.param_groups[0]["lr"] * self._weight_decay)
+        self._update(values, self._clipping.of(grads), self._state, self.param_groups[0])
         for param, value in zip(self._params, self._parts(values), strict=True):
             param.copy_(value)
 
@@ -105,7 +111,9 @@ class FlatOptimizer:
     def step_of_device(self, values: Tensor, grads: Tensor, rate: Tensor, skip: Tensor) -> None:
         """A step of all parameters, which lie one after the other in `values` [P], without waiting for the device. The
         rate [] is its own; nothing changes where `skip` [] is not 0."""
-        self._guarded(values, grads, self._state, self.param_groups[0], rate, skip)
+        if self._weight_decay:
+            values.mul_(torch.where(skip > 0, 1.0, 1 - rate.double() * self._weight_decay))
+        self._guarded(values, self._clipping.of(grads), self._state, self.param_groups[0], rate, skip)
 
     def _parts(self, flat: Tensor) -> list[Tensor]:
         """The state of each parameter, in its shape. A single number belongs to all."""
@@ -244,7 +252,7 @@ def muon(
 
 
 _Steps = tuple[OptimizerSettings, Step, GuardedStep, Sequence[str]]
-"""The last four arguments of `FlatOptimizer`."""
+"""Of `FlatOptimizer`: settings, update, guarded and names."""
 
 
 def _settings_of_adam(rates: Rates, beta1: float, beta2: float, eps: float) -> OptimizerSettings:
@@ -264,21 +272,7 @@ def _outer(
             real_number(name, limit, above=0)
 
     def start(params: Params) -> Optimizer:
-        settings, update, guarded, names = steps_of(params)
-
-        def step(values: Tensor, grads: Tensor, state: Params, settings: OptimizerSettings) -> None:
-            if weight_decay:
-                values.mul_(1 - settings["lr"] * weight_decay)
-            update(values, clipping.of(grads), state, settings)
-
-        def guarded_step(
-            values: Tensor, grads: Tensor, state: Params, settings: OptimizerSettings, rate: Tensor, skip: Tensor
-        ) -> None:
-            if weight_decay:
-                values.mul_(torch.where(skip > 0, 1.0, 1 - rate.double() * weight_decay))
-            guarded(values, clipping.of(grads), state, settings, rate, skip)
-
-        return FlatOptimizer(params, settings, step, guarded_step, names)
+        return FlatOptimizer(params, *steps_of(params), weight_decay, clipping)
 
     return OuterOptimizer(start, scheduled(**rates._asdict()), by_norm=clipping.clip_norm is not None)
 
