@@ -93,7 +93,7 @@ def imaml(
             away = [(phi[name] - start[name]).square().reshape(len(phi[name]), -1).sum(dim=1) for name in phi]
             return plain(phi, step) + pull / 2 * torch.stack(away).sum(dim=0)
 
-        loss = regularised if spring == "every_step" else plain
+        loss: TaskLoss = regularised if spring == "every_step" else plain
         for phi in descent(loss, start, optimizer=inner, rate=constant(inner_lr), steps=steps, order=0):
             if spring == "every_step":
                 yield phi

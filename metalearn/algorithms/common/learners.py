@@ -167,7 +167,7 @@ def support_descent(
     """As `descent`, from weights and by rates that all tasks share, on each task's loss on its support set."""
     tasks = support.x.shape[0]
     start = start_of(model, weights, tasks)
-    rates = rate if isinstance(rate, float | int) else start_of(model, rate, tasks)
+    rates: Rate = rate if isinstance(rate, float | int) else start_of(model, rate, tasks)
     loss = SupportLoss(model, support, order)
     return descent(loss, start, optimizer=inner, rate=constant(rates), steps=steps, order=order, checkpoint=checkpoint)
 
