@@ -52,14 +52,13 @@ class Member(NamedTuple):
 
 class Request(NamedTuple):
     """What to evaluate: the checkpoint, or a published model; the others of an ensemble; the split, `val` or `test`;
-    changes of the config of the first; the output folder, and the folder which nothing that is written may leave."""
+    changes of the config of the first; and the output folder."""
 
     checkpoint: Path
     ensemble: list[Path]
     split: str
     overrides: list[str]
     output: Path
-    home: Path
 
 
 def evaluate_checkpoint(request: Request, program: Program, arguments: Sequence[str]) -> int:
@@ -188,6 +187,7 @@ def lead(
     request: Request, job: Job, parts: Parts, members: Sequence[Member], params: Params, counted: dict[str, Any]
 ) -> int:
     """Rank zero: evaluates, writes and prints; returns the exit code. `counted` is what `check_unseen` has returned."""
+    split, output = request.split, request.output
     try:
         evaluated = [  # what result.json says of each; the digest is that of its parameters
             {"checkpoint": str(one.folder), "params": digest_of(one.folder / TENSORS), "step": one.saved.meta["step"]}
@@ -196,11 +196,21 @@ def lead(
         strategy = connect(parts)
         with ranks.closing(strategy):
             began = time.perf_counter()
-            values = values_of(parts, strategy, params, request.split, shown=True)
-            figures = figures_of(values, parts.source, request.split, parts.algorithm.evaluated_on) | {
-                "transductive": parts.transductive
-            }
-            report(request, job, evaluated, values, figures | counted, time.perf_counter() - began)
+            values = values_of(parts, strategy, params, split, shown=True)
+            figures = figures_of(values, parts.source, split, parts.algorithm.evaluated_on)
+            figures |= {"transductive": parts.transductive} | counted
+            seconds = time.perf_counter() - began
+            write_table(output / f"{split}.csv", values)
+            others = {"ensemble": evaluated[1:]} if request.ensemble else {}
+            result = {
+                "status": "completed", **evaluated[0], **others, "seconds": round(seconds, 3), "workers": job.workers,
+                "overrides": request.overrides, split: figures,
+            }  # fmt: skip
+            OmegaConf.save(job.config, output / "config.yaml")
+            write_result(output, result)
+        what = f"mean of {len(evaluated)} checkpoints" if request.ensemble else f"step {evaluated[0]['step']}"
+        print(f"{split} {evaluation_report(figures)}")
+        print(printable(f"{what}, {seconds:.1f} s, {job.workers} workers; all in {output}"))
         return OK
     except MixedWorkersError as error:
         return report_error(error, BAD_CONFIG)
@@ -218,25 +228,3 @@ def values_of(parts: Parts, strategy: Strategy, params: Params, split: str, *, s
     finally:
         if progress:
             progress.close()
-
-
-def report(
-    request: Request,
-    job: Job,
-    evaluated: Sequence[dict[str, Any]],
-    values: Metrics,
-    figures: dict[str, Any],
-    seconds: float,
-) -> None:
-    """Writes and prints the results; `evaluated` has what result.json says of each checkpoint."""
-    write_table(request.output / f"{request.split}.csv", values)
-    others = {"ensemble": evaluated[1:]} if request.ensemble else {}
-    result = {
-        "status": "completed", **evaluated[0], **others, "seconds": round(seconds, 3), "workers": job.workers,
-        "overrides": request.overrides, request.split: figures,
-    }  # fmt: skip
-    OmegaConf.save(job.config, request.output / "config.yaml")
-    write_result(request.output, result)
-    print(f"{request.split} {evaluation_report(figures)}")
-    what = f"mean of {len(evaluated)} checkpoints" if request.ensemble else f"step {evaluated[0]['step']}"
-    print(printable(f"{what}, {seconds:.1f} s, {job.workers} workers; all in {request.output}"))

@@ -79,10 +79,9 @@ def read(arguments: Sequence[str]) -> "Request":
     overrides = [argument for argument in arguments if argument.partition("=")[0] not in NO_OVERRIDES]
     named = [argument for argument in arguments if argument.partition("=")[0].partition(".")[0] not in PLACES]
     name = folder_name(",".join([checkpoint.resolve().name, *sorted(named)]))
-    home = Path(own["output"]) if own.get("output") else run_folder_of(checkpoint)
-    output = home if own.get("output") else home / "evaluations" / name
+    output = Path(own["output"]) if own.get("output") else run_folder_of(checkpoint) / "evaluations" / name
     others = members("ensemble", own["ensemble"]) if "ensemble" in own else []
-    return Request(checkpoint, others, split, overrides, output, home)
+    return Request(checkpoint, others, split, overrides, output)
 
 
 def members(key: str, value: str) -> list[Path]:
