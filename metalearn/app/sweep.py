@@ -77,7 +77,15 @@ def run_sweep(program: Program, overrides: Sequence[str], run_job: RunJob) -> in
             f"  python {program.name} --multirun workers={os.environ['WORLD_SIZE']} {' '.join(overrides)}"
         )
     _check_launcher(overrides)
-    sweeper, folder = _sweeper(overrides)
+    try:
+        sweeper, folder = compose_sweeper(overrides)
+    except ConfigError as error:
+        if _has_plugin("async_sweeper"):
+            raise
+        raise ConfigError(
+            f"{error}\nThe sweepers async and pbt are of the package hydra-async-sweeper, which is not installed; type "
+            "pip install ./hydra_async_sweeper in the checkout of this program"
+        ) from error
     if not str(sweeper.pop("_target_")).startswith(OURS):
         for typed in sweep_jobs(overrides):
             _assemble(program, typed)
@@ -114,19 +122,6 @@ def _check_launcher(overrides: Sequence[str]) -> None:
             "hydra/launcher=submitit_slurm: this host has no srun, so it is in no Slurm cluster; type the command "
             "on a host of the cluster, or hydra/launcher=submitit_local for jobs on this one"
         )
-
-
-def _sweeper(overrides: Sequence[str]) -> tuple[dict[str, Any], Path]:
-    """The keys of the sweeper that the overrides ask for, and its folder; ConfigError as of `compose_sweeper`."""
-    try:
-        return compose_sweeper(overrides)
-    except ConfigError as error:
-        if _has_plugin("async_sweeper"):
-            raise
-        raise ConfigError(
-            f"{error}\nThe sweepers async and pbt are of the package hydra-async-sweeper, which is not installed; type "
-            "pip install ./hydra_async_sweeper in the checkout of this program"
-        ) from error
 
 
 def _has_plugin(name: str) -> bool:
