@@ -3,11 +3,11 @@
 A layout is recognised by names alone. Nothing is decoded here, and pickles are read as plain values only.
 """
 
-import csv
+import contextlib
 import functools
 import os
 import pickle
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
@@ -16,6 +16,7 @@ import numpy as np
 from metalearn.errors import DataError
 from metalearn.tasks.common.episodes import SPLITS
 from metalearn.tasks.common.picture_folders import first_few, is_picture
+from metalearn.tasks.photographs import read_list
 
 DEEPEST_FOLDER = 4
 """Folders below the one that is given, in which a layout is looked for."""
@@ -112,7 +113,8 @@ def recognised(folder: Path, published: PublishedPictures) -> FoundSet:
         for place in (place for place, score in scores.items() if score == most > 0):
             best.setdefault(place, layout)
     if not best:
-        looks = "; ".join(layout.looks.format(names=_names(published)) for layout in published.layouts)
+        names = ", ".join(name.replace("{split}", "SPLIT") for name in published.pickles)
+        looks = "; ".join(layout.looks.format(names=names) for layout in published.layouts)
         raise DataError(
             f"--from={folder}: holds {published.title} in no layout that is known. Looked for, there and up to "
             f"{DEEPEST_FOLDER} folders below it: {looks}"
@@ -123,17 +125,7 @@ def recognised(folder: Path, published: PublishedPictures) -> FoundSet:
             f"--from={folder}: holds {published.title} several times: {places}; type --from={sorted(best)[0]}"
         )
     ((place, layout),) = best.items()
-    try:
-        return layout.read(place, tree, published)
-    except DataError:
-        raise
-    # A number where a list should be, a list that names a class, …
-    except (TypeError, ValueError, LookupError, AttributeError) as error:
-        raise DataError(f"{place}: its files do not hold what {published.title}'s should ({error!s:.200})") from error
-
-
-def _names(published: PublishedPictures) -> str:
-    return ", ".join(name.replace("{split}", "SPLIT") for name in published.pickles)
+    return layout.read(place, tree, published)
 
 
 def _tree(root: Path, published: PublishedPictures) -> dict[Path, Listing]:
@@ -183,35 +175,35 @@ def _folders_score(place: Path, tree: Tree, published: PublishedPictures) -> int
 
 
 def _read_folders(place: Path, tree: Tree, published: PublishedPictures) -> FoundSet:
-    known, splits = published.split_of, _split_folders(place, tree, published)
+    def pictures(folder: Path) -> ClassPictures:
+        paths = sorted(
+            Path(path, name)
+            for path, _, files in os.walk(folder)
+            for name in files
+            if is_picture(name) and not name.startswith(".") and not Path(path).name.startswith(_IGNORED)
+        )
+        return ClassPictures(len(paths), lambda: paths)
+
+    split_of, splits = published.split_of, _split_folders(place, tree, published)
     if not splits:
         names = sorted(_class_folders(place, tree, published))
-        classes = {(known[name], name): _in_folder(place / name) for name in names}
+        classes = {(split_of[name], name): pictures(place / name) for name in names}
         return FoundSet("class folders side by side", place, classes)
-    classes, elsewhere = {}, []
-    for split, path in splits.items():
-        for name in sorted(tree[path].folders):
-            pictures = _in_folder(path / name)
-            if known.get(name, split) != split:
-                elsewhere.append(f"{name} (in {split}, belongs to {known[name]})")
-            if pictures.total:
-                classes[known.get(name, split), name] = pictures
-    return FoundSet("class folders in train, val and test", place, classes, wrong=_misplaced(elsewhere))
+    inside = [(split, path / name) for split, path in splits.items() for name in sorted(tree[path].folders)]
+    classes = {(split_of.get(folder.name, split), folder.name): pictures(folder) for split, folder in inside}
+    wrong = _misplaced(published, [(split, folder.name) for split, folder in inside])
+    layout, whole = "class folders in train, val and test", {key: one for key, one in classes.items() if one.total}
+    return FoundSet(layout, place, whole, wrong=wrong)
 
 
-def _misplaced(classes: Sequence[str]) -> list[str]:
-    return [f"{len(classes)} classes are in another split: {first_few(classes)}"] if classes else []
-
-
-def _in_folder(folder: Path) -> ClassPictures:
-    paths = [
-        Path(path, name)
-        for path, folders, files in os.walk(folder)
-        for name in sorted(files)
-        if is_picture(name) and not name.startswith(".") and not Path(path).name.startswith(_IGNORED)
+def _misplaced(published: PublishedPictures, classes: Iterable[tuple[str, str]]) -> list[str]:
+    """A line if some of these (split, class) are not where they are published."""
+    elsewhere = [
+        f"{name} (in {split}, belongs to {published.split_of[name]})"
+        for split, name in classes
+        if published.split_of.get(name, split) != split
     ]
-    paths.sort()
-    return ClassPictures(len(paths), lambda: paths)
+    return [f"{len(elsewhere)} classes are in another split: {first_few(elsewhere)}"] if elsewhere else []
 
 
 FOLDERS = PictureLayout(
@@ -233,34 +225,16 @@ def _lists(place: Path, tree: Tree) -> dict[str, Path]:
 
 
 def _read_lists(place: Path, tree: Tree, published: PublishedPictures) -> FoundSet:
-    members: dict[tuple[str, str], list[Path]] = {}
-    there, absent, elsewhere = tree[place / "images"].files, [], []
-    for split, path in _lists(place, tree).items():
-        try:
-            with path.open(encoding="utf-8-sig", newline="") as text:
-                rows = [(row["filename"], row["label"]) for row in csv.DictReader(text)]
-            if cut := [file for file, label in rows if not (file and label)]:
-                raise ValueError(f"the row {cut[0]} is cut off")
-        except (OSError, KeyError, csv.Error, ValueError) as error:
-            raise DataError(f"{path}: is not a list of filename,label ({error!r}); fetch the published one") from error
-        for name in sorted({label for _, label in rows}):
-            if published.split_of.get(name, split) != split:
-                elsewhere.append(f"{name} (in {split}, belongs to {published.split_of[name]})")
-        absent += [file for file, _ in rows if file not in there]
-        for file, label in rows:
-            if file in there:
-                members.setdefault((published.split_of.get(label, split), label), []).append(place / "images" / file)
-    wrong = _misplaced(elsewhere)
-    if absent:
+    rows = [(split, file, label) for split, path in _lists(place, tree).items() for file, label in read_list(path)]
+    there, members = tree[place / "images"].files, dict[tuple[str, str], set[Path]]()
+    for split, file, label in rows:
+        if file in there:
+            members.setdefault((published.split_of.get(label, split), label), set()).add(place / "images" / file)
+    wrong = _misplaced(published, sorted({(split, label) for split, _, label in rows}))
+    if absent := [file for _, file, _ in rows if file not in there]:
         wrong.append(f"the lists name {len(absent)} pictures that images does not hold: {first_few(absent)}")
-    return FoundSet("lists beside a folder images", place, _of_paths(members), wrong=wrong)
-
-
-def _of_paths(members: Mapping[tuple[str, str], Iterable[Path]]) -> dict[tuple[str, str], ClassPictures]:
-    def pictures(paths: list[Path]) -> ClassPictures:
-        return ClassPictures(len(paths), lambda: paths)
-
-    return {key: pictures(sorted(set(paths))) for key, paths in members.items()}
+    classes = {key: ClassPictures(len(paths), functools.partial(sorted, paths)) for key, paths in members.items()}
+    return FoundSet("lists beside a folder images", place, classes, wrong=wrong)
 
 
 LISTS = PictureLayout(
@@ -273,14 +247,14 @@ LISTS = PictureLayout(
 
 def _files_of(place: Path, tree: Tree, names: Sequence[str]) -> dict[str, Path]:
     """Split → its file, by the first of the names of which a file is there."""
-    own = {name.lower(): name for name in tree[place].files}
+    by_lower = {name.lower(): name for name in tree[place].files}
     for name in names:
-        found = {
-            split: [own[file] for part in parts if (file := name.format(split=part).lower()) in own]
+        files_of = {
+            split: [by_lower[file] for part in parts if (file := name.format(split=part).lower()) in by_lower]
             for split, parts in _PARTS_OF.items()
         }
-        if any(found.values()):
-            return {split: place / files[0] for split, files in found.items() if files}
+        if any(files_of.values()):
+            return {split: place / files[0] for split, files in files_of.items() if files}
     return {}
 
 
@@ -331,61 +305,56 @@ def read_plain(path: Path) -> Any:
         ) from error
 
 
+@contextlib.contextmanager
+def _in_words(path: Path) -> Iterator[None]:
+    """Whatever a file holds in place of what it should becomes one line: numpy, zipfile and pickle raise many types."""
+    try:
+        yield
+    except DataError:
+        raise
+    except Exception as error:
+        raise DataError(f"{path}: does not hold what it should ({error!s:.200}); fetch it anew") from error
+
+
 def _read_pickles(place: Path, tree: Tree, published: PublishedPictures) -> FoundSet:
     files = _files_of(place, tree, published.pickles)
     classes: dict[tuple[str, str], ClassPictures] = {}
     words: dict[str, str] = {}
     for split, path in files.items():
-        content = read_plain(path)
-        fields = content if isinstance(content, dict) else {}
-        if "image_data" in fields and isinstance(fields.get("class_dict"), dict):
-            images, places = fields["image_data"], {str(name): where for name, where in fields["class_dict"].items()}
-        elif "data" in fields and "labels" in fields:
-            images = fields["data"]
-            places, more = _by_label(published, split, fields["labels"], _names_of_labels(fields))
-            words |= more
-        else:
-            raise DataError(
-                f"{path}: has {first_few([str(key) for key in fields]) or type(content).__name__}; "
-                "image_data and class_dict, or data and labels, are read"
-            )
-        array = _array_of(path, images)
-        get_all = functools.partial(np.asarray, array)
-        classes |= {(split, name): _chosen(path, get_all, len(array), where) for name, where in places.items()}
+        fields = read_plain(path)
+        with _in_words(path):
+            if "image_data" in fields:
+                images, places = fields["image_data"], {str(name): at for name, at in fields["class_dict"].items()}
+            else:
+                names = fields.get("label2catname") or {
+                    at: name for name, at in fields.get("catname2label", {}).items()
+                }
+                names = dict(names if isinstance(names, dict) else enumerate(names))
+                images, (places, more) = fields["data"], _by_label(published, split, fields["labels"], names)
+                words |= more
+            array = _array_of(images)
+            get_all = functools.partial(np.asarray, array)
+            classes |= {(split, name): _chosen(get_all, len(array), where) for name, where in places.items()}
     return FoundSet("pickles of arrays", place, classes, list(files.values()), words)
 
 
-def _array_of(path: Path, images: Any) -> Any:
+def _array_of(images: Any) -> Any:
     """uint8 [n, h, w, 3]."""
     array = np.asarray(images)
     if array.ndim != 4 or array.shape[3] != 3 or array.dtype != np.uint8:
-        raise DataError(
-            f"{path}: its pictures are {array.dtype} {list(array.shape)}, and uint8 [n, height, width, 3] is read"
-        )
+        raise ValueError(f"pictures {array.dtype} {list(array.shape)}, and uint8 [n, height, width, 3] is read")
     return array
 
 
-def _chosen(path: Path, images: Callable[[], Any], total: int, where: Any) -> ClassPictures:
+def _chosen(images: Callable[[], Any], total: int, where: Any) -> ClassPictures:
     """The pictures with the numbers `where`; `images` gives all of them, `total`."""
-    numbers = np.unique(where)
-    if numbers.size and (numbers.dtype.kind not in "iu" or not 0 <= numbers[0] <= numbers[-1] < total):
-        raise DataError(f"{path}: says of a class that its pictures have the numbers {where!s:.40}, of {total}")
+    numbers = np.arange(total)[np.unique(where)]  # refuses what is no number, or beyond the last one
 
     def get() -> Sequence[Any]:
         every = images()
         return [every[number] for number in numbers] if isinstance(every, list) else every[numbers]
 
     return ClassPictures(len(numbers), get)
-
-
-def _names_of_labels(fields: Mapping[str, Any]) -> dict[Any, str]:
-    names = fields.get("label2catname")
-    if isinstance(names, dict):
-        return {label: str(name) for label, name in names.items()}
-    if isinstance(names, list):
-        return {label: str(name) for label, name in enumerate(names)}
-    labels = fields.get("catname2label")
-    return {label: str(name) for name, label in labels.items()} if isinstance(labels, dict) else {}
 
 
 def _by_label(
@@ -395,20 +364,15 @@ def _by_label(
     places: dict[Any, list[int]] = {}
     for number, label in enumerate(np.asarray(labels).tolist()):
         places.setdefault(label, []).append(number)
-    named = {label: names.get(label, label) for label in places}
+    named = {label: str(names.get(label, label)) for label in places}
     if all(name in published.split_of for name in named.values()):
-        return {str(named[label]): where for label, where in places.items()}, {}
-    own = {number: name for number, name in enumerate(published.numbered) if published.split_of.get(name) == split}
-    if places.keys() <= own.keys():
-        return {own[label]: where for label, where in places.items()}, {}
-    keys = {label: unnamed(published, split, label) for label in places}
-    words = {keys[label]: names.get(label, f"{split} {label}") for label in places}
+        return {named[label]: where for label, where in places.items()}, {}
+    numbered = {number: name for number, name in enumerate(published.numbered) if published.split_of.get(name) == split}
+    if places.keys() <= numbered.keys():
+        return {numbered[label]: where for label, where in places.items()}, {}
+    keys = {label: f"{published.name}/{split}/{label:{'04' if isinstance(label, int) else ''}}" for label in places}
+    words = {keys[label]: str(names.get(label, f"{split} {label}")) for label in places}
     return {keys[label]: where for label, where in places.items()}, words
-
-
-def unnamed(published: PublishedPictures, split: str, label: object) -> str:
-    """The name of a class of which the file says a number only."""
-    return f"{published.name}/{split}/{label:04}" if isinstance(label, int) else f"{published.name}/{split}/{label}"
 
 
 PICKLES = PictureLayout(
@@ -417,85 +381,57 @@ PICKLES = PictureLayout(
 )  # fmt: skip
 
 
-class _OneAtATime:
-    """Reads large files, and keeps the last one only."""
-
-    def __init__(self) -> None:
-        self._path: Path | None = None
-        self._content: Any = None
-
-    def get(self, path: Path, read: Callable[[Path], Any]) -> Any:
-        if path != self._path:
-            self._path = self._content = None
-            self._content = read(path)
-            self._path = path
-        return self._content
-
-
 def _beside_labels(
     layout: str, names: Sequence[str], read: Callable[[Path], Any]
 ) -> Callable[[Path, Tree, PublishedPictures], FoundSet]:
     """Reads tiered-ImageNet's files of pictures, with labels beside them."""
 
-    def found(place: Path, tree: Tree, published: PublishedPictures) -> FoundSet:
+    def read_files(place: Path, tree: Tree, published: PublishedPictures) -> FoundSet:
         files, labels = _files_of(place, tree, names), _files_of(place, tree, _LABELS)
         classes: dict[tuple[str, str], ClassPictures] = {}
         words: dict[str, str] = {}
-        large, ids = _OneAtATime(), _wordnet_ids(place, tree)
+        ids: dict[str, str] = {}  # what people call a class → its WordNet id, if the files that say it are there
+        if {"class_names.txt", "synsets.txt"} <= tree[place].files:
+            texts, wordnet = (
+                (place / name).read_text(encoding="utf-8", errors="replace").splitlines()
+                for name in ("class_names.txt", "synsets.txt")
+            )
+            ids = {text.strip(): key.strip() for text, key in zip(texts, wordnet, strict=False)}
+        large = functools.lru_cache(1)(read)
         for split, path in files.items():
             if split not in labels:
                 raise DataError(f"{place}: holds {path.name}, and no {_LABELS[0].format(split=split)}")
             fields = read_plain(labels[split])
-            numbers = fields.get("label_specific", fields.get("labels")) if isinstance(fields, dict) else None
-            if not isinstance(numbers, list | np.ndarray):
-                raise DataError(f"{labels[split]}: has no label_specific and no labels")
-            texts = [str(text) for text in fields.get("label_specific_str", [])]
-            own = {ids[text]: text for text in texts if published.split_of.get(ids.get(text, "")) == split}
-            by_text = {text: name for name, text in own.items()}
-            places, more = _by_label(
-                published, split, numbers, {label: by_text.get(text, text) for label, text in enumerate(texts)}
-            )
-            total = len(numbers)
+            with _in_words(labels[split]):
+                numbers = fields["label_specific"] if "label_specific" in fields else fields["labels"]
+                calls = {label: str(text) for label, text in enumerate(fields.get("label_specific_str", []))}
+                keys = {label: ids.get(text, text) for label, text in calls.items()}
+                of_split = {label: key for label, key in keys.items() if published.split_of.get(key) == split}
+                places, more = _by_label(published, split, numbers, calls | of_split)
+                total = len(numbers)
 
             def images(path: Path = path, total: int = total) -> Any:
-                every = large.get(path, read)
-                if len(every) != total:
-                    raise DataError(f"{path}: has {len(every)} pictures, and the labels beside it are {total}")
+                with _in_words(path):
+                    every = large(path)
+                    if len(every) != total:
+                        raise ValueError(f"{len(every)} pictures, and the labels beside it are {total}")
                 return every
 
             words |= more
-            classes |= {(split, name): _chosen(path, images, total, where) for name, where in places.items()}
+            classes |= {(split, name): _chosen(images, total, where) for name, where in places.items()}
         return FoundSet(layout, place, classes, list(files.values()), words)
 
-    return found
-
-
-def _wordnet_ids(place: Path, tree: Tree) -> dict[str, str]:
-    """What people call a class → its WordNet id, by the files that come with tiered-ImageNet; empty without them."""
-    if not {"class_names.txt", "synsets.txt"} <= tree[place].files:
-        return {}
-    files = [place / name for name in ("class_names.txt", "synsets.txt")]
-    texts, ids = (path.read_text(encoding="utf-8", errors="replace").splitlines() for path in files)
-    return {text.strip(): name.strip() for text, name in zip(texts, ids, strict=False)}
+    return read_files
 
 
 def _encoded_pictures(path: Path) -> list[bytes]:
-    content = read_plain(path)
-    items = content if isinstance(content, list) else list(content) if isinstance(content, np.ndarray) else []
-    pictures = [item.tobytes() if isinstance(item, np.ndarray) else item for item in items]
-    if not pictures or not all(isinstance(picture, bytes) for picture in pictures):
-        raise DataError(f"{path}: is no list of encoded pictures")
-    return pictures
+    return [item.tobytes() if isinstance(item, np.ndarray) else memoryview(item).tobytes() for item in read_plain(path)]
 
 
 def _from_npz(path: Path) -> Any:
     """The array `images` of an npz file. The authors' program writes it by OpenCV: blue, green, red."""
-    try:
-        with np.load(path, allow_pickle=False) as arrays:
-            images = arrays["images"]
-    except Exception as error:  # numpy and zipfile raise many types for what they cannot read
-        raise DataError(f"{path}: cannot be read ({error!s:.200}); fetch it anew") from error
-    return _array_of(path, images)[..., ::-1]
+    with np.load(path, allow_pickle=False) as arrays:
+        return _array_of(arrays["images"])[..., ::-1]
 
 
 _PNGS = ("{split}_images_png.pkl", "tiered-imagenet-{split}_images_png.pkl")
@@ -519,16 +455,17 @@ ARRAYS = PictureLayout(
 def _read_cifar(place: Path, tree: Tree, published: PublishedPictures) -> FoundSet:
     files = [place / name for name in ("train", "test", "meta")]
     train, test, meta = (read_plain(path) for path in files)
-    rows = np.concatenate([train["data"], test["data"]])
-    images = _array_of(place, rows.reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1))
-    labels = np.array([*train["fine_labels"], *test["fine_labels"]])
-    classes = {
-        (published.split_of.get(name, "train"), name): _chosen(
-            place, lambda: images, len(images), np.flatnonzero(labels == number)
-        )
-        for number, name in enumerate(map(str, meta["fine_label_names"]))
-        if number in labels
-    }
+    with _in_words(place):
+        rows = np.concatenate([train["data"], test["data"]])
+        images = _array_of(rows.reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1))
+        labels = np.array([*train["fine_labels"], *test["fine_labels"]])
+        classes = {
+            (published.split_of.get(name, "train"), name): _chosen(
+                lambda: images, len(images), np.flatnonzero(labels == number)
+            )
+            for number, name in enumerate(map(str, meta["fine_label_names"]))
+            if number in labels
+        }
     return FoundSet("CIFAR-100's own files", place, classes, files)
 
 

@@ -31,13 +31,14 @@ from metalearn.datasets.layouts import (
 )
 from metalearn.errors import DataError
 from metalearn.storage.files import write_atomically
-from metalearn.tasks import cifar100, mini_imagenet
+from metalearn.tasks import cifar100
 from metalearn.tasks.common.drawn_set import PARTLY, PICTURES, DrawnClass, DrawnSet, write_set
 from metalearn.tasks.common.episodes import SPLITS, Images
 from metalearn.tasks.common.identities import published_list
 from metalearn.tasks.common.picture_folders import first_few
 from metalearn.tasks.common.pictures import PictureForm, decoded, formed
 from metalearn.tasks.common.written import INDEX
+from metalearn.tasks.photographs import published_splits
 
 _SMALLEST_OF_IMAGENET, _LARGEST_OF_IMAGENET = 732, 1300
 """Training pictures of the smallest and the largest class of ImageNet (Russakovsky et al. 2015, arXiv 1409.0575)."""
@@ -59,7 +60,7 @@ def _even(classes: Mapping[str, str], count: int) -> tuple[dict[str, tuple[int, 
 
 
 def _mini_imagenet() -> Source:
-    classes = mini_imagenet.published_splits()
+    classes = published_splits("mini_imagenet")
     return Source(
         PublishedPictures(
             "mini_imagenet", "mini-ImageNet", 84, classes, *_even(classes, 600), (LISTS, FOLDERS, PICKLES),
@@ -72,7 +73,7 @@ def _mini_imagenet() -> Source:
 
 
 def _tiered_imagenet() -> Source:
-    classes = {row["class"]: row["split"] for row in published_list("tiered_imagenet_classes.csv")}
+    classes = published_splits("tiered_imagenet")
     return Source(
         PublishedPictures(
             "tiered_imagenet", "tiered-ImageNet", 84, classes,

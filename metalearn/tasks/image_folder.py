@@ -64,7 +64,23 @@ def by_lists(root: Path, names: Collection[str], given: str) -> dict[str, list[s
             f"dataset.split={given}: there is no such folder, neither {root / given} nor {Path(given).absolute()}; "
             "type dataset.split=/path/to/lists, dataset.split=folders or dataset.split=[0.64,0.16,0.2]"
         )
-    splits = {split: _listed(place, split, given) for split in SPLITS}
+    splits: dict[str, list[str]] = {}
+    for split in SPLITS:
+        path = next((path for path in (place / f"{split}.txt", place / f"{split}.csv") if path.is_file()), None)
+        if path is None:
+            raise DataError(
+                f"dataset.split={given}: {place} has neither {split}.txt nor {split}.csv; it needs train, val and "
+                "test, with the name of a class on each line"
+            )
+        try:
+            lines = path.read_text(encoding="utf-8-sig").splitlines()
+        except (OSError, ValueError) as error:
+            raise DataError(f"dataset.split={given}: {path} cannot be read: {error}") from error
+        splits[split] = [PurePosixPath(line.strip()).as_posix() for line in lines if line.strip()]
+        if len(splits[split]) < 2:
+            raise DataError(
+                f"dataset.split={given}: {path} lists {len(splits[split])} classes; a split needs at least 2"
+            )
     everywhere = [name for classes in splits.values() for name in classes]
     missing = sorted(set(everywhere) - set(names))
     if missing:
@@ -77,53 +93,28 @@ def by_lists(root: Path, names: Collection[str], given: str) -> dict[str, list[s
     return splits
 
 
-def _listed(place: Path, split: str, given: str) -> list[str]:
-    path = next((path for path in (place / f"{split}.txt", place / f"{split}.csv") if path.is_file()), None)
-    if path is None:
-        raise DataError(
-            f"dataset.split={given}: {place} has neither {split}.txt nor {split}.csv; it needs train, val and test, "
-            "with the name of a class on each line"
-        )
-    try:
-        lines = path.read_text(encoding="utf-8-sig").splitlines()
-    except (OSError, ValueError) as error:
-        raise DataError(f"dataset.split={given}: {path} cannot be read: {error}") from error
-    names = [PurePosixPath(line.strip()).as_posix() for line in lines if line.strip()]
-    if len(names) < 2:
-        raise DataError(f"dataset.split={given}: {path} lists {len(names)} classes; a split needs at least 2")
-    return names
-
-
-def by_folders(root: Path, names: Collection[str]) -> dict[str, list[str]]:
-    """The classes of each split: the class folders below the folders train, val and test.
-
-    Raises:
-        DataError: a split with fewer than two classes.
-    """
-    splits = {split: [name for name in names if name.startswith(f"{split}/")] for split in SPLITS}
-    for split, classes in splits.items():
-        if len(classes) < 2:
-            raise DataError(
-                f"dataset.split={FOLDERS}: {root / split} has {len(classes)} folders with pictures; a split needs at "
-                "least 2. Put class folders into train, val and test, or type dataset.split=[0.64,0.16,0.2]"
-            )
-    log.info("%s: %d classes, of which %d below train, val and test", root, len(names), sum(map(len, splits.values())))
-    return splits
-
-
 def _divide(root: Path, folders: Mapping[str, Sequence[str]], split: str | Sequence[float]) -> dict[str, list[str]]:
     """The classes of each split.
 
     Raises:
-        DataError: as `_by_fractions`, `by_lists`, `by_folders`; pictures outside class folders; a class in two splits.
+        DataError: as `_by_fractions`, `by_lists`; a split with fewer than two classes; pictures outside class folders;
+            a class in two splits.
     """
     _refuse_loose(root, folders, split)
     if not isinstance(split, str):
         splits = _by_fractions(root, folders, split)
-    elif split == FOLDERS:
-        splits = by_folders(root, folders)
-    else:
+    elif split != FOLDERS:
         splits = by_lists(root, folders, split)
+    else:
+        splits = {part: [name for name in folders if name.startswith(f"{part}/")] for part in SPLITS}
+        for part, classes in splits.items():
+            if len(classes) < 2:
+                raise DataError(
+                    f"dataset.split={FOLDERS}: {root / part} has {len(classes)} folders with pictures; a split needs "
+                    "at least 2. Put class folders into train, val and test, or type dataset.split=[0.64,0.16,0.2]"
+                )
+        inside = sum(map(len, splits.values()))
+        log.info("%s: %d classes, of which %d below train, val and test", root, len(folders), inside)
     advice = f"leave it in one place below {root}, or type dataset.root=/path of the folder that holds every class once"
     _check_disjoint(splits, _below_split, f"dataset.split={split}", advice)
     return splits
@@ -253,7 +244,16 @@ def drawn_folder(
 
     def load() -> DrawnClasses:
         place = Path(root)
-        drawn = _by_folders(place) if table is None else _by_table(place, table, ("class", "drawer"))
+        if table is not None:
+            drawn = _by_table(place, table, ("class", "drawer"))
+        else:
+            pictures = picture_folders(place)
+            if loose := [file for name, files in pictures.items() if "/" not in name for file in files]:
+                raise DataError(
+                    f"dataset.root={root}: {len(loose)} pictures lie in no folder CLASS/DRAWER: {first_few(loose)}; "
+                    "put them into one, or name them in a table: dataset.table=FILE.csv"
+                )
+            drawn = {file: (*name.rsplit("/", 1),) for name, files in pictures.items() for file in files}
         classes = sorted({name for name, _ in drawn.values()})
         parts = by_lists(place, classes, split) if isinstance(split, str) else _by_fractions(place, classes, split)
         everyone = sorted({drawer for _, drawer in drawn.values()})
@@ -275,72 +275,48 @@ def drawn_folder(
     return drawn_tasks(load, episode, protocol, rotations=rotations, seeds=seeds)
 
 
-def _by_folders(root: Path) -> dict[str, tuple[str, str]]:
-    """Picture → its class and drawer, by the folders CLASS/DRAWER.
-
-    Raises:
-        DataError: as `picture_folders`; or a picture lies in no such folder.
-    """
-    pictures = picture_folders(root)
-    loose = [file for name, files in pictures.items() if "/" not in name for file in files]
-    if loose:
-        raise DataError(
-            f"dataset.root={root}: {len(loose)} pictures lie in no folder CLASS/DRAWER: {first_few(loose)}; put them "
-            "into one, or name them in a table: dataset.table=FILE.csv"
-        )
-    return {
-        file: (name.rpartition("/")[0], name.rpartition("/")[2]) for name, files in pictures.items() for file in files
-    }
-
-
 def _by_table(root: Path, given: str, columns: tuple[str, ...]) -> dict[str, tuple[str, ...]]:
     """Picture → what these columns of a table say of it. A line names the columns that nobody reads.
 
     Raises:
-        DataError: it is missing, has other columns or no rows, or a row has more or fewer cells; or it names a file
-            twice, or one outside `root`.
+        DataError: it is missing, has other columns or no rows; a row has more or fewer cells, or names a file twice, or
+            one outside `root`.
     """
     path = next((path for path in (root / given, Path(given)) if path.is_file()), root / given)
     wanted = ("path", *columns)
+    rows: dict[str, tuple[str, ...]] = {}
     try:
         with path.open(encoding="utf-8-sig", newline="") as text:
             lines = csv.DictReader(text, strict=True)
-            there = lines.fieldnames = [name.strip() for name in lines.fieldnames or ()]
-            found = list(lines)
-        if missing := set(wanted).difference(there):
-            raise ValueError(f"it has no column {first_few(sorted(missing))}")
-        if twice := sorted({name for name in there if there.count(name) > 1} & set(wanted)):
-            raise ValueError(f"it has two columns {twice[0]}")
-        # Under None are cells beyond the last column; and None is in the place of a cell that is not there.
-        uneven = [row["path"] for row in found if None in row or None in row.values()]
-        if uneven:
-            raise ValueError(
-                f"{len(uneven)} rows have more or fewer cells than {len(there)}: {first_few(uneven)}; a text with a "
-                'comma needs quotes, "gull, herring"'
-            )
-        if not found:
+            names = lines.fieldnames = [name.strip() for name in lines.fieldnames or ()]
+            if wrong := [name for name in wanted if names.count(name) != 1]:
+                raise ValueError(f"its first line names {wrong[0]} {names.count(wrong[0])} times")
+            for row in lines:
+                # Under None are cells beyond the last column; and None is in the place of a cell that is not there.
+                if None in row or None in row.values():
+                    raise ValueError(
+                        f"the row {row['path']} has more or fewer cells than {len(names)}; a text with a comma needs "
+                        'quotes, "gull, herring"'
+                    )
+                file = PurePosixPath(row["path"]).as_posix() if row["path"] else ""  # ./a.png is a.png
+                values = tuple(row[column].strip() for column in columns)
+                inside = file and not PurePosixPath(file).is_absolute() and ".." not in Path(file).parts
+                if not inside or not all(values) or file in rows:
+                    raise ValueError(
+                        f"the row {file},{','.join(values)} must name a file below {root}, once, and its "
+                        f"{' and its '.join(columns)}"
+                    )
+                rows[file] = values
+        if not rows:
             raise ValueError("it has no rows")
-        # A file's name may end in a blank; of the rest, `ann ` is `ann`.
-        rows = [[row["path"], *(row[column].strip() for column in columns)] for row in found]
     except (OSError, csv.Error, ValueError) as error:
         raise DataError(
             f"dataset.table={given}: {path} is no table with the columns {', '.join(wanted[:-1])} and {wanted[-1]} "
             f"({error}); type dataset.table=/path/to/file.csv"
         ) from error
-    others = [column for column in there if column not in wanted]
-    if others:
+    if others := [column for column in names if column not in wanted]:
         log.warning("dataset.table=%s: the columns %s are not read", given, first_few(others))
-    said: dict[str, tuple[str, ...]] = {}
-    for given_file, *values in rows:
-        file = PurePosixPath(given_file).as_posix() if given_file else ""  # ./a.png is a.png
-        inside = file and not PurePosixPath(file).is_absolute() and ".." not in Path(file).parts
-        if not inside or not all(values) or file in said:
-            raise DataError(
-                f"dataset.table={given}: the row {file},{','.join(map(str, values))} must name a file below {root}, "
-                f"once, and its {' and its '.join(columns)}"
-            )
-        said[file] = tuple(values)
-    return said
+    return rows
 
 
 def _found(root: Path, table: str | None) -> dict[str, list[str]]:
@@ -373,38 +349,34 @@ def _classified(
     _refuse_loose(root, pictures, split)
     if split == FOLDERS:
         pictures = {name: files for name, files in pictures.items() if name.partition("/")[0] in SPLITS}
-        _check_in_every_folder(root, pictures)
-    everyone = sorted(pictures)
-    sizes = {name: len(pictures[name]) for name in everyone}
+        everyone = {_below_split(name) for name in pictures}
+        for part in SPLITS:
+            missing = sorted(name for name in everyone if f"{part}/{name}" not in pictures)
+            if missing or len(everyone) < 2:
+                what = f"has no pictures of {first_few(missing)}" if missing else f"has {len(everyone)} classes"
+                raise DataError(
+                    f"dataset.split={FOLDERS}: {root / part} {what}, and plain classification needs the same two or "
+                    "more classes in train, val and test; type dataset.split=[0.64,0.16,0.2] for class folders side by "
+                    "side"
+                )
+    sizes = {name: len(pictures[name]) for name in sorted(pictures)}
     places = None if split == FOLDERS else _divided(root, sizes, [float(part) for part in split])
     whole = decoded_classes(
         "image_folder", root, {"all": pictures}, None, image_size=image_size, channels=channels, class_name=_below_split
     )["all"]
-    identities, of_class, names = whole.identities, whole.pictures, whole.names
     if places is not None:
-        return identities, names, {part: Chosen(of_class, numbers) for part, numbers in places.items()}
-
-    def of_folder(part: str) -> Chosen:
-        labels = [label for label, name in enumerate(everyone) if name.startswith(f"{part}/")]
-        return Chosen(lambda label: of_class(labels[label]), [np.arange(sizes[everyone[label]]) for label in labels])
-
-    first = [label for label, name in enumerate(everyone) if name.startswith("train/")]
-    divided = {part: of_folder(part) for part in SPLITS}
-    return [identities[label] for label in first], [names[label] for label in first], divided
-
-
-def _check_in_every_folder(root: Path, names: Collection[str]) -> None:
-    """Raises DataError unless the folders train, val and test have the same two classes or more."""
-    found = {part: {_below_split(name) for name in names if name.startswith(f"{part}/")} for part in SPLITS}
-    everyone = set().union(*found.values())
-    for part, classes in found.items():
-        missing = sorted(everyone - classes)
-        if missing or len(everyone) < 2:
-            what = f"has no pictures of {first_few(missing)}" if missing else f"has {len(everyone)} classes"
-            raise DataError(
-                f"dataset.split={FOLDERS}: {root / part} {what}, and plain classification needs the same two or "
-                "more classes in train, val and test; type dataset.split=[0.64,0.16,0.2] for class folders side by side"
-            )
+        divided = {part: Chosen(whole.pictures, numbers) for part, numbers in places.items()}
+        return whole.identities, whole.names, divided
+    labels = {part: [at for at, name in enumerate(sizes) if name.startswith(f"{part}/")] for part in SPLITS}
+    divided = {
+        part: Chosen(
+            lambda label, of_part=of_part: whole.pictures(of_part[label]),  # type: ignore[misc]
+            [np.arange(len(whole.pictures(at))) for at in of_part],
+        )
+        for part, of_part in labels.items()
+    }
+    first = labels["train"]
+    return [whole.identities[at] for at in first], [whole.names[at] for at in first], divided
 
 
 def _divided(root: Path, sizes: Mapping[str, int], fractions: Sequence[float]) -> dict[str, list[NDArray[np.int64]]]:

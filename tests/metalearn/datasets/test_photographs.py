@@ -34,8 +34,7 @@ from metalearn.tasks.common.drawn_set import (
 from metalearn.tasks.common.episodes import EpisodeSpec, HoldsClasses, shapes_of
 from metalearn.tasks.common.identities import published_list
 from metalearn.tasks.image_folder import image_folder
-from metalearn.tasks.mini_imagenet import mini_imagenet
-from metalearn.tasks.photographs import cub, tiered_imagenet
+from metalearn.tasks.photographs import cub, mini_imagenet, tiered_imagenet
 from metalearn.types import TaskSource
 from tests.metalearn.flat import Make, source_of
 
@@ -511,19 +510,10 @@ NO_LABELS = {"data": np.zeros((2, 84, 84, 3), np.uint8), "labels": [[0], [1]]}
 NO_PLACES = {"image_data": np.zeros((2, 84, 84, 3), np.uint8), "class_dict": {"n01532829": [5]}}
 
 
-@pytest.mark.parametrize(
-    ("content", "said"),
-    [
-        ([1, 2], "has list; image_data and class_dict, or data and labels, are read"),
-        ({"x": 1}, "has x; image_data"),
-        (NO_PICTURES, r"its pictures are uint8 \[2, 9\], and uint8 \[n, height, width, 3\] is read"),
-        (NO_LABELS, "its files do not hold what mini-ImageNet's should"),
-        (NO_PLACES, r"mini-imagenet-cache-train\.pkl: .* the numbers \[5\], of 2"),
-    ],
-)
-def test_pickles_of_something_else_are_refused(content: Any, said: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("content", [[1, 2], {"x": 1}, NO_PICTURES, NO_LABELS, NO_PLACES])
+def test_pickles_of_something_else_are_refused(content: Any, tmp_path: Path) -> None:
     (tmp_path / "mini-imagenet-cache-train.pkl").write_bytes(pickle.dumps(content))
-    with pytest.raises(DataError, match=said):
+    with pytest.raises(DataError, match=r"mini-imagenet-cache-train\.pkl: does not hold what it should"):
         collect(tiny("mini_imagenet"), tmp_path, tmp_path / "out", partly=False)
 
 

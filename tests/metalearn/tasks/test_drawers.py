@@ -13,7 +13,7 @@ from PIL import Image
 from metalearn.app.unseen import REPORT, check_unseen, seen_drawers, seen_in, warn_of_seen_drawers
 from metalearn.config.build import build
 from metalearn.config.compose import compose_config
-from metalearn.errors import ConfigError, DataError
+from metalearn.errors import DataError
 from metalearn.runs.seen import KEY, SEEN_DRAWERS, Seen, from_meta, to_meta
 from metalearn.tasks.common.drawn_set import DrawnClass, write_set
 from metalearn.types import Episode, GivesSamples, TaskSource
@@ -98,21 +98,6 @@ def test_small_classes_are_left_out_with_a_count_or_refused(root: Path, caplog: 
         source(root, "dataset.shots=3", "dataset.drop_small=false").episodes("train", torch.arange(1))
     with pytest.raises(DataError, match="an episode has 7 classes, and 6 of 'train' have drawings for"):
         source(root, "dataset.shots=3", "dataset.ways=7").episodes("train", torch.arange(1))
-
-
-@pytest.mark.parametrize(
-    ("overrides", "said"),
-    [
-        (["dataset.test=held"], r"dataset\.test='held': no drawer is held back; type dataset\.held_drawers=\[NAME"),
-        (["dataset.test=seen"], "must be one of all, held, cross"),
-        (["dataset.held_drawers=ann"], r"dataset\.held_drawers='ann': must be a list of different names"),
-        (["dataset.channels=2"], "must be one of 1, 3"),
-        (["dataset.image_size=85"], "at most 84"),
-    ],
-)  # fmt: skip
-def test_wrong_keys_are_named(root: Path, overrides: list[str], said: str) -> None:
-    with pytest.raises(ConfigError, match=said):
-        source(root, *overrides)
 
 
 def test_grey_emoji_are_ink_on_paper(root: Path) -> None:

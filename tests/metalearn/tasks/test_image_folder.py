@@ -198,31 +198,20 @@ def test_a_table_says_which_picture_is_of_which_class(tmp_path: Path, caplog: py
 
 
 @pytest.mark.parametrize(
-    ("text", "message"),
+    ("text", "place"),
     [
-        ("file,class\n", "is no table with the columns path and class"),
-        ("path,class\na.png,\n", "the row a.png, must name a file below .*, once, and its class"),
-        ("path,class\n../a.png,x\n", "the row ../a.png,x must name"),
-        ("path,class\na.png,x\na.png,y\n", "the row a.png,y must name"),
-        ("path,class\na.png,x\n.//a.png,y\n", "the row a.png,y must name"),
-        (
-            "path,class\na.png,gull, herring\n",
-            "1 rows have more or fewer cells than 2: a.png; a text with a comma needs",
-        ),
-        ("path,class,by\na.png,x\n", "1 rows have more or fewer cells than 3: a.png"),
-        ("path,class,class\na.png,x,y\n", "it has two columns class"),
-        ('path,class\na.png,"x\nb.png,x\n', "is no table with the columns path and class .*unexpected end of data"),
-        ("path,class\n", "it has no rows"),
-        (
-            "path,class\n" + "".join(f"{c}{n}.png,{c}\n" for c in "abcdefghij" for n in range(9)),
-            "cannot be read: a0.png",
-        ),
+        ("file,class\n", "path"), ("path,class\na.png,\n", "a.png,"), ("path,class\n../a.png,x\n", "../a.png,x"),
+        ("path,class\na.png,x\na.png,y\n", "a.png,y"), ("path,class\na.png,x\n.//a.png,y\n", "a.png,y"),
+        ("path,class\na.png,gull, herring\n", "a.png"), ("path,class,by\na.png,x\n", "a.png"),
+        ("path,class,class\na.png,x,y\n", "class 2 times"), ('path,class\na.png,"x\nb.png,x\n', "end of data"),
+        ("path,class\n", "no rows"),
     ],
-)
-def test_a_bad_table_is_named(text: str, message: str, tmp_path: Path) -> None:
+)  # fmt: skip
+def test_a_bad_table_is_named(text: str, place: str, tmp_path: Path) -> None:
     (tmp_path / "labels.csv").write_text(text)
-    with pytest.raises(DataError, match=message):
+    with pytest.raises(DataError) as caught:
         source(tmp_path, table="labels.csv").episodes("train", torch.arange(2))
+    named(str(caught.value), ["dataset.table=labels.csv", place])
 
 
 def test_a_name_in_two_forms_of_unicode_is_one_class(tmp_path: Path) -> None:
@@ -461,28 +450,6 @@ def test_lists_that_do_not_fit_are_named(
         if text is not None:
             (tmp_path / "lists" / f"{split}.txt").write_text(text)
     named(refusal(tmp_path / "animals", split=str(tmp_path / "lists")), ["dataset.split=", *parts])
-
-
-@pytest.mark.parametrize(
-    ("given", "message"),
-    [
-        ({"split": [0.5, 0.5]}, r"split=\[0.5, 0.5\]: .*type split=\[0.64,0.16,0.2\]"),
-        ({"split": [0.6, 0.3, 0.3]}, "split="),
-        ({"split": [1.2, -0.1, -0.1]}, "split="),
-        ({"split": ""}, "split="),
-        ({"split": 3}, "split=3"),
-        ({"split": "folders", "table": "a.csv"}, "split='folders': the table says .*type split="),
-        ({"ways": 1}, "ways=1"),
-        ({"image_size": 4}, "image_size=4"),
-        ({"channels": 2}, "channels=2: .*type channels=3"),
-        ({"channels": True}, "channels=True"),
-        ({"rotations": 1}, "rotations=1"),
-        ({"seed": -1}, "seed=-1"),
-    ],
-)
-def test_bad_arguments_are_named_before_anything_is_read(given: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=f"^{message}"):
-        source(Path("nowhere"), **given)
 
 
 # The real program

@@ -25,7 +25,7 @@ from metalearn.tasks import cifar100 as cifar100_module
 from metalearn.tasks.cifar100 import cifar_fs, classes_of, fc100
 from metalearn.tasks.common.episodes import HoldsClasses
 from metalearn.tasks.common.shards import ShardForm, write_shards
-from metalearn.tasks.mini_imagenet import mini_imagenet, published_splits
+from metalearn.tasks.photographs import mini_imagenet, published_splits
 from metalearn.types import Batch, TaskSource
 from tests.metalearn.flat import Make, source_of
 from tests.runs import slow
@@ -85,7 +85,9 @@ def test_fc100_divides_superclasses_by_the_numbers_of_its_paper() -> None:
 
 
 def test_mini_imagenet_is_divided_as_published() -> None:
-    parts = {split: {name for name, part in published_splits().items() if part == split} for split in SPLITS}
+    parts = {
+        split: {name for name, part in published_splits("mini_imagenet").items() if part == split} for split in SPLITS
+    }
     assert [len(parts[split]) for split in SPLITS] == [64, 16, 20]
     assert parts["val"] == {
         f"n{number:08}"
@@ -191,32 +193,9 @@ def test_missing_cifar_files_are_named_with_their_place(
             assert part in str(caught.value)
 
 
-@pytest.mark.parametrize(
-    ("make", "given", "message"),
-    [
-        (cifar_fs, {"ways": 17}, "ways=17: the split 'val' has 16 classes; type ways=16 or fewer"),
-        (fc100, {"ways": 21}, "ways=21: the split 'val' has 20 classes"),
-        (fc100, {"train_ways": 61}, "train_ways=61: the split 'train' has 60 classes"),
-        (cifar_fs, {"queries": 600}, "queries=600: .*; type queries=599 or fewer"),
-        (cifar_fs, {"image_size": 28}, "image_size=28: .*type image_size=32"),
-        (cifar_fs, {"channels": 1}, "channels=1: .*type channels=3"),
-        (fc100, {"download": "no"}, "download='no'"),
-        (fc100, {"rotations": 1}, "rotations=1"),
-        (mini_imagenet, {"ways": 17, "image_size": 84}, "ways=17: the split 'val' has 16 classes"),
-        (mini_imagenet, {"train_ways": 65, "image_size": 84}, "train_ways=65: the split 'train' has 64 classes"),
-        (mini_imagenet, {"image_size": 7}, "image_size=7"),
-        (mini_imagenet, {"image_size": 84, "channels": 2}, "channels=2: "),
-    ],
-)
-def test_bad_arguments_are_named(make: Make, given: dict[str, Any], message: str) -> None:
-    usual = GIVEN if make is mini_imagenet else CIFAR
-    with pytest.raises(ValueError, match=f"^{message}"):
-        source_of(make, root="nowhere", **usual | given)
-
-
 # mini-ImageNet's folders
 
-WORDNET_IDS = sorted(published_splits())
+WORDNET_IDS = sorted(published_splits("mini_imagenet"))
 PER_CLASS = 3
 
 
@@ -233,14 +212,14 @@ def write_published(root: Path) -> None:
         for picture in range(PER_CLASS):
             file = f"{name}{picture * 7 + 1:08}.jpg"
             photograph(number).save(root / "images" / file, quality=95)
-            lines[published_splits()[name]].append(f"{file},{name}")
+            lines[published_splits("mini_imagenet")[name]].append(f"{file},{name}")
     for split, listed in lines.items():
         (root / f"{split}.csv").write_text("\n".join(listed) + "\n")
 
 
 def write_folders(root: Path, *, by_split: bool) -> None:
     for number, name in enumerate(WORDNET_IDS):
-        folder = root / published_splits()[name] / name if by_split else root / name
+        folder = root / published_splits("mini_imagenet")[name] / name if by_split else root / name
         folder.mkdir(parents=True)
         for picture in range(PER_CLASS):
             photograph(number).save(folder / f"{name}_{picture}.JPEG", quality=95)
@@ -277,7 +256,7 @@ def test_every_layout_gives_the_classes_of_the_split(layout: str, tmp_path: Path
         assert support.x.shape == (150, 5, 3, 8, 8)
         names = shown(support)
         assert all(len(set(task)) == 5 for task in names.tolist())
-        assert set(names.flat) == {name for name, part in published_splits().items() if part == split}
+        assert set(names.flat) == {name for name, part in published_splits("mini_imagenet").items() if part == split}
         assert (np.repeat(names, 2, axis=1) == shown(query)).all()
 
 
@@ -293,7 +272,7 @@ def test_missing_classes_and_pictures_are_named(tmp_path: Path) -> None:
     write_folders(tmp_path / "data", by_split=True)
     assert "type dataset.train_queries=1 or fewer" in refusal(tmp_path / "data", queries=1, shots=2, train_queries=2)
     for name in ("n01532829", "n04418357"):
-        shutil.rmtree(tmp_path / "data" / published_splits()[name] / name)
+        shutil.rmtree(tmp_path / "data" / published_splits("mini_imagenet")[name] / name)
     assert "2 of the 100 classes of mini-ImageNet are missing: n01532829, n04418357" in refusal(tmp_path / "data")
 
 
@@ -310,14 +289,11 @@ def test_lists_that_are_not_the_published_ones_are_refused(tmp_path: Path) -> No
     (tmp_path / "data" / "val.csv").write_text(lists["test"])
     assert "does not list the published classes of the split 'val': 36 " in refusal(tmp_path / "data")
     (tmp_path / "data" / "val.csv").write_text("name,class\na,b\n")
-    assert "val.csv is not a list of filename,label" in refusal(tmp_path / "data")
+    assert "val.csv: is not a list of filename,label" in refusal(tmp_path / "data")
     (tmp_path / "data" / "val.csv").write_text(lists["val"])
     (tmp_path / "data" / "images" / "n0153282900000008.jpg").unlink()
     message = refusal(tmp_path / "data")
     assert "1 pictures" in message and "n0153282900000008.jpg" in message
-    write_published(tmp_path / "data" / "again")
-    message = refusal(tmp_path / "data")
-    assert "several times" in message and "again" in message
 
 
 # Shards

@@ -24,10 +24,9 @@ from metalearn.tasks import omniglot as omniglot_module
 from metalearn.tasks.common.episodes import Seeds
 from metalearn.tasks.common.identities import class_names_of
 from metalearn.tasks.common.samples import Labelled, samples
-from metalearn.tasks.common.torchvision_files import DataPlace
 from metalearn.tasks.glyphs import character, glyph_characters
 from metalearn.tasks.omniglot import decoded, omniglot_characters
-from metalearn.tasks.torchvision_pictures import cifar10, fashion_mnist, mnist
+from metalearn.tasks.torchvision_pictures import DataPlace, cifar10, fashion_mnist, mnist
 from metalearn.types import Batch, TaskSource
 from tests.metalearn.flat import Make, source_of
 
@@ -206,56 +205,6 @@ def test_data_is_read_once_and_only_when_asked_for() -> None:
         first = int(y[0].tolist().index(0))
         assert x[0, first, 1].mul(255).round().tolist() == [[1, 4], [7, 10]]  # green is every third number from 1
     assert reads == [1]
-
-
-# What is refused
-
-
-@pytest.mark.parametrize(
-    ("given", "message"),
-    [
-        ({"ways": 1}, "ways=1: .* at least 2"),
-        ({"ways": 1101}, r"ways=1101: .* has (\d+) classes; type ways=\1 or fewer"),
-        ({"train_drawings": 0}, "train_drawings=0"),
-        ({"train_drawings": 19}, "train_drawings=19: .* at most 18"),
-        ({"val_drawings": 0}, "val_drawings=0"),
-        ({"val_drawings": 6}, "val_drawings=6: .* at most 5"),
-        ({"channels": 3}, "channels=3: .*type channels=1"),
-        ({"image_size": 4}, "image_size=4"),
-        ({"known": 0}, "known=0"),
-        ({"known": 281}, "known=281: .* at most 280"),
-        ({"known": True}, "known=True"),
-        ({"seed": -1}, "seed=-1"),
-        ({"eval_seed": -1}, "eval_seed=-1"),
-    ],
-)
-def test_bad_arguments_are_named(given: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=f"^{message}"):
-        source_of(glyph_characters, **DRAWN | given)
-    with pytest.raises(ValueError, match=f"^{message}"):
-        source_of(omniglot_characters, root="nowhere", split="paper", download=False, **DRAWN | given)
-
-
-@pytest.mark.parametrize(
-    ("given", "message"),
-    [
-        ({"ways": 5}, "ways=5: .*type ways=10$"),
-        ({"image_size": 20}, "image_size=20: .*type image_size={size}$"),
-        ({"channels": 2}, "channels=2: .*type channels={channels}$"),
-        ({"val_samples": 0}, "val_samples=0"),
-        ({"val_samples": 60_000}, "val_samples=60000: .* at most {most}"),
-        ({"known": 55_001}, "known=55001: .* at most {left}"),
-        ({"download": "no"}, "download='no'"),
-        ({"seed": -1}, "seed=-1"),
-    ],
-)
-def test_bad_arguments_of_published_pictures_are_named(given: dict[str, Any], message: str) -> None:
-    grey = {"size": 28, "channels": 1, "most": 59_999, "left": 55_000}
-    colour = {"size": 32, "channels": 3, "most": 49_999, "left": 45_000}
-    for factory, right in ((mnist, grey), (fashion_mnist, grey), (cifar10, colour)):
-        fitting = {"image_size": right["size"], "channels": right["channels"]}
-        with pytest.raises(ValueError, match=f"^{message.format(**right)}"):
-            source_of(factory, root="nowhere", **PHOTOS | fitting | given)
 
 
 def test_published_pictures_have_the_names_of_their_classes() -> None:

@@ -152,23 +152,6 @@ def test_what_is_wrong_in_a_file_is_named(rows: Any, changes: dict[str, Any], me
     assert message in str(caught.value)
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"split": [0.5, 0.5]}, "split=[0.5, 0.5]: must be three fractions with the sum 1, or a column"),
-        ({"split": [0.5, 0.2, 0.2]}, "must be three fractions with the sum 1"),
-        ({"targets": "class"}, "targets='class': must be one of numbers, classes"),
-        ({"missing": "zero"}, "missing='zero': must be one of refuse, mean"),
-        ({"queries": 0}, "queries=0: must be a whole number of at least 1"),
-        ({"features": "age"}, "features='age': must be a list of columns, or null"),
-    ],
-)
-def test_wrong_settings_are_refused_before_a_file_is_read(changes: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError) as caught:
-        source(Path("nowhere.csv"), **changes)
-    assert message in str(caught.value)
-
-
 def test_what_is_no_table_is_refused(tmp_path: Path) -> None:
     (tmp_path / "t.npz").write_bytes(b"no arrays")
     np.savez(tmp_path / "o.npz", who=np.array([{}], dtype=object))
@@ -178,8 +161,6 @@ def test_what_is_no_table_is_refused(tmp_path: Path) -> None:
             source(tmp_path / name).classes("train")
     with pytest.raises(DataError, match="No such file or directory"):
         source(tmp_path / "absent.csv").classes("train")
-    with pytest.raises(ValueError, match="must end with"):
-        source(tmp_path / "t.xlsx")
     if importlib.util.find_spec("pyarrow") is None:
         (tmp_path / "t.parquet").touch()
         with pytest.raises(DataError, match="pyarrow is not installed; type pip install pyarrow"):

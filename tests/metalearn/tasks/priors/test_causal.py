@@ -69,22 +69,6 @@ def test_the_target_of_half_of_the_tasks_has_further_noise() -> None:
     assert 20 < alike < 44 and 0.2 < np.mean(weaker) < 0.7  # 1 / √(1 + 2²) of targets of variance 1 is 0.45
 
 
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"functions": {"tree": 1}}, "'tree': 1}: must give weights to some of network, graph"),
-        ({"functions": {"trees": -1.0, "graph": 2.0}}, "functions.trees=-1.0: must be a finite number of at least 0"),
-        ({"known": 20}, "known=20: is a part of the rows, below 1"),
-        ({"missing": 0.5}, "missing=0.5: must be below 0.5"),
-        ({"target_noise": [2, 0.1]}, r"target_noise=\[2, 0.1\]"),
-        ({"classes": 1}, "classes=1: must be a whole number of at least 2"),
-    ],
-)
-def test_settings_that_make_no_sense_are_refused(settings: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        tables(**settings)
-
-
 @slow
 def test_a_forest_learns_most_of_the_tasks() -> None:
     learn = learners()

@@ -61,23 +61,3 @@ def test_tasks_draw_their_own_kernel_length_and_noise() -> None:
         alone = gp_prior(**several).episodes("val", torch.tensor([number]))
         for batch, own in zip(together, alone, strict=True):
             assert torch.equal(batch.x[number], own.x[0]) and torch.equal(batch.y[number], own.y[0])
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"kernel": "linear"}, "kernel='linear': must be of rbf, "),
-        ({"kernel": []}, r"kernel=\[\]: must be of"),
-        ({"length": 0}, "length=0: must be a finite number above 0"),
-        ({"length": [1, 0.1]}, r"length=\[1, 0.1\]: must begin with the smallest; type length=\[0.1,1\]"),
-        ({"noise": 1e-9}, "noise=1e-09: must be a finite number of at least 1e-06"),
-        ({"noise": [0.1, 0.2, 0.3]}, "noise=.* must be a number, or the smallest and the largest"),
-        ({"rows": 1}, "rows=1: must be a whole number of at least 2"),
-        ({"known": [1, 5]}, r"known=\[1, 5\]: must leave a row to predict of rows=5; type known=4 or less"),
-        ({"features": 1.5}, "features=1.5: must be a whole number"),
-        ({"group": 0}, "group=0: must be a whole number of at least 1"),
-    ],
-)
-def test_settings_that_draw_nothing_are_refused(change: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        gp_prior(**SETTINGS | change)
