@@ -10,7 +10,7 @@ from functools import cache, partial
 import numpy as np
 from numpy.typing import NDArray
 
-from metalearn.checks import Invalid, enough_classes, whole_number
+from metalearn.checks import enough_classes, only, whole_number
 from metalearn.tasks.common.episodes import (
     Classes,
     EpisodeShape,
@@ -36,11 +36,7 @@ _CURVE_POINTS = 32
 
 def identities(split: str) -> list[str]:
     """The identities of a split's characters."""
-    return _identities(range(_FIRST[split], _FIRST[split] + CLASSES[split]))
-
-
-def _identities(numbers: range) -> list[str]:
-    return [identity("glyphs", number) for number in numbers]
+    return [identity("glyphs", _FIRST[split] + label) for label in range(CLASSES[split])]
 
 
 def _curve(control: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -91,7 +87,7 @@ def drawings_of(shards: str | None, size: int) -> Callable[[int], Images]:
     """
     if shards is None:
         return partial(character, size=size)
-    everyone = _identities(range(sum(CLASSES.values())))
+    everyone = [name for split in CLASSES for name in identities(split)]  # in the order of their numbers
     return Shards(shards, ShardForm(DECODER, (size, size)), everyone).pictures
 
 
@@ -113,8 +109,7 @@ def glyphs(
     shapes = shapes_of(episode)
     check_filled(shapes, {split: (classes, DRAWINGS) for split, classes in CLASSES.items()})
     whole_number("image_size", image_size, at_least=8)
-    if channels != 1:
-        raise Invalid("channels", channels, "glyphs are grey pictures", "type KEY=1")
+    only("channels", channels, 1, "glyphs, which are grey")
 
     def load() -> dict[str, Classes]:
         drawings = drawings_of(shards, image_size)
@@ -147,8 +142,7 @@ def glyph_characters(
     whole_number("ways", ways, at_least=2)
     enough_classes("ways", ways, "train", CLASSES["train"])
     whole_number("image_size", image_size, at_least=8)
-    if channels != 1:
-        raise Invalid("channels", channels, "glyphs are grey pictures", "type KEY=1")
+    only("channels", channels, 1, "glyphs, which are grey")
     return drawn_samples(  # the training characters are the first ones
         partial(drawings_of, shards, image_size), identities("train")[:ways], DRAWINGS, train=train_drawings,
         val=val_drawings, known=known, seeds=seeds,

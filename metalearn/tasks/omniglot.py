@@ -18,7 +18,7 @@ from typing import NamedTuple
 import numpy as np
 from PIL import Image
 
-from metalearn.checks import Invalid, enough_classes, one_of, only, true_or_false, whole_number
+from metalearn.checks import enough_classes, one_of, only, true_or_false, whole_number
 from metalearn.errors import DataError
 from metalearn.tasks.common.cache import cached_array
 from metalearn.tasks.common.drawers import DrawerProtocol, Drawn, DrawnClasses, drawn_tasks
@@ -207,23 +207,27 @@ def decoded(place: DataPlace, size: int) -> Images:
     return cached_array(name, shape, lambda: _decode(place, size), title="Omniglot", unread=place.root)
 
 
-def drawings_of(place: DataPlace, size: int) -> Callable[[int], Images]:
-    """Number of a character → its drawings, [20, size, size], from the shards if there are any.
+def drawings_of(place: DataPlace, size: int, numbers: Sequence[int] | None = None) -> Callable[[int], Images]:
+    """Number of a character, or its place in `numbers` → its drawings, [20, size, size], from the shards if there are
+    any.
 
     Raises:
         DataError: as `decoded`; or the shards are missing, damaged or of another dataset.
     """
+    order = range(len(characters())) if numbers is None else numbers
     if place.shards is not None:
         form = ShardForm(DECODER, (size, size))
-        return Shards(place.shards, form, identities(range(len(characters())))).pictures
+        shards = Shards(place.shards, form, identities(range(len(characters()))))
+        return lambda label: shards.pictures(order[label])
     pictures = decoded(place, size)
-    return lambda number: pictures[number]
+    return lambda label: pictures[order[label]]
 
 
-def _chosen(place: DataPlace, size: int, numbers: Sequence[int]) -> Callable[[int], Images]:
-    """Place in `numbers` → the drawings of the character with this number."""
-    drawings = drawings_of(place, size)
-    return lambda label: drawings(numbers[label])
+def _check(place: DataPlace, split: str, image_size: int, channels: int) -> None:
+    one_of("split", split, SPLIT_LISTS)
+    true_or_false("download", place.download)
+    whole_number("image_size", image_size, at_least=8, at_most=105)
+    only("channels", channels, 1, "Omniglot, which is black on white")
 
 
 def omniglot(
@@ -244,15 +248,11 @@ def omniglot(
         ValueError: the characters cannot fill the episode; another argument is not allowed.
         DataError: when the first episode is made: pictures are missing, unreadable or not the published ones.
     """
-    one_of("split", split, SPLIT_LISTS)
+    _check(place, split, image_size, channels)
     true_or_false("rotations", rotations)
-    true_or_false("download", place.download)
     shapes = shapes_of(episode)
     classes = {part: classes_of(split, part, rotations) for part in shapes}
     check_filled(shapes, {part: (len(chosen), DRAWINGS) for part, chosen in classes.items()})
-    whole_number("image_size", image_size, at_least=8, at_most=105)
-    if channels != 1:
-        raise Invalid("channels", channels, "Omniglot is black on white", "type KEY=1")
 
     def load() -> dict[str, Classes]:
         drawings = drawings_of(place, image_size)
@@ -289,10 +289,7 @@ def omniglot_drawers(
         DataError: when the first episode is made: pictures are missing, unreadable or not the published ones; or
             classes are too small.
     """
-    one_of("split", split, SPLIT_LISTS)
-    true_or_false("download", place.download)
-    whole_number("image_size", image_size, at_least=8, at_most=105)
-    only("channels", channels, 1, "Omniglot, which is black on white")
+    _check(place, split, image_size, channels)
 
     def load() -> DrawnClasses:
         drawings = drawings_of(place, image_size)
@@ -326,16 +323,12 @@ def omniglot_characters(
         ValueError: more characters or drawings than there are.
         DataError: when the first sample is made: pictures are missing, unreadable or not the published ones.
     """
-    one_of("split", split, SPLIT_LISTS)
-    true_or_false("download", place.download)
-    whole_number("image_size", image_size, at_least=8, at_most=105)
+    _check(place, split, image_size, channels)
     chosen = [number for number, _ in classes_of(split, "train", rotations=False)]
     whole_number("ways", ways, at_least=2)
     enough_classes("ways", ways, "train", len(chosen))
-    if channels != 1:
-        raise Invalid("channels", channels, "Omniglot is black on white", "type KEY=1")
     return drawn_samples(
-        lambda: _chosen(place, image_size, chosen), identities(chosen[:ways]), DRAWINGS, train=train_drawings,
+        lambda: drawings_of(place, image_size, chosen), identities(chosen[:ways]), DRAWINGS, train=train_drawings,
         val=val_drawings, known=known, seeds=seeds, names=names_of((number, 0) for number in chosen[:ways]),
     )  # fmt: skip
 
@@ -362,4 +355,4 @@ def omniglot_pretraining(
     chosen = [number for number, _ in classes_of(split, "train", rotations=False)]
     whole_number("train_classes", train_classes, at_least=2, at_most=len(chosen))
     own = identities(chosen[:train_classes])
-    return pretraining_on_drawings(lambda: _chosen(place, image_size, chosen), own, DRAWINGS, tasks, seeds)
+    return pretraining_on_drawings(lambda: drawings_of(place, image_size, chosen), own, DRAWINGS, tasks, seeds)
