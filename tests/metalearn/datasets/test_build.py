@@ -11,6 +11,7 @@ import subprocess
 import tarfile
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import matplotlib
 import numpy as np
@@ -196,55 +197,37 @@ def test_what_is_damaged_or_drawn_twice_is_refused(deb: Path, registry: Path, tm
         read_set(tmp_path / "set", "")
 
 
-def full(*arguments: object, **named: object) -> None:
-    """In place of what writes to a disk."""
-    raise OSError(errno.ENOSPC, "No space left on device")
-
-
-def test_a_disk_without_room_is_named(
+def test_a_build_that_ends_early_goes_on(
     deb: Path, registry: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    shutil.copy(deb, registry)
-    with monkeypatch.context() as patched:
-        patched.setattr(np, "savez", full)
-        with pytest.raises(DiskError, match=r"No space left on device .* the same command"):
-            build(recipe(deb), tmp_path / "set")
-    assert build(recipe(deb), tmp_path / "set").total == 24
+    """By a disk that fills while a design is kept, or while the set is put together; or killed."""
 
-
-def test_a_disk_that_fills_while_the_set_is_put_together_draws_nothing_again(
-    deb: Path, registry: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    shutil.copy(deb, registry)
-    with monkeypatch.context() as patched:
-        patched.setattr(os, "fsync", full)
-        with pytest.raises(DiskError, match=r"pictures\.npy.* No space left on device"):
-            build(recipe(deb), tmp_path / "set")
-    assert not (tmp_path / "set" / "index.json").exists()
-    whole = recipe(deb)
-    assert build(whole._replace(draw=fonts.draw), tmp_path / "set") == build(whole, tmp_path / "other")
-
-
-def test_halves_of_files_that_a_killed_build_has_left_are_made_again(
-    deb: Path, registry: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    shutil.copy(deb, registry)
-    made = build(recipe(deb), tmp_path / "whole")
+    def full(*arguments: object, **named: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
 
     def killed(*arguments: object, **named: object) -> None:
         raise KeyboardInterrupt
 
-    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
-        patched.setattr(drawing, "write_set", killed)
-        build(recipe(deb), tmp_path / "cut")
-    work = tmp_path / "cut" / ".work"
-    left = sorted([*work.glob("*.npz"), *work.glob("*.package")])
-    assert len(left) == 3
-    for path in left:
+    shutil.copy(deb, registry)
+    whole, cut = recipe(deb), tmp_path / "cut"
+    made = build(whole, tmp_path / "whole")
+    places: list[tuple[object, str, Any, type[BaseException], str]] = [
+        (np, "savez", full, DiskError, "No space left on device .* the same command"),
+        (os, "fsync", full, DiskError, r"pictures\.npy.* No space left on device"),
+        (drawing, "write_set", killed, KeyboardInterrupt, ""),
+    ]
+    for module, name, fails, error, message in places:
+        with monkeypatch.context() as patched, pytest.raises(error, match=message):
+            patched.setattr(module, name, fails)
+            build(whole, cut)
+        assert not (cut / "index.json").exists()
+    halves = sorted([*(cut / ".work").glob("*.npz"), *(cut / ".work").glob("*.package")])
+    assert len(halves) == 3
+    for path in halves:
         path.write_bytes(path.read_bytes()[:-100])
-    (tmp_path / "cut" / PICTURES).write_bytes(b"half")
-    assert build(recipe(deb), tmp_path / "cut") == made
-    assert {path.name for path in (tmp_path / "cut").iterdir()} == {".lock", "index.json", PICTURES, "ATTRIBUTION.txt"}
+    (cut / PICTURES).write_bytes(b"half")
+    assert build(whole, cut) == made
+    assert {path.name for path in cut.iterdir()} == {".lock", "index.json", PICTURES, "ATTRIBUTION.txt"}
 
 
 def test_a_font_without_the_characters_shows_those_that_it_has(
