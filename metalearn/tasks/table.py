@@ -39,8 +39,6 @@ MISSING = ("", "na", "nan", "null", "none")
 _SHUFFLE = 64_16_21
 """Seeds the division of tasks by fractions, which is the same in every run."""
 
-Numbers = NDArray[np.float32]
-
 
 class Rows(NamedTuple):
     """A table: inputs `x` by name, each [n, …] in float32, where NaN is missing, int64 or bool, an only one by no name;
@@ -94,7 +92,12 @@ class _RowTasks:
         rows = tasks[int(rng.integers(len(tasks)))]
         shots = shots_of_task(self._shots, self._seeds, split, index)
         drawn = rng.permutation(rows)[: shots + self._queries]
-        inputs = {name: _without_gaps(values[drawn], shots) for name, values in self.rows.x.items()}
+        inputs = {name: values[drawn] for name, values in self.rows.x.items()}
+        for name, values in inputs.items():
+            if (gaps := np.isnan(values)).any():  # in their place comes the mean of the support set, or 0
+                sums = np.where(gaps[:shots], 0, values[:shots]).sum(axis=0, dtype=np.float64)
+                means = (sums / np.maximum((~gaps[:shots]).sum(axis=0), 1)).astype(np.float32)
+                inputs[name] = np.where(gaps, means, values)
 
         def of(values: NDArray[Any], part: slice) -> Tensor:
             return torch.from_numpy(values[part].copy()).unsqueeze(0)
@@ -104,20 +107,6 @@ class _RowTasks:
             return Batch(x.get("", x), of(self.rows.y[drawn], part))
 
         return Episode(batch(slice(shots)), batch(slice(shots, None)))
-
-
-def _without_gaps(x: NDArray[Any], shots: int) -> NDArray[Any]:
-    """The rows of a task; the mean of the first ones, its support set, is in place of what is missing."""
-    gaps = np.isnan(x)
-    return np.where(gaps, _means(x[:shots]), x) if gaps.any() else x
-
-
-def _means(x: Numbers) -> Numbers:
-    """The mean of each feature that is not missing; 0 where all are."""
-    there = ~np.isnan(x)
-    sums = np.where(there, x, 0).sum(axis=0, dtype=np.float64)
-    means: Numbers = (sums / np.maximum(there.sum(axis=0), 1)).astype(np.float32)
-    return means
 
 
 class _Columns(NamedTuple):

@@ -86,37 +86,28 @@ def drawn_tasks(
         raise Invalid("test", protocol.test, "no drawer is held back", "type GROUP.held_drawers=[NAME,NAME] too")
 
     def chosen() -> dict[str, Classes]:
-        everything = load()
-        held = _numbers(protocol.held_drawers, everything.drawers)
-        return {
-            split: _fitting(split, drawn, everything.decoder, held, protocol, shapes)._replace(
-                drawers=_known_drawers(split, everything, held, protocol)
+        splits, everyone, made_by, family = load()
+        if unknown := [str(name) for name in protocol.held_drawers if str(name) not in everyone]:
+            raise DataError(
+                f"dataset.held_drawers: {unknown[0]} is none of the drawers, which are {', '.join(everyone)}"
             )
-            for split, drawn in everything.splits.items()
+        if len(protocol.held_drawers) == len(everyone):
+            raise DataError("dataset.held_drawers: names all drawers, and nobody is left to learn from")
+        held = np.array(sorted(everyone.index(str(name)) for name in protocol.held_drawers), np.int64)
+
+        def drawers(split: str) -> dict[str, str]:
+            """As `metalearn.types.NamesDrawers` has them."""
+            if not family or (split == "test" and protocol.test == "all"):
+                return {}
+            shown = [name for number, name in enumerate(everyone) if (number in held) == (split == "test")]
+            return {identity(f"drawers of {family}", name): name for name in shown}
+
+        return {
+            split: _fitting(split, drawn, made_by, held, protocol, shapes)._replace(drawers=drawers(split))
+            for split, drawn in splits.items()
         }
 
     return few_shot(chosen, shapes, episode, rotations=rotations, seeds=seeds, instead="omniglot_characters")
-
-
-def _numbers(held: Sequence[str | int], drawers: Sequence[str]) -> NDArray[np.int64]:
-    """Raises DataError for a name that no drawer has."""
-    numbers = {name: number for number, name in enumerate(drawers)}
-    for name in held:
-        if str(name) not in numbers:
-            raise DataError(f"dataset.held_drawers: {name} is none of the drawers, which are {', '.join(drawers)}")
-    if len(held) == len(drawers):
-        raise DataError("dataset.held_drawers: names all drawers, and nobody is left to learn from")
-    return np.array(sorted(numbers[str(name)] for name in held), np.int64)
-
-
-def _known_drawers(
-    split: str, everything: DrawnClasses, held: NDArray[np.int64], protocol: DrawerProtocol
-) -> dict[str, str]:
-    """The drawers of a split by their identities, as `metalearn.types.NamesDrawers` has them."""
-    if not everything.family or (split == "test" and protocol.test == "all"):
-        return {}
-    shown = [name for number, name in enumerate(everything.drawers) if (number in held) == (split == "test")]
-    return {identity(f"drawers of {everything.family}", name): name for name in shown}
 
 
 def _fitting(

@@ -103,17 +103,19 @@ class _SampleSource:
 
     def episodes(self, split: str, indices: Tensor) -> Episode:
         query = self._batch(split, [self._number(split, index) for index in indices.tolist()])
-        if split == "train" and self._augment:
-            query = self._augmented(query, indices)
-        return Episode(self._empty(query) if split == "train" else self._known_samples(), query)
-
-    def _augmented(self, query: Batch, indices: Tensor) -> Batch:
-        """Each training sample changed by the generator of its number."""
-        changed = []
-        for place, index in enumerate(indices.tolist()):
-            rng = np.random.default_rng((self._seeds.seed, SPLITS["train"], index, _AUGMENT))
-            changed.append(augmented_pictures(query.x[0, place : place + 1], self._augment, rng))
-        return Batch(torch.cat(changed).unsqueeze(0), query.y)
+        if split != "train":
+            if self._support is None:  # training samples drawn from the whole set, the same for every `seed`
+                rng = np.random.default_rng((self._seeds.eval_seed, SPLITS["train"], 0, _KNOWN))
+                chosen = rng.permutation(self._sizes["train"])[: self._known]
+                self._support = self._batch("train", chosen.tolist())
+            return Episode(self._support, query)
+        if self._augment:  # each sample by the generator of its number
+            changed = []
+            for place, index in enumerate(indices.tolist()):
+                rng = np.random.default_rng((self._seeds.seed, SPLITS["train"], index, _AUGMENT))
+                changed.append(augmented_pictures(query.x[0, place : place + 1], self._augment, rng))
+            query = Batch(torch.cat(changed).unsqueeze(0), query.y)
+        return Episode(Batch(query.x[:, :0], query.y[:, :0]), query)
 
     def _number(self, split: str, index: int) -> int:
         size = self._sizes[split]
@@ -134,17 +136,6 @@ class _SampleSource:
         x = torch.from_numpy(np.ascontiguousarray(pictures)).to(torch.float32).div_(255)
         x = x.unsqueeze(1) if x.ndim == 3 else x.permute(0, 3, 1, 2).contiguous()
         return Batch(x.unsqueeze(0), torch.from_numpy(classes).unsqueeze(0))
-
-    def _known_samples(self) -> Batch:
-        """Training samples drawn from the whole set, the same for every `seed`."""
-        if self._support is None:
-            rng = np.random.default_rng((self._seeds.eval_seed, SPLITS["train"], 0, _KNOWN))
-            chosen = rng.permutation(self._sizes["train"])[: self._known]
-            self._support = self._batch("train", chosen.tolist())
-        return self._support
-
-    def _empty(self, query: Batch) -> Batch:
-        return Batch(query.x[:, :0], query.y[:, :0])
 
 
 def samples(
