@@ -123,24 +123,6 @@ def test_a_task_depends_on_its_number_alone(tmp_path: Path) -> None:
         assert same(first, second)
 
 
-def test_rotations_turn_a_class_as_a_whole(tmp_path: Path) -> None:
-    known = put(tmp_path / "animals", ANIMALS)
-    turned: dict[bytes, tuple[str, int, int]] = {}
-    for pixels, (name, number) in known.items():
-        upright = np.frombuffer(pixels, np.uint8).reshape(SIZE, SIZE, 3)
-        turned |= {np.rot90(upright, turn).tobytes(): (name, number, turn) for turn in range(4)}
-    support, query = source(tmp_path / "animals", rotations=True).episodes("val", torch.arange(30))
-    seen = set()
-    for task in range(30):
-        turns: dict[str, set[int]] = defaultdict(set)
-        for pixels in pixels_of(support, task) + pixels_of(query, task):
-            name, _, turn = turned[pixels.tobytes()]
-            turns[name].add(turn)
-        assert len(turns) == 2 and all(len(of_class) == 1 for of_class in turns.values())
-        seen |= set().union(*turns.values())
-    assert seen == {0, 1, 2, 3}
-
-
 # How classes are divided
 
 
@@ -294,22 +276,6 @@ def test_a_changed_folder_is_decoded_again_and_an_unchanged_one_is_not(tmp_path:
     known |= {(255 - np.frombuffer(pixels, np.uint8)).tobytes(): who for pixels, who in list(known.items())}
     names = set().union(*(classes_shown(source(root), split, known) for split in SPLITS))
     assert names == set(ANIMALS) and len(stored(cache)) == 7
-
-
-def test_the_cache_file_that_is_read_is_named(
-    tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    root = tmp_path / "animals"
-    put(root, ANIMALS)
-    # an earlier test in this process may have sent this logger elsewhere
-    monkeypatch.setattr(logging.getLogger("metalearn"), "handlers", [])
-    monkeypatch.setattr(logging.getLogger("metalearn"), "propagate", True)
-    caplog.set_level(logging.INFO)
-    source(root).episodes("train", torch.tensor([0]))
-    assert "decoded before" not in caplog.text
-    source(root).episodes("train", torch.tensor([0]))
-    (file,) = cache.glob("*.npy")
-    assert caplog.record_tuples[-1][1:] == (logging.INFO, f"{root}: decoded before, read from {file}")
 
 
 def test_the_same_names_in_another_folder_are_other_pictures(tmp_path: Path) -> None:
@@ -511,16 +477,6 @@ def test_an_evaluation_says_so_if_its_data_are_not_those_of_the_training(tmp_pat
         command = [sys.executable, "-m", "metalearn", "evaluate", f"checkpoint={best}", *more]
         outcome = Program(command, tmp_path, {"METALEARN_DATA": str(data)}).wait()
         assert outcome.code == 0 and (message in outcome.text) is said, outcome.text
-
-
-@pytest.mark.thorough
-def test_the_program_refuses_a_bad_folder_before_it_makes_anything(tmp_path: Path, start: Start) -> None:
-    put(tmp_path / "animals", ANIMALS)
-    (tmp_path / "animals" / "cat" / "000.png").write_bytes(b"?")
-    outcome = start(*SHORT, f"dataset.root={tmp_path / 'animals'}").wait()
-    assert outcome.code == 2, outcome.text
-    assert "1 of 35 pictures cannot be read: cat/000.png (not recognised as a picture)" in outcome.text
-    assert "Traceback" not in outcome.text and not (tmp_path / "outputs").exists()
 
 
 # Plain samples
