@@ -6,7 +6,6 @@ A set that metalearn data has written is read in their place, if there is one.
 """
 
 from collections.abc import Callable, Iterable
-from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -38,25 +37,20 @@ read then."""
 _CIFAR100 = PublishedDataset("CIFAR100", "cifar-100-python", "train, test and meta", 50_000, 32, 3)
 
 
-_rows = partial(published_list, "cifar100_classes.csv")
-
-
 def class_names() -> list[str]:
     """The names of all classes, by their numbers in CIFAR-100's files."""
-    return [row["class"] for row in _rows()]
+    return [row["class"] for row in published_list("cifar100_classes.csv")]
 
 
 def classes_of(division: str, split: str) -> list[int]:
     """The numbers of a split's classes, as places in the list; `division` is `cifar_fs` or `fc100`."""
-    return [number for number, row in enumerate(_rows()) if row[division] == split]
+    return [number for number, row in enumerate(published_list("cifar100_classes.csv")) if row[division] == split]
 
 
-def _by_class(place: DataPlace) -> Images:
-    """All pictures, [100, 600, 32, 32, 3], the classes in the order of the list."""
-    train, test, names = read_published(_CIFAR100, place)
-    pictures = np.concatenate([train.pictures, test.pictures])
-    classes = np.concatenate([train.classes, test.classes])
-    return np.stack([pictures[classes == names.index(row["class"])] for row in _rows()])
+def identities(numbers: Iterable[int]) -> list[str]:
+    """The identities of the classes with these numbers."""
+    names = class_names()
+    return [identity("cifar100", names[number]) for number in numbers]
 
 
 def pictures_of(place: DataPlace) -> Callable[[int], Images]:
@@ -65,17 +59,20 @@ def pictures_of(place: DataPlace) -> Callable[[int], Images]:
     Raises:
         DataError: files or shards are missing or damaged, or the shards are of another dataset.
     """
-    shape = (_CIFAR100.size, _CIFAR100.size, _CIFAR100.channels)
+    everyone, shape = class_names(), (_CIFAR100.size, _CIFAR100.size, _CIFAR100.channels)
     if place.shards is not None:
-        names = _identities(range(len(_rows())))
-        return Shards(place.shards, ShardForm(DECODER, shape), names).pictures
-    whole = (len(_rows()), PICTURES, *shape)
-    pictures = cached_array(DECODER, whole, lambda: _by_class(place), title="CIFAR-100", unread=place.root)
+        return Shards(place.shards, ShardForm(DECODER, shape), identities(range(len(everyone)))).pictures
+
+    def by_class() -> Images:
+        """The classes in the order of the list."""
+        train, test, names = read_published(_CIFAR100, place)
+        whole = np.concatenate([train.pictures, test.pictures])
+        classes = np.concatenate([train.classes, test.classes])
+        return np.stack([whole[classes == names.index(name)] for name in everyone])
+
+    of_all = (len(everyone), PICTURES, *shape)
+    pictures = cached_array(DECODER, of_all, by_class, title="CIFAR-100", unread=place.root)
     return lambda number: pictures[number]
-
-
-def _identities(numbers: Iterable[int]) -> list[str]:
-    return [identity("cifar100", _rows()[number]["class"]) for number in numbers]
 
 
 def _few_shot(division: str) -> Callable[..., TaskSource]:
@@ -112,9 +109,9 @@ def _few_shot(division: str) -> Callable[..., TaskSource]:
             pictures = pictures_of(place)
 
             def part(chosen: list[int]) -> Classes:
-                names = [_rows()[number]["class"].replace("_", " ") for number in chosen]
+                names = [class_names()[number].replace("_", " ") for number in chosen]
                 return Classes(
-                    _identities(chosen), PICTURES, lambda label: pictures(chosen[label]), DECODER, names=names
+                    identities(chosen), PICTURES, lambda label: pictures(chosen[label]), DECODER, names=names
                 )
 
             return {split: part(chosen) for split, chosen in classes.items()}

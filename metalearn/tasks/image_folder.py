@@ -8,7 +8,7 @@ from pathlib import Path, PurePosixPath
 import numpy as np
 from numpy.typing import NDArray
 
-from metalearn.checks import Invalid, true_or_false
+from metalearn.checks import Invalid
 from metalearn.errors import DataError
 from metalearn.tasks.common.decoded_classes import FAMILY, check_picture_shape, decoded_classes, decoder
 from metalearn.tasks.common.drawers import DrawerProtocol, Drawn, DrawnClasses, drawn_tasks
@@ -186,7 +186,6 @@ def image_folder(
     shapes = shapes_of(episode)
     _check_split(split, table)
     check_picture_shape(image_size, channels)
-    true_or_false("rotations", rotations)
 
     def load() -> dict[str, Classes]:
         folders = _found(Path(root), table)

@@ -18,7 +18,6 @@ from collections.abc import Callable, Mapping
 from functools import cache
 from pathlib import Path
 
-from metalearn.checks import true_or_false
 from metalearn.errors import DataError
 from metalearn.tasks.common.decoded_classes import FAMILY, check_picture_shape, decoded_classes, decoder
 from metalearn.tasks.common.drawn_set import written_photographs
@@ -65,7 +64,6 @@ def _photographs(
     # The number of pictures is not known yet. This check assumes as many as an episode needs.
     check_filled(shapes, {split: (splits.count(split), shape.most) for split, shape in shapes.items()})
     check_picture_shape(image_size, channels)
-    true_or_false("rotations", rotations)
 
     def load() -> dict[str, Classes]:
         if shards is not None:

@@ -14,7 +14,7 @@ from torch.utils import _pytree as pytree
 
 from metalearn.checks import Invalid, real_number
 from metalearn.errors import DataError
-from metalearn.tasks.common.episodes import SPLITS, EpisodeSpec, Seeds, check_seeds, shapes_of
+from metalearn.tasks.common.episodes import SPLITS, EpisodeSpec, Seeds
 from metalearn.tasks.common.identities import class_names_of, content_of, drawers_of, identities_of
 from metalearn.types import Batch, Episode, TaskSource, Unit
 
@@ -37,8 +37,6 @@ def several(
         ValueError: weights that are no such numbers, sets without classes, or shots that differ from task to task.
         DataError: when the first tasks are made: what the sets show does not fit together.
     """
-    shapes_of(episode)
-    check_seeds(seeds)
     if not isinstance(episode.shots, int):
         raise Invalid("shots", episode.shots, "tasks of several sets have one number of shots", "type KEY=1")
     for name, source in sets.items():

@@ -4,7 +4,7 @@ memory."""
 import hashlib
 import logging
 import os
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import accumulate, pairwise
 from pathlib import Path
 
@@ -64,9 +64,25 @@ def decoded_classes(
         DataError: too few classes or pictures for the episodes; pictures that cannot be read: the message counts them
             and names the first.
     """
-    if shapes is not None:
-        _check_enough(root, splits, shapes)
     members = {label: files for classes in splits.values() for label, files in classes.items()}
+    if shapes is not None:
+        if single := [name for name, files in members.items() if len(files) < 2]:
+            raise DataError(
+                f"dataset.root={root}: {len(single)} classes have fewer than 2 pictures, and an episode needs one for "
+                f"its support set and one for its query set: {first_few(single)}; remove these folders or add pictures"
+            )
+        counts = {split: (len(classes), min(map(len, classes.values()))) for split, classes in splits.items()}
+        try:
+            check_filled(shapes, counts, group="dataset.")
+        except ValueError as error:
+            small = [
+                f"{name} ({len(files)})"
+                for split, classes in splits.items()
+                for name, files in classes.items()
+                if len(files) < shapes[split].most
+            ]
+            which = f": {len(small)} classes have too few pictures: {first_few(small)}" if small else ""
+            raise DataError(f"{error}. This is dataset.root={root}{which}") from error
     labels = sorted(members)
     files = [file for label in labels for file in members[label]]
     shape = (len(files), image_size, image_size) + ((3,) if channels == 3 else ())
@@ -102,29 +118,6 @@ def decoded_classes(
         return Classes(identities, fewest, class_pictures, decoder(dataset), names=names)
 
     return {split: part(classes) for split, classes in splits.items()}
-
-
-def _check_enough(
-    root: Path, splits: Mapping[str, Mapping[str, Collection[str]]], shapes: Mapping[str, EpisodeShape]
-) -> None:
-    single = [name for classes in splits.values() for name, files in classes.items() if len(files) < 2]
-    if single:
-        raise DataError(
-            f"dataset.root={root}: {len(single)} classes have fewer than 2 pictures, and an episode needs one for its "
-            f"support set and one for its query set: {first_few(single)}; remove these folders or add pictures"
-        )
-    counts = {split: (len(classes), min(map(len, classes.values()))) for split, classes in splits.items()}
-    try:
-        check_filled(shapes, counts, group="dataset.")
-    except ValueError as error:
-        small = [
-            f"{name} ({len(files)})"
-            for split, classes in splits.items()
-            for name, files in classes.items()
-            if len(files) < shapes[split].most
-        ]
-        which = f": {len(small)} classes have too few pictures: {first_few(small)}" if small else ""
-        raise DataError(f"{error}. This is dataset.root={root}{which}") from error
 
 
 def _digest(root: Path, files: Sequence[str], shape: tuple[int, ...]) -> str:
