@@ -8,7 +8,7 @@ from metalearn.config.build import build
 from metalearn.config.plain import named, plain_config
 from metalearn.errors import ConfigError
 
-FEW_SHOT: dict[str, list[Any]] = {"ways": [1, 5.5], "queries": [0], "shots": [0, [3, 1]], "rotations": [1]}
+FEW_SHOT: dict[str, list[Any]] = {"ways": [1, 5.5], "queries": [0], "shots": [0, [3, 1], "many"], "rotations": [1]}
 CHARACTERS: dict[str, list[Any]] = {
     "ways": [1, 1101], "train_drawings": [0, 19], "val_drawings": [0, 6], "channels": [3], "image_size": [4],
     "known": [0, 100_000, True], "seed": [-1], "eval_seed": [-1],

@@ -2,7 +2,6 @@
 
 import hashlib
 import logging
-import multiprocessing
 import os
 import shutil
 import zipfile
@@ -290,51 +289,6 @@ def test_folders_and_archives_give_the_same_array(
 # The cache
 
 
-def _open_together(folder: str) -> tuple[int, int]:
-    os.environ["METALEARN_CACHE"] = folder
-    made = []
-
-    def make() -> np.ndarray:
-        made.append(1)
-        return np.arange(4_000_000, dtype=np.uint8).reshape(1000, 4000)
-
-    array = cached_array("shared", (1000, 4000), make, title="Shared")
-    return len(made), int(array.astype(np.int64).sum())
-
-
-@pytest.mark.thorough
-def test_processes_that_start_together_make_the_cache_once(tmp_path: Path) -> None:
-    with multiprocessing.get_context("spawn").Pool(2) as pool:
-        results = pool.map(_open_together, [str(tmp_path)] * 2)
-    assert sum(made for made, _ in results) == 1
-    assert len({total for _, total in results}) == 1
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["shared.json", "shared.lock", "shared.npy"]
-
-
-def test_a_failure_leaves_no_cache_and_a_damaged_one_is_made_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("METALEARN_CACHE", str(tmp_path))
-
-    def fail() -> np.ndarray:
-        raise DataError("damaged")
-
-    with pytest.raises(DataError):
-        cached_array("array", (2, 3), fail, title="Array")
-    assert not (tmp_path / "array.npy").exists()
-    good = np.arange(6, dtype=np.uint8).reshape(2, 3)
-    (tmp_path / "array.npy").write_bytes(b"\x93NUMPY\x01\x00")
-    assert np.array_equal(cached_array("array", (2, 3), lambda: good, title="Array"), good)
-    assert [path.name for path in tmp_path.glob(".*")] == []
-
-
-def test_a_cache_that_cannot_be_written_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "file").write_text("in the way")
-    monkeypatch.setenv("METALEARN_CACHE", str(tmp_path / "file"))
-    with pytest.raises(DataError, match="METALEARN_CACHE"):
-        cached_array("array", (2, 3), lambda: np.zeros((2, 3), np.uint8), title="Array")
-
-
 @pytest.mark.parametrize(
     ("title", "file", "shape", "make"),
     [
@@ -389,13 +343,6 @@ def test_the_sizes_of_meta_dataset_are_those_counted_by_hand() -> None:
     assert sizes([10, 10], 5, 1.0, [np.log(2), np.log(0.5)]) == ([5, 2], 5)
     # 25 for each of 30 classes are more than 500, and (500 − 30) / 30 = 15.67
     assert sizes(30 * [1000], 10) == (30 * [16], 10)
-
-
-def test_bad_shots_are_named_with_all_that_is_allowed() -> None:
-    with pytest.raises(
-        ValueError, match=r"shots='many': .*, or meta_dataset; type shots=5 or .* or shots=meta_dataset"
-    ):
-        drawn(ways=9, shots="many", queries=10)
 
 
 def test_tasks_of_meta_dataset_differ_and_follow_from_their_numbers() -> None:
