@@ -101,11 +101,11 @@ def build(recipe: SetRecipe, out: Path) -> DrawnSet:
     Raises:
         ConfigError, DataError, RunError: as `fetched`; or `out` holds another set, or cannot be written.
     """
-    wanted = [(listed.one.key, listed.one.split) for listed in recipe.classes]
+    classes = [(listed.one.key, listed.one.split) for listed in recipe.classes]
 
-    def other(found: DrawnSet) -> str:
-        own = (found.name, [(one.key, one.split) for one in found.classes]) == (recipe.name, wanted)
-        return "" if own else f"{len(found.classes)} classes of {found.name}, and not these"
+    def other(there: DrawnSet) -> str:
+        is_this = (there.name, [(one.key, one.split) for one in there.classes]) == (recipe.name, classes)
+        return "" if is_this else f"{len(there.classes)} classes of {there.name}, and not these"
 
     return made_once(out, other, lambda: _made(recipe, out))
 

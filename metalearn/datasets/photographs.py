@@ -127,55 +127,48 @@ def collect(source: Source, folder: Path, out: Path, *, partly: bool) -> DrawnSe
         DataError: it is not there, or not as published; a picture is damaged; `out` holds another set.
         DiskError, RunError: `out` cannot be written.
     """
-    name = source.published.name
-    return made_once(
-        out, lambda there: "" if there.name == name and (partly or not there.is_partial) else _held(there, name),
-        lambda: _collected(source, folder, out, partly), "; to read it anew, remove it",
-    )  # fmt: skip
-
-
-def _held(there: DrawnSet, name: str) -> str:
-    return f"a part of {name}, as --partial writes it" if there.name == name else there.name
-
-
-def _collected(source: Source, folder: Path, out: Path, partly: bool) -> DrawnSet:
     published = source.published
-    found = recognised(folder, published)
-    log.info("%s: %s in %s", published.title, found.layout, found.place)
-    for line in digests(published, found):
-        log.info("%s", line)
-    wrong = deviations(published, found)
-    if wrong and not partly:
-        raise DataError(
-            f"--from={folder}: is not {published.title} as published: {'; '.join(wrong)}. Complete it, or type "
-            "--partial to write what is there; its results are none of the published set"
-        )
-    for line in wrong:
-        log.warning("%s: %s", published.title, line)
-    if not wrong:
-        log.info("%s: the classes and the numbers of pictures are the published ones", published.title)
-    classes = {key: pictures for key, pictures in found.classes.items() if pictures.total and _belongs(published, *key)}
-    order = sorted(classes, key=lambda key: (list(SPLITS).index(key[0]), key[1]))
-    total = sum(classes[key].total for key in order)
-    if not total:
-        raise DataError(f"--from={folder}: has no picture of {published.title}")
-    log.info("%s: %d pictures are brought to %d × %d pixels", published.title, total, published.side, published.side)
-    try:
-        made = write_set(
-            out, published.name, [found.layout + (PARTLY if wrong else "")], (published.side, published.side, 3),
-            _written(published, found, [(key, classes[key]) for key in order]), total,
-        )  # fmt: skip
-    finally:
-        if not (out / INDEX).exists():
-            (out / PICTURES).unlink(missing_ok=True)  # many gigabytes, which could not be completed
-    write_atomically(out / ATTRIBUTION, _attribution(source, found, made, wrong))
-    return made
 
+    def other(there: DrawnSet) -> str:
+        if there.name != published.name:
+            return there.name
+        return "" if partly or not there.is_partial else f"a part of {there.name}, as --partial writes it"
 
-def _attribution(source: Source, found: FoundSet, made: DrawnSet, wrong: Sequence[str]) -> str:
-    lines = [f"# {source.published.title}", "", f"{source.paper}.", "", f"Terms: {source.terms}.", ""]
-    lines.append(f"{len(made.classes)} classes, {made.total} pictures, read from {found.layout}.")
-    return "\n".join([*lines, *(["", "Not as published:", *(f"- {line}" for line in wrong)] if wrong else []), ""])
+    def make() -> DrawnSet:
+        found = recognised(folder, published)
+        log.info("%s: %s in %s", published.title, found.layout, found.place)
+        for line in digests(published, found):
+            log.info("%s", line)
+        wrong = deviations(published, found)
+        if wrong and not partly:
+            raise DataError(
+                f"--from={folder}: is not {published.title} as published: {'; '.join(wrong)}. Complete it, or type "
+                "--partial to write what is there; its results are none of the published set"
+            )
+        for line in wrong:
+            log.warning("%s: %s", published.title, line)
+        if not wrong:
+            log.info("%s: the classes and the numbers of pictures are the published ones", published.title)
+        classes = {key: one for key, one in found.classes.items() if one.total and _belongs(published, *key)}
+        order = sorted(classes, key=lambda key: (list(SPLITS).index(key[0]), key[1]))
+        total, side = sum(classes[key].total for key in order), published.side
+        if not total:
+            raise DataError(f"--from={folder}: has no picture of {published.title}")
+        log.info("%s: %d pictures are brought to %d × %d pixels", published.title, total, side, side)
+        written = _written(published, found, [(key, classes[key]) for key in order])
+        layout = found.layout + (PARTLY if wrong else "")
+        try:
+            made = write_set(out, published.name, [layout], (side, side, 3), written, total)
+        finally:
+            if not (out / INDEX).exists():
+                (out / PICTURES).unlink(missing_ok=True)  # many gigabytes, which could not be completed
+        lines = [f"# {published.title}", "", f"{source.paper}.", "", f"Terms: {source.terms}.", ""]
+        lines += [f"{len(made.classes)} classes, {made.total} pictures, read from {found.layout}."]
+        lines += ["", "Not as published:", *(f"- {line}" for line in wrong)] if wrong else []
+        write_atomically(out / ATTRIBUTION, "\n".join([*lines, ""]))
+        return made
+
+    return made_once(out, other, make, "; to read it anew, remove it")
 
 
 # Checks
@@ -266,9 +259,12 @@ def _written(
 
 def _formed(pictures: Any, name: str, side: int) -> Images:
     """The pictures of the class `name`, uint8 [n, side, side, 3]."""
+    form = PictureForm(side, 3)
     if isinstance(pictures, np.ndarray):
-        return _resized(pictures, side)
-    whole = list(decoded(pictures, PictureForm(side, 3)))
+        pictures = np.ascontiguousarray(pictures)
+        is_right = pictures.shape[1:3] == (side, side)
+        return pictures if is_right else np.stack([formed(Image.fromarray(one), form) for one in pictures])
+    whole = list(decoded(pictures, form))
     broken = [
         f"{file if isinstance(file, Path) else f'one of {name}'} ({picture})"
         for file, picture in zip(pictures, whole, strict=True) if isinstance(picture, str)
@@ -276,9 +272,3 @@ def _formed(pictures: Any, name: str, side: int) -> Images:
     if broken:
         raise DataError(f"{len(broken)} pictures cannot be read: {first_few(broken)}; repair them, or fetch them anew")
     return np.stack(whole)
-
-
-def _resized(pictures: Images, side: int) -> Images:
-    if pictures.shape[1:3] == (side, side):
-        return np.ascontiguousarray(pictures)
-    return np.stack([formed(Image.fromarray(np.ascontiguousarray(one)), PictureForm(side, 3)) for one in pictures])
