@@ -1,7 +1,8 @@
 """Settings of priors that are one value, or a range of which each draw takes one."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -16,18 +17,24 @@ Real = float | Sequence[float]
 
 def check_whole(name: str, value: Whole, *, at_least: int) -> None:
     """Raises Invalid for what is neither a whole number nor a range of such."""
-    low, high = _ends(name, value)
-    for end in (low, high):
-        whole_number(name, end, at_least=at_least)
-    _check_order(name, value, low, high)
+    _check(name, value, lambda end: whole_number(name, end, at_least=at_least))
 
 
 def check_real(name: str, value: Real, *, at_least: float | None = None) -> None:
     """Raises Invalid for what is neither a number above 0, or of at least so much, nor a range of such."""
-    low, high = _ends(name, value)
-    for end in (low, high):
-        real_number(name, end, above=0 if at_least is None else None, at_least=at_least)
-    _check_order(name, value, low, high)
+    _check(name, value, lambda end: real_number(name, end, above=0 if at_least is None else None, at_least=at_least))
+
+
+def _check(name: str, value: object, check: Callable[[Any], None]) -> None:
+    if not isinstance(value, list | tuple):
+        check(value)
+        return
+    if len(value) != 2:
+        raise Invalid(name, list(value), "must be a number, or the smallest and the largest", "type KEY=[1,5]")
+    for end in value:
+        check(end)
+    if value[0] > value[1]:
+        raise Invalid(name, value, "must begin with the smallest", f"type KEY=[{value[1]},{value[0]}]")
 
 
 def check_rows(rows: Whole, known: Whole) -> None:
@@ -54,16 +61,3 @@ def draw_real(rng: np.random.Generator, value: Real) -> float:
     if isinstance(value, int | float):
         return float(value)
     return math.exp(rng.uniform(math.log(value[0]), math.log(value[1])))
-
-
-def _ends(name: str, value: object) -> tuple[object, object]:
-    if not isinstance(value, list | tuple):
-        return value, value
-    if len(value) != 2:
-        raise Invalid(name, list(value), "must be a number, or the smallest and the largest", "type KEY=[1,5]")
-    return value[0], value[1]
-
-
-def _check_order(name: str, value: object, low: object, high: object) -> None:
-    if low > high:  # type: ignore[operator]
-        raise Invalid(name, value, "must begin with the smallest", f"type KEY=[{high},{low}]")
