@@ -109,16 +109,6 @@ class _RowTasks:
         return Episode(batch(slice(shots)), batch(slice(shots, None)))
 
 
-class _Columns(NamedTuple):
-    task: str
-    target: str
-    features: Sequence[str] | None
-    targets: str
-    split: Sequence[float] | str
-    missing: str
-    standardize: bool
-
-
 def table(
     *,
     file: str,
@@ -162,31 +152,36 @@ def table(
     one_of("missing", missing, ("refuse", "mean"))
     true_or_false("standardize", standardize)
     _check_episode(shots, queries, split)
-    chosen = None if features is None else list(map(str, features))
-    columns = _Columns(task, target, chosen, targets, split, missing, standardize)
-    return _RowTasks(lambda: _rows_of(Path(file), columns, shots, queries), shots, queries, seeds)
+    path = Path(file)
 
+    def read() -> Rows:
+        table = _Cells(path)
+        others = {task, target, split if isinstance(split, str) else task}
+        names = [name for name in table.columns if name not in others] if features is None else list(map(str, features))
+        if not names or others & set(names):
+            raise DataError(
+                f"dataset.features={names}: must be columns, without those of task, target and split; the table has "
+                f"{', '.join(table.columns)}"
+            )
+        labels = table.texts(target)
+        kinds = _ordered(labels) if targets == "classes" else None
+        if kinds is None:
+            y = table.numbers(target, missing="refuse")[:, None].astype(np.float32)
+        else:
+            numbers = {kind: number for number, kind in enumerate(kinds)}
+            y = np.array([numbers[label] for label in labels], np.int64)
+        x = np.column_stack([table.numbers(name, missing) for name in names])
+        what = f"dataset.split={split if isinstance(split, str) else list(split)}"
+        tasks = _divided(
+            _groups(table.texts(task)), table.texts(split) if isinstance(split, str) else split, what, task
+        )
+        _check_sizes(tasks, shots, queries, f"{path}: the task", task)
+        if standardize:
+            x = _standardized(x, np.concatenate(list(tasks["train"].values())))
+        rows = {name: list(of_split.values()) for name, of_split in tasks.items()}
+        return Rows({"": x.astype(np.float32)}, y, None if kinds is None else len(kinds), rows)
 
-def _rows_of(file: Path, want: _Columns, shots: Shots, queries: int) -> Rows:
-    """The table in a file."""
-    table = _Cells(file)
-    names, labels = table.features(want), table.texts(want.target)
-    kinds = _ordered(labels) if want.targets == "classes" else None
-    if kinds is None:
-        y = table.numbers(want.target, missing="refuse")[:, None].astype(np.float32)
-    else:
-        numbers = {kind: number for number, kind in enumerate(kinds)}
-        y = np.array([numbers[label] for label in labels], np.int64)
-    x = np.column_stack([table.numbers(name, want.missing) for name in names])
-    groups, marked = _groups(table.texts(want.task)), isinstance(want.split, str)
-    split = table.texts(want.split) if isinstance(want.split, str) else want.split
-    what = f"dataset.split={want.split if marked else list(want.split)}"
-    tasks = _divided(groups, split, what, want.task)
-    _check_sizes(tasks, shots, queries, f"{file}: the task", want.task)
-    if want.standardize:
-        x = _standardized(x, np.concatenate(list(tasks["train"].values())))
-    rows = {name: list(of_split.values()) for name, of_split in tasks.items()}
-    return Rows({"": x.astype(np.float32)}, y, None if kinds is None else len(kinds), rows)
+    return _RowTasks(read, shots, queries, seeds)
 
 
 def arrays(
@@ -214,7 +209,12 @@ def arrays(
     Raises:
         ValueError: arrays that do not fit together, or a task with too few rows.
     """
-    inputs = {name: _input(values) for name, values in (x if isinstance(x, Mapping) else {"": x}).items()}
+    inputs = {name: np.asarray(values) for name, values in (x if isinstance(x, Mapping) else {"": x}).items()}
+    for name, values in inputs.items():
+        kind: Any = (
+            np.int64 if np.issubdtype(values.dtype, np.integer) else bool if values.dtype == bool else np.float32
+        )
+        inputs[name] = values.astype(kind, copy=False)
     targets, names = np.asarray(y), np.asarray(task).astype(str).tolist()
     rows_of = {len(values) if values.ndim > (not name) else 0 for name, values in inputs.items()}
     if not rows_of == {len(targets)} == {len(names)}:
@@ -235,12 +235,6 @@ def arrays(
     rows = {name: list(of_split.values()) for name, of_split in divided.items()}
     table = Rows(inputs, targets, classes, rows)
     return _RowTasks(lambda: table, shots, queries, Seeds(seed, eval_seed))
-
-
-def _input(values: ArrayLike) -> NDArray[Any]:
-    array = np.asarray(values)
-    whole = np.issubdtype(array.dtype, np.integer)
-    return array.astype(np.int64 if whole else bool if array.dtype == bool else np.float32, copy=False)
 
 
 # Checks, and the division of tasks
@@ -326,31 +320,20 @@ class _Cells:
     def __init__(self, file: Path) -> None:
         self._file = file
         try:
-            self._columns = _READERS[file.suffix](file)
+            self.columns = _READERS[file.suffix](file)
         except OSError as error:
             raise DataError(
                 f"dataset.file={file}: cannot be read ({error.strerror}); type the path of a table"
             ) from error
-        if len(sizes := {len(column) for column in self._columns.values()}) != 1 or sizes == {0}:
+        if len(sizes := {len(column) for column in self.columns.values()}) != 1 or sizes == {0}:
             raise DataError(f"dataset.file={file}: has columns of {sorted(sizes)} rows; all need the same number")
 
     def _of(self, name: str) -> Sequence[Any]:
-        if name not in self._columns:
+        if name not in self.columns:
             raise DataError(
-                f"dataset.file={self._file}: has no column {name!r}; it has {', '.join(self._columns)}"
+                f"dataset.file={self._file}: has no column {name!r}; it has {', '.join(self.columns)}"
             )  # fmt: skip
-        return self._columns[name]
-
-    def features(self, want: _Columns) -> list[str]:
-        """The names of the features."""
-        others = {want.task, want.target, want.split if isinstance(want.split, str) else want.task}
-        names = [name for name in self._columns if name not in others] if want.features is None else [*want.features]
-        if not names or others & set(names):
-            raise DataError(
-                f"dataset.features={names}: must be columns, without those of task, target and split; the table has "
-                f"{', '.join(self._columns)}"
-            )
-        return names
+        return self.columns[name]
 
     def texts(self, name: str) -> list[str]:
         """A column in which nothing is missing, as texts."""
