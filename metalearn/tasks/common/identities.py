@@ -10,7 +10,7 @@ from typing import NamedTuple, Protocol, runtime_checkable
 import torch
 from torch.utils import _pytree as pytree
 
-from metalearn.tasks.common.episodes import SPLITS, HoldsClasses, Images
+from metalearn.tasks.common.episodes import SPLITS, HoldsClasses
 from metalearn.types import NamesClasses, NamesDrawers, TaskSource, TellsClasses
 
 _FIRST = 4
@@ -64,59 +64,44 @@ class HasDigest(Protocol):
 
 def content_of(source: TaskSource) -> Content:
     """The content of a source."""
-    digest, found = hashlib.sha256(), _Pictures()
+    digest, of_pictures, read = hashlib.sha256(), hashlib.sha256(), 0
+    first: dict[bytes, tuple[str, int, int]] = {}  # digest of a picture → the place where it is first
+    copies, shared = list[str](), list[str]()
     for split in SPLITS:
         for number in range(min(_FIRST, source.size(split) or _FIRST)):  # one by one: a task may be large
             for values in pytree.tree_leaves(source.episodes(split, torch.tensor([number]))):
                 digest.update(f"{tuple(values.shape)} {values.dtype}".encode())
                 digest.update(values.detach().cpu().contiguous().numpy().data)
-        if isinstance(source, HoldsClasses):
-            classes = source.classes_of(split)
-            for label in range(0 if classes.drawn else len(classes.identities)):
-                found.add(split, label, classes.pictures(label))
-    digest.update(found.digest.digest())
+        if not isinstance(source, HoldsClasses) or (classes := source.classes_of(split)).drawn:
+            continue
+        for label in range(len(classes.identities)):
+            pictures = classes.pictures(label)
+            read += pictures.nbytes
+            for number in range(len(pictures)) if read <= _WHOLE else (0, len(pictures) - 1):
+                name = hashlib.sha256(pictures[number].tobytes()).digest()
+                of_pictures.update(name)
+                place = split, label, number
+                other = first.setdefault(name, place)
+                if other != place:
+                    same_class = other[:2] == place[:2]
+                    (copies if same_class else shared).append(f"{_named(*place)} is {_named(*other)}")
+    digest.update(of_pictures.digest())
     if isinstance(source, HasDigest):
         digest.update(source.digest_of_all())
-    return Content(f"2-{digest.hexdigest()}", *found.lines())
+    if len(copies) < FEW * len(first):
+        copies = []
+    return Content(
+        f"2-{digest.hexdigest()}",
+        _line(copies, "in its class, so that a task may test a picture that it has learned from"),
+        _line(shared, "of another class, so that no label is right"),
+    )
 
 
-class _Pictures:
-    """The pictures of all classes, one class after the other."""
-
-    def __init__(self) -> None:
-        self.digest = hashlib.sha256()
-        self._bytes = 0
-        self._first: dict[bytes, tuple[str, int, int]] = {}
-        self._copies: list[str] = []
-        self._shared: list[str] = []
-
-    def add(self, split: str, label: int, pictures: Images) -> None:
-        self._bytes += pictures.nbytes
-        numbers = range(len(pictures)) if self._bytes <= _WHOLE else (0, len(pictures) - 1)
-        for number in numbers:
-            name = hashlib.sha256(pictures[number].tobytes()).digest()
-            self.digest.update(name)
-            place = split, label, number
-            first = self._first.setdefault(name, place)
-            if first != place:
-                same_class = first[:2] == place[:2]
-                (self._copies if same_class else self._shared).append(f"{_named(*place)} is {_named(*first)}")
-
-    def lines(self) -> tuple[str, str]:
-        few = len(self._copies) < FEW * len(self._first)
-        return (
-            self._line(
-                [] if few else self._copies, "in its class, so that a task may test a picture that it has learned from"
-            ),
-            self._line(self._shared, "of another class, so that no label is right"),
-        )
-
-    @staticmethod
-    def _line(places: list[str], why: str) -> str:
-        if not places:
-            return ""
-        many = f"{len(places)} pictures are" if len(places) > 1 else "a picture is"
-        return f"{many} the copy of one {why}; the first: {places[0]}"
+def _line(places: list[str], why: str) -> str:
+    if not places:
+        return ""
+    many = f"{len(places)} pictures are" if len(places) > 1 else "a picture is"
+    return f"{many} the copy of one {why}; the first: {places[0]}"
 
 
 def _named(split: str, label: int, number: int) -> str:
