@@ -33,6 +33,10 @@ class Seeds(NamedTuple):
     seed: int
     eval_seed: int
 
+    def of(self, split: str) -> int:
+        """The seed of a split."""
+        return self.seed if split == "train" else self.eval_seed
+
 
 Shots = int | Sequence[int] | Literal["meta_dataset"]
 """A number of support samples; or a range: the fewest and the most, of which each task draws one; or the rule of
@@ -134,8 +138,7 @@ def task_generator(seeds: Seeds) -> TaskGenerator:
     def generator(split: str, index: int) -> np.random.Generator:
         if split not in SPLITS:
             raise ValueError(f"split={split!r}: must be one of {', '.join(SPLITS)}")
-        root = seeds.seed if split == "train" else seeds.eval_seed
-        return np.random.default_rng((root, SPLITS[split], index))
+        return np.random.default_rng((seeds.of(split), SPLITS[split], index))
 
     return generator
 
@@ -165,8 +168,8 @@ def shots_of_task(shots: Shots, seeds: Seeds, split: str, index: int) -> int:
     """The number of a task's support samples."""
     if isinstance(shots, int | str):
         return most_shots(shots)
-    root = seeds.seed if split == "train" else seeds.eval_seed
-    return int(np.random.default_rng((root, SPLITS[split], index, _SHOTS)).integers(shots[0], shots[1] + 1))
+    rng = np.random.default_rng((seeds.of(split), SPLITS[split], index, _SHOTS))
+    return int(rng.integers(shots[0], shots[1] + 1))
 
 
 def shapes_of(episode: EpisodeSpec) -> dict[str, EpisodeShape]:
@@ -370,8 +373,9 @@ class _PictureTasks:
 
     def numbers(self, split: str, indices: Tensor) -> Tensor:
         shape = self._shapes[split]
-        root = self._seeds.seed if split == "train" else self._seeds.eval_seed
-        draws = TaskDraws(root, SPLITS[split], self._sizes(split), shape.ways, shape.most, self._rotations)
+        draws = TaskDraws(
+            self._seeds.of(split), SPLITS[split], self._sizes(split), shape.ways, shape.most, self._rotations
+        )
         return torch.from_numpy(draw_many(draws, indices.numpy()))
 
     def episodes(self, split: str, indices: Tensor) -> Episode:
@@ -384,7 +388,6 @@ class _PictureTasks:
         return Episode(*(Batch(*map(torch.cat, zip(*part, strict=True))) for part in zip(*tasks, strict=True)))
 
     def _augmented(self, split: str, index: int, task: Episode) -> Episode:
-        """The episode of a task, in training with other pictures if so wanted."""
         if split != "train" or not self._augment:
             return task
         return augmented(task, self._augment, np.random.default_rng((self._seeds.seed, SPLITS[split], index, _AUGMENT)))

@@ -123,8 +123,7 @@ class _SampleSource:
         if epoch and split != "train":
             raise ValueError(f"split={split!r}: has {size} samples, and there is no number {index}")
         if (split, epoch) not in self._orders:
-            root = self._seeds.seed if split == "train" else self._seeds.eval_seed
-            order = np.random.default_rng((root, SPLITS[split], epoch, _ORDER)).permutation(size)
+            order = np.random.default_rng((self._seeds.of(split), SPLITS[split], epoch, _ORDER)).permutation(size)
             self._orders = {key: kept for key, kept in self._orders.items() if key[0] != split or key[1] == epoch - 1}
             self._orders[split, epoch] = order
         return int(self._orders[split, epoch][place])

@@ -148,8 +148,7 @@ class PriorTasks:
             raise self._wrong(f"the targets of task {index} of {split} are all {value:g}; nothing can be learned")
 
     def _shape(self, split: str, group: int) -> Shape:
-        root = self._seeds.seed if split == "train" else self._seeds.eval_seed
-        found = self.prior.shape(np.random.default_rng((root, SPLITS[split], group, _SHAPE)))
+        found = self.prior.shape(np.random.default_rng((self._seeds.of(split), SPLITS[split], group, _SHAPE)))
         if not isinstance(found, Shape):
             raise self._wrong(
                 f"shape(rng) gives a {type(found).__name__}; give a metalearn.tasks.priors.Shape"
