@@ -1,16 +1,13 @@
-"""Priors of users: a mixture of several, tables of theirs whose rows and columns are drawn, and a module."""
+"""Priors made of others: a mixture of several, and tables of one's own, whose rows and columns are drawn."""
 
 from collections.abc import Sequence
-from types import ModuleType
-from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from metalearn.checks import Invalid, real_number
-from metalearn.tasks.common.episodes import Seeds
+from metalearn.checks import real_number
 from metalearn.tasks.priors.ranges import Real, Whole, check_real, check_whole, draw_real, draw_whole
-from metalearn.tasks.priors.source import Prior, PriorTasks, Shape, Tables, one_by_one, tasks_of
+from metalearn.tasks.priors.source import Prior, Shape, Tables, one_by_one
 
 Rng = np.random.Generator
 
@@ -89,30 +86,3 @@ def _checked(number: int, x: ArrayLike, y: ArrayLike) -> tuple[NDArray[np.float3
     if targets.dtype.kind not in "biuf":
         raise ValueError(f"tables[{number}]: y holds {targets.dtype}; give classes as 0, 1, …, or real numbers")
     return features, targets
-
-
-def own_prior(*, prior: ModuleType, classes: int | None, group: int, seeds: Seeds) -> PriorTasks:
-    """Tasks that a module draws.
-
-    Args:
-        prior: the module. `shape(rng)` gives the `Shape` of a group of tasks, and `table(rng, shape)` the arrays x
-            [rows, features] and y [rows] of a task. In place of it, `tables(rngs, shape)` may draw a table by each of
-            several generators, x [t, rows, features] and y [t, rows], such that none depends on those beside it. Or the
-            module has a `prior`, such as `mixture` makes it.
-        classes: the most classes of a task; None: the targets are real numbers.
-        group: how many tasks share a shape.
-
-    Raises:
-        ValueError: the module has no such functions, or a number is out of range.
-    """
-    made = getattr(prior, "prior", None)
-    if isinstance(made, Prior):
-        return tasks_of(made, classes=classes, group=group, seeds=seeds)
-    found: dict[str, Any] = {name: getattr(prior, name, None) for name in ("shape", "table", "tables")}
-    if not callable(found["shape"]) or not (callable(found["table"]) or callable(found["tables"])):
-        missing = "shape(rng)" if not callable(found["shape"]) else "table(rng, shape)"
-        raise Invalid(
-            "prior", prior.__name__, f"the module defines no {missing}", "see docs/how-to/prior.md", quoted=False
-        )
-    tables = found["tables"] if callable(found["tables"]) else one_by_one(found["table"])
-    return tasks_of(Prior(prior.__name__, found["shape"], tables), classes=classes, group=group, seeds=seeds)

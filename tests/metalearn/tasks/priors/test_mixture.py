@@ -10,7 +10,7 @@ import torch
 import metalearn
 from metalearn.tasks.common.episodes import Seeds
 from metalearn.tasks.priors import Prior, mixture, of_tables
-from metalearn.tasks.priors.mixture import own_prior
+from metalearn.tasks.priors.source import own_prior
 
 SINES, LINES = metalearn.prior("sine"), metalearn.prior("gp", features=2, rows=8, known=3)
 SEEDS = Seeds(0, 1)

@@ -18,7 +18,7 @@ from metalearn.config.plain import named, plain_config
 from metalearn.errors import ConfigError, DataError
 from metalearn.tasks.common.episodes import Seeds
 from metalearn.tasks.priors import Shape
-from metalearn.tasks.priors.mixture import own_prior
+from metalearn.tasks.priors.source import own_prior
 from metalearn.training.chunks import chunk_of
 from metalearn.training.loop import tasks_in_chunks
 from metalearn.training.settings import CHUNK_CELLS, TrainerSettings, chunk_in_group
