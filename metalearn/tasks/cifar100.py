@@ -25,7 +25,7 @@ from metalearn.tasks.common.episodes import (
 from metalearn.tasks.common.identities import identity, published_list
 from metalearn.tasks.common.samples import few_shot
 from metalearn.tasks.common.shards import ShardForm, Shards
-from metalearn.tasks.torchvision_pictures import DataPlace, PublishedDataset, read_published
+from metalearn.tasks.common.torchvision_files import DataPlace, PublishedDataset, read_published
 from metalearn.types import TaskSource
 
 PICTURES = 600

@@ -36,7 +36,7 @@ from metalearn.tasks.common.episodes import (
 from metalearn.tasks.common.identities import identity, published_list
 from metalearn.tasks.common.samples import drawn_samples, few_shot, pretraining_on_drawings
 from metalearn.tasks.common.shards import ShardForm, Shards
-from metalearn.tasks.torchvision_pictures import DataPlace
+from metalearn.tasks.common.torchvision_files import DataPlace
 from metalearn.types import TaskSource
 
 DRAWINGS = 20

@@ -9,10 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from metalearn.checks import real_number, whole_number
+from metalearn.checks import whole_number
 from metalearn.tasks.common.episodes import Seeds, Shots, check_shots, shots_of_task, task_generator
-from metalearn.tasks.priors.ranges import Real, Whole, check_real, check_rows, draw_real, draw_whole
-from metalearn.tasks.priors.source import Prior, PriorTasks, Shape, Tables, one_by_one, tasks_of
 from metalearn.types import Batch, Episode, TaskSource, Unit
 
 
@@ -70,34 +68,3 @@ def sinusoid(*, shots: Shots, queries: int, eval_queries: int, seeds: Seeds) -> 
     whole_number("queries", queries, at_least=1)
     whole_number("eval_queries", eval_queries, at_least=1)
     return _Sinusoid(shots=shots, queries=queries, eval_queries=eval_queries, seeds=seeds)
-
-
-def sine_prior(
-    *, amplitude: Real, frequency: Real, noise: float, rows: Whole, known: Whole, group: int, seeds: Seeds
-) -> PriorTasks:
-    """A prior of sine waves, with x in [−5, 5], phase in [0, π] and as many points as one likes:
-    y = amplitude · sin(frequency · x − phase) + noise.
-
-    Args:
-        amplitude, frequency: numbers, or ranges, of which each task draws one.
-        noise: the standard deviation of the noise of y.
-        rows, known: points, and known points; ranges: each group draws one.
-        group: how many tasks share a shape.
-
-    Raises:
-        ValueError: a value that is not allowed.
-    """
-    check_real("amplitude", amplitude)
-    check_real("frequency", frequency)
-    real_number("noise", noise, at_least=0)
-    check_rows(rows, known)
-
-    def shape(rng: np.random.Generator) -> Shape:
-        return Shape(draw_whole(rng, rows), draw_whole(rng, known), 1)
-
-    def table(rng: np.random.Generator, shape: Shape) -> Tables:
-        height, pace, phase = draw_real(rng, amplitude), draw_real(rng, frequency), rng.uniform(0, np.pi)
-        x = rng.uniform(-5, 5, size=(shape.rows, 1))
-        return x, height * np.sin(pace * x[:, 0] - phase) + noise * rng.normal(size=shape.rows)
-
-    return tasks_of(Prior("sines", shape, one_by_one(table)), classes=None, group=group, seeds=seeds)

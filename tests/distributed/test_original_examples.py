@@ -19,8 +19,8 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 
+from metalearn.tasks.common.torchvision_files import DataPlace
 from metalearn.tasks.omniglot import decoded
-from metalearn.tasks.torchvision_pictures import DataPlace
 from tests.runs import ROOT, children_of
 
 FOLDER = os.environ.get("TORCHOPT_EXAMPLES", "")

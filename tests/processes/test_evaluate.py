@@ -20,8 +20,8 @@ from metalearn.config.values import to_container
 from metalearn.runs.checkpoint import Snapshot
 from metalearn.runs.metrics import task_list_id
 from metalearn.tasks.common.episodes import EpisodeSpec, Seeds
+from metalearn.tasks.common.torchvision_files import DataPlace
 from metalearn.tasks.omniglot import omniglot
-from metalearn.tasks.torchvision_pictures import DataPlace
 from metalearn.training.chunks import digests
 from metalearn.types import Batch, Episode, Strategy
 from tests.runs import ROOT, Outcome, Program, result_of, slow

@@ -30,9 +30,9 @@ from metalearn.tasks.cifar100 import cifar_fs, fc100
 from metalearn.tasks.common.episodes import SPLITS, EpisodeSpec, Seeds
 from metalearn.tasks.common.identities import identities_of
 from metalearn.tasks.common.samples import pretraining
+from metalearn.tasks.common.torchvision_files import DataPlace
 from metalearn.tasks.image_folder import image_folder
 from metalearn.tasks.omniglot import characters, omniglot, omniglot_characters
-from metalearn.tasks.torchvision_pictures import DataPlace
 from metalearn.types import TaskSource
 from tests.runs import ROOT
 from tests.saved import saved_run

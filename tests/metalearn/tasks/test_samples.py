@@ -24,9 +24,10 @@ from metalearn.tasks import omniglot as omniglot_module
 from metalearn.tasks.common.episodes import Seeds
 from metalearn.tasks.common.identities import class_names_of
 from metalearn.tasks.common.samples import Labelled, samples
+from metalearn.tasks.common.torchvision_files import DataPlace
 from metalearn.tasks.glyphs import character, glyph_characters
 from metalearn.tasks.omniglot import decoded, omniglot_characters
-from metalearn.tasks.torchvision_pictures import DataPlace, cifar10, fashion_mnist, mnist
+from metalearn.tasks.torchvision_pictures import cifar10, fashion_mnist, mnist
 from metalearn.types import Batch, TaskSource
 from tests.metalearn.flat import Make, source_of
 

@@ -17,10 +17,10 @@ from metalearn.config.values import to_container
 from metalearn.errors import DataError
 from metalearn.tasks.common.episodes import EpisodeShape, EpisodeSpec, Seeds
 from metalearn.tasks.common.shards import ShardForm, Shards, shard_name, write_shards
+from metalearn.tasks.common.torchvision_files import DataPlace
 from metalearn.tasks.common.written import INDEX
 from metalearn.tasks.glyphs import glyph_characters, glyph_pretraining, glyphs
 from metalearn.tasks.omniglot import omniglot, omniglot_characters
-from metalearn.tasks.torchvision_pictures import DataPlace
 from metalearn.types import TaskSource
 from tests.runs import Start, assert_same_bytes
 

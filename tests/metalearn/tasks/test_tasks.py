@@ -20,10 +20,10 @@ from metalearn.tasks import glyphs as glyphs_module
 from metalearn.tasks.cifar100 import cifar_fs
 from metalearn.tasks.common.cache import cached_array
 from metalearn.tasks.common.episodes import EpisodeShape, EpisodeSpec, Seeds, Shots, draw_images, sizes_of_task, turned
+from metalearn.tasks.common.torchvision_files import DataPlace
 from metalearn.tasks.glyphs import character, glyph_pretraining, glyphs
 from metalearn.tasks.omniglot import SPLIT_LISTS, characters, classes_of, omniglot
 from metalearn.tasks.sinusoid import sinusoid
-from metalearn.tasks.torchvision_pictures import DataPlace
 from metalearn.training.chunks import chunk_of
 from metalearn.types import Episode, GivesSamples, TaskSource
 from tests.runs import slow
