@@ -21,13 +21,13 @@ from metalearn.config.saved import run_folder_of
 from metalearn.errors import ConfigError
 from metalearn.reporting.provenance import made_with, own_version
 from metalearn.runs.checkpoint import read_named
+from metalearn.runs.learner import LEARNER, fill, read
 from metalearn.runs.metrics import METRIC_NAMES
 from metalearn.runs.seen import KEY
 from metalearn.saved import exporter, hub
 from metalearn.saved.card import FOLDER, Card, Reached
-from metalearn.saved.exporter import NetworkToExport
+from metalearn.saved.exporter import NetworkToExport, described
 from metalearn.saved.form import kind_of
-from metalearn.saved.learner import LEARNER, described, fill, read
 from metalearn.storage.files import read_json, refuse_nameless, refuse_used
 
 LICENCES = {
@@ -82,8 +82,9 @@ def export(
     config, step = meta["config"], meta["step"]
     dataset = option_of("dataset", config["dataset"]["_target_"]) or ""
     facts = {
-        "preprocessing": described(learner.form), "any_ways": learner.form is not None and learner.ways is None,
-        "step": step, "seed": config.get("seed"), "test": _test_of(folder, step),
+        "preprocessing": described(learner.form) if learner.form else None,
+        "any_ways": learner.form is not None and learner.ways is None, "step": step, "seed": config.get("seed"),
+        "test": _test_of(folder, step),
         "licence": licence or LICENCES.get(SAME_DATA.get(dataset, dataset)),
         "versions": {"metalearn": own_version()} | meta.get("versions", {}),
     }  # fmt: skip
@@ -187,8 +188,8 @@ def export_task(task: AdaptedTask, out: Path, *, file_format: str, licence: str 
     }  # fmt: skip
     use = {FOLDER: _USE_TASK.replace("NAME", out.name), **exporter.uses_of_pictures("probabilities")}
     kind = "image-classification" if learner.form else "tabular-classification"
-    shown = described(learner.form)
-    about = exporter.picture_input(shown, labels, output="probabilities [n, classes]") if shown else None
+    output = "probabilities [n, classes]"
+    about = exporter.picture_input(learner.form, labels, output=output) if learner.form else None
     return exporter.export(
         key, out, file_format, fill=partial(adapted.fill, task), program=program, about=about,
         card=Card(out.name, kind, ["few-shot", learner.name], licence, facts, use),

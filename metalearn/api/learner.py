@@ -30,9 +30,10 @@ from metalearn.nn.inputs import Inputs, filled, inputs_of, packed
 from metalearn.nn.inputs import described as words_for
 from metalearn.nn.precision import computing_with
 from metalearn.nn.surroundings import with_gradients
+from metalearn.runs.learner import fill
 from metalearn.runs.metrics import figures_of
 from metalearn.runs.seen import KEY, Seen, to_meta
-from metalearn.saved.learner import described, fill
+from metalearn.saved.exporter import described
 from metalearn.storage.files import whole_folder
 from metalearn.tasks.common.pictures import PictureForm
 from metalearn.training.chunks import chunk_functions
@@ -236,7 +237,17 @@ class Learner:
         if len(given) != len(labels):
             what = "images; give one label for each image" if self.form else "inputs; give one label for each"
             raise ValueError(f"labels: there are {len(labels)} for {len(given)} {what}")
-        numbers = self._numbered(labels)
+        # Classes are numbered in the order of their first examples, unless the loss has weights for their numbers.
+        loss = self.taught.algorithm.computes
+        weights = None if loss is None else loss.weights
+        numbers = {
+            label: place for place, label in enumerate(dict.fromkeys(labels) if weights is None else range(weights))
+        }
+        if strange := [label for label in labels if label not in numbers]:
+            raise ValueError(
+                f"labels: {strange[0]!r} is no number from 0 to {len(numbers) - 1}, and the loss has a weight for each "
+                "class by its number"
+            )
         self._check_classes(self.ways, len(numbers))
         y = torch.tensor([[numbers[label] for label in labels]], device=self.device)
         support = Batch(self.shown(given), y)
@@ -310,7 +321,7 @@ class Learner:
             raise ConfigError(f"algorithm={self.name}: it classifies what it was trained on, and learns no tasks")
         config = to_container(self.taught.config)
         facts = {
-            "preprocessing": described(self.form), "step": self.validation.get("step", 0),
+            "preprocessing": described(self.form) if self.form else None, "step": self.validation.get("step", 0),
             "validation": self.validation, "probe": self.probe().tolist(),
             "queries_together": self.taught.model.transductive, KEY: to_meta(self.taught.seen),
         }  # fmt: skip
@@ -333,20 +344,6 @@ class Learner:
         """Inputs [1, n, …] to try the network with."""
         inputs = noted_inputs(self.taught.config)
         return x if inputs is None else filled(inputs, x[0]).unsqueeze(0)
-
-    def _numbered(self, labels: list[Label]) -> dict[Label, int]:
-        """The classes of labels: numbers in the order of their first examples, unless the loss has weights for them."""
-        loss = self.taught.algorithm.computes
-        if loss is None or loss.weights is None:
-            return {label: number for number, label in enumerate(dict.fromkeys(labels))}
-        own: dict[Label, int] = {number: number for number in range(loss.weights)}
-        strange = [label for label in labels if label not in own]
-        if strange:
-            raise ValueError(
-                f"labels: {strange[0]!r} is no number from 0 to {loss.weights - 1}, and the loss has a weight for each "
-                "class by its number"
-            )
-        return own
 
     def _has_several_labels(self) -> bool:
         """Whether a sample of its tasks may have several labels."""

@@ -31,8 +31,8 @@ from metalearn.nn.surroundings import with_gradients
 from metalearn.runs.checkpoint import Snapshot, fitted, read_named
 from metalearn.runs.seen import from_meta
 from metalearn.saved import hub
+from metalearn.saved.exporter import read_form
 from metalearn.saved.form import MANIFEST, USES, kind_of
-from metalearn.saved.learner import read_form
 from metalearn.storage.files import is_folder
 from metalearn.types import Algorithm, Loss, Params
 
@@ -218,8 +218,11 @@ def _learner(
     for parameter, value in params.items():
         if not value.isfinite().all():
             raise ConfigError(f"the parameter {parameter} is not finite; take another checkpoint")
-    published = "preprocessing" in saved.meta
-    form = read_form(saved.meta["preprocessing"]) if published else form_of(source, config.dataset)
+    if "preprocessing" in saved.meta:  # of a published one
+        shown = saved.meta["preprocessing"]
+        form = None if shown is None else read_form(shown)
+    else:
+        form = form_of(source, config.dataset)
     if form is not None and source.classes("test") is None:
         raise ConfigError(
             f"dataset._target_={config.dataset._target_}: gives real numbers for pictures, and no learner takes such"

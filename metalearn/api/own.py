@@ -8,6 +8,7 @@ import torch
 from safetensors.torch import save
 from torch import Tensor, nn
 
+from metalearn.config.build import option_of
 from metalearn.config.plain import Named
 from metalearn.config.saved import OWN
 from metalearn.errors import ConfigError
@@ -16,7 +17,7 @@ from metalearn.models.common.weights import LICENCE, NAMED, header_of, meant_as,
 from metalearn.models.module import from_note, to_note
 from metalearn.nn.inputs import Inputs, of_reals
 from metalearn.nn.inputs import shape_of as inputs_shape
-from metalearn.saved.learner import weights_file
+from metalearn.runs.learner import is_path
 from metalearn.training.chunks import episodes_of, inputs_of_source
 from metalearn.types import Algorithm, Episode, Loss, Model, TaskSource, Unit
 
@@ -34,8 +35,10 @@ def name_of(part: object) -> str:
 
 def carried_weights(config: Mapping[str, Any]) -> bytes | None:
     """The file of pretrained weights that goes with what has been learned, if they came from a file."""
-    path = weights_file(config)
-    if path is None:
+    model = config["model"]
+    path = model.get("weights")
+    ours = OWN not in model and option_of("model", model["_target_"]) is not None
+    if not ours or not is_path(path):
         return None
     state = {name: value.contiguous() for name, value in read_state(path).items()}
     return save(state, {NAMED: meant_as(path), LICENCE: header_of(path).get(LICENCE, "")})

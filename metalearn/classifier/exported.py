@@ -10,12 +10,11 @@ from torch import Tensor, nn
 from metalearn.classifier.backbones import DEFAULT, Backbone
 from metalearn.classifier.heads import HEADS, State, centred
 from metalearn.classifier.saved import Weights, fill
-from metalearn.classifier.validation import compared, why_unknown
+from metalearn.classifier.validation import compared
 from metalearn.errors import ConfigError
 from metalearn.saved import exporter
 from metalearn.saved.card import FOLDER, ONNX, TORCH, Card, Reached
 from metalearn.saved.exporter import NetworkToExport
-from metalearn.saved.learner import described
 
 if TYPE_CHECKING:
     from metalearn.classifier.classifier import PictureClassifier
@@ -64,7 +63,7 @@ def export(
         )  # fmt: skip
 
     about = exporter.picture_input(
-        described(backbone.form) or {}, classifier.classes_.tolist(), threshold=report["threshold"],
+        backbone.form, classifier.classes_.tolist(), threshold=report["threshold"],
         output="probabilities [n, classes]; similarity [n]",
     )  # fmt: skip
     card = _card(classifier, name or out.name, licence)
@@ -123,7 +122,7 @@ def _card(classifier: "PictureClassifier", name: str, licence: str | None) -> Ca
 
 def _accuracy(report: dict[str, Any]) -> str:
     if report["accuracy"] is None:
-        return f"not known: {why_unknown(report)}"
+        return f"not known: {report['unknown']}"
     low, high = report["interval95"]
     return (
         f"{report['accuracy']:.1%} of pictures not learned from (95% interval {low:.1%} to {high:.1%}, "

@@ -25,10 +25,10 @@ from safetensors import SafetensorError
 from metalearn.checks import first_line, whole_number
 from metalearn.config.check import job_id, restarted
 from metalearn.errors import ConfigError, DiskError, RunError
+from metalearn.runs.learner import LEARNER
+from metalearn.runs.learner import read as read_learner
 from metalearn.runs.metrics import better, deciding
 from metalearn.saved.form import MANIFEST, META, TENSORS, Kind, NotSavedError, fill, kind_of, load, sync
-from metalearn.saved.learner import LEARNER
-from metalearn.saved.learner import read as read_learner
 from metalearn.storage import locks
 from metalearn.storage.files import STANDS, read_json, read_object, room_at, unwritten, write_atomically, writing
 from metalearn.types import FIXED, Params

@@ -16,7 +16,7 @@ from metalearn.checks import first_line, one_of
 from metalearn.errors import ConfigError
 from metalearn.nn.precision import computing_with
 from metalearn.saved.card import FOLDER, FORMATS, ONNX, TORCH, Card
-from metalearn.saved.form import CARD, META
+from metalearn.saved.form import CARD, META, NotSavedError, check_fields
 from metalearn.storage.files import is_path_here, whole_folder
 from metalearn.tasks.common.pictures import PictureForm, Pixels
 
@@ -130,9 +130,23 @@ def write_program(program: NetworkToExport, path: Path, file_format: str) -> flo
                 # Without operations in place, which would change a folded value at every call.
                 graph = _exported(_folded(graph.run_decompositions({})), x[:2])
             if file_format == ONNX:
-                theirs = _run_as_onnx(graph, path, x, inputs, outputs)
+                import onnxruntime
+
+                # From torch.export's program, so that both formats hold the same. The exporter by TorchScript is
+                # deprecated since torch 2.9, where this one became the default.
+                made = torch.onnx.export(
+                    graph, dynamo=True, input_names=[inputs], output_names=list(outputs), verbose=False
+                )
+                assert made is not None
+                made.save(path)
+                session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+                of_batches = [session.run(None, {inputs: part.numpy()}) for part in in_batches(x)]
+                theirs = [torch.from_numpy(np.concatenate(parts)) for parts in zip(*of_batches, strict=True)]
             else:
-                theirs = _run_as_torch(graph, path, x)
+                with warnings.catch_warnings(action="ignore"):  # of torch, about groups of constants
+                    torch.export.save(graph, path)
+                run = torch.export.load(path).module()
+                theirs = [torch.cat(parts) for parts in zip(*map(run, in_batches(x)), strict=True)]
     except Exception as error:  # torch, onnx and onnxruntime raise many types
         raise ConfigError(f"format={file_format}: {name} cannot be exported: {first_line(error)}") from error
     sizes = [max(1.0, b.abs().max().item()) for b in ours]  # a mean may have any unit
@@ -159,32 +173,32 @@ def _folded(program: torch.export.ExportedProgram) -> nn.Module:
     return module
 
 
-def _run_as_torch(program: torch.export.ExportedProgram, path: Path, x: Tensor) -> list[Tensor]:
-    with warnings.catch_warnings(action="ignore"):  # of torch, about groups of constants
-        torch.export.save(program, path)
-    run = torch.export.load(path).module()
-    return [torch.cat(parts) for parts in zip(*map(run, in_batches(x)), strict=True)]
-
-
-def _run_as_onnx(
-    program: torch.export.ExportedProgram, path: Path, x: Tensor, inputs: str, outputs: Sequence[str]
-) -> list[Tensor]:
-    import onnxruntime
-
-    # From torch.export's program, so that both formats hold the same. The exporter by TorchScript is deprecated since
-    # torch 2.9, where this one became the default.
-    made = torch.onnx.export(program, dynamo=True, input_names=[inputs], output_names=list(outputs), verbose=False)
-    assert made is not None
-    made.save(path)
-    session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
-    found = [session.run(None, {inputs: part.numpy()}) for part in in_batches(x)]
-    return [torch.from_numpy(np.concatenate(parts)) for parts in zip(*found, strict=True)]
-
-
-def picture_input(form: Mapping[str, Any], classes: Sequence[Any], **more: Any) -> tuple[str, dict[str, Any]]:
-    """How pictures in a form, as plain values, are shown to a program, and what its outputs mean."""
+def picture_input(form: PictureForm, classes: Sequence[Any], **more: Any) -> tuple[str, dict[str, Any]]:
+    """How pictures are shown to a program, and what its outputs mean."""
     words = "pictures: float32 [n, channels, image_size, image_size], red, green, blue; on white if transparent"
-    return PREPROCESSING, {"input": words, **form, "classes": list(classes), **more}
+    return PREPROCESSING, {"input": words, **described(form), "classes": list(classes), **more}
+
+
+def described(form: PictureForm) -> dict[str, Any]:
+    """The form of pictures as plain values."""
+    return {
+        "image_size": form.size, "channels": form.channels, "framing": "whole" if form.whole else "middle",
+        "inverted": form.inverted, "filter": form.resample, "crop": form.crop, "values": [0, 1],
+    }  # fmt: skip
+
+
+def read_form(values: Mapping[str, Any]) -> PictureForm:
+    """The form that `described` has written.
+
+    Raises:
+        NotSavedError: a value is missing or not allowed.
+    """
+    fields = {"image_size": int, "channels": int, "framing": str, "inverted": bool, "crop": float, "filter": str}
+    check_fields(values, fields, "preprocessing")
+    size, channels, framing, *others = (values[name] for name in fields)
+    if framing not in ("whole", "middle"):
+        raise NotSavedError(f"preprocessing: framing={framing!r:.40}: must be whole or middle")
+    return PictureForm(size, channels, framing == "whole", *others)
 
 
 def _refuse_paths(content: object, key: str = "") -> None:

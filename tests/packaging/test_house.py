@@ -18,7 +18,7 @@ MAY_IMPORT = {
     "metalearn/errors.py": set(),
     "metalearn/checks.py": set(),
     "metalearn/storage": {"storage", "errors"},
-    "metalearn/saved": {"saved", "config", "nn", "tasks.common", "checks", "errors", "storage"},
+    "metalearn/saved": {"saved", "nn", "tasks.common", "checks", "errors", "storage"},
     "metalearn/nn": {"nn", "storage"},
     "metalearn/tasks": {"tasks.common", "tasks.priors", "types", "checks", "errors", "storage"},
     "metalearn/models": {"models.common", "nn", "saved", "types", "checks", "errors", "storage"},

@@ -25,8 +25,8 @@ from metalearn.cli import adapt, evaluate
 from metalearn.cli import export as export_script
 from metalearn.config.saved import changed_config
 from metalearn.errors import ConfigError
+from metalearn.runs.learner import read
 from metalearn.saved.form import MANIFEST, META, TENSORS
-from metalearn.saved.learner import read
 from metalearn.tasks.glyphs import character
 from tests.own_network import Small
 from tests.runs import ROOT, Outcome, Program, slow

@@ -13,13 +13,11 @@ from typing import Any
 
 from torch import Tensor
 
-from metalearn.config.build import option_of
 from metalearn.config.saved import DATA, OWN, check_saved
 from metalearn.config.values import leaves
 from metalearn.errors import ConfigError
 from metalearn.saved import form
 from metalearn.saved.form import META, Kind, NotSavedError, SavedFolder, check_fields
-from metalearn.tasks.common.pictures import PictureForm
 
 GROUPS = ("algorithm", "inner", "loss", "model", "dataset", "trainer")
 """Groups of the config that are published."""
@@ -27,9 +25,6 @@ GROUPS = ("algorithm", "inner", "loss", "model", "dataset", "trainer")
 LEARNER = Kind("learner", 1, {
     "config": dict.fromkeys(GROUPS, dict) | {"precision": str}, "preprocessing": dict | None, "step": int,
 })  # fmt: skip
-
-_FORM = {"image_size": int, "channels": int, "framing": str, "inverted": bool, "filter": str, "crop": float}
-"""The fields of `preprocessing`."""
 
 OWN_FIELDS: dict[str, dict[str, Any]] = {
     "model": {OWN: str, "shape": [int], "transductive": bool, "dropout": bool},
@@ -87,44 +82,9 @@ def read(folder: Path) -> SavedFolder:
     weights = config["model"].get("weights")
     if weights == WEIGHTS:
         config["model"]["weights"] = str(folder.absolute() / WEIGHTS)
-    elif _is_path(weights):
+    elif is_path(weights):
         raise NotSavedError(f"{folder}: model.weights={weights}: is a path, and a published model names none")
     return saved
-
-
-def described(shown: PictureForm | None) -> dict[str, Any] | None:
-    """The form of pictures as plain values."""
-    if shown is None:
-        return None
-    return {
-        "image_size": shown.size, "channels": shown.channels, "framing": "whole" if shown.whole else "middle",
-        "inverted": shown.inverted, "filter": shown.resample, "crop": shown.crop, "values": [0, 1],
-    }  # fmt: skip
-
-
-def read_form(values: Any) -> PictureForm | None:
-    """The form that `described` has written.
-
-    Raises:
-        NotSavedError: a value is missing or not allowed.
-    """
-    if values is None:
-        return None
-    check_fields(values, _FORM, "preprocessing")
-    if values["framing"] not in ("whole", "middle"):
-        raise NotSavedError(f"preprocessing: framing={values['framing']!r:.40}: must be whole or middle")
-    return PictureForm(
-        values["image_size"], values["channels"], values["framing"] == "whole", values["inverted"], values["crop"],
-        values["filter"],
-    )  # fmt: skip
-
-
-def weights_file(config: Mapping[str, Any]) -> str | None:
-    """The path of the pretrained weights that a config names, if a file has them and this program reads it."""
-    model = config["model"]
-    weights = model.get("weights")
-    ours = OWN not in model and option_of("model", model["_target_"]) is not None
-    return weights if ours and _is_path(weights) else None
 
 
 def _published(config: Mapping[str, Any], *, carried: bool, without: Collection[str]) -> dict[str, Any]:
@@ -136,7 +96,7 @@ def _published(config: Mapping[str, Any], *, carried: bool, without: Collection[
     parts: dict[str, Any] = {group: deepcopy(dict(config[group])) for group in GROUPS}
     dataset = parts["dataset"]
     gone = [name for name in OF_THE_MACHINE if name in dataset]
-    dataset |= dict.fromkeys([*gone, *(["split"] if _is_path(dataset.get("split")) else [])])  # a folder of lists
+    dataset |= dict.fromkeys([*gone, *(["split"] if is_path(dataset.get("split")) else [])])  # a folder of lists
     if carried:
         parts["model"]["weights"] = WEIGHTS
     for key in without:
@@ -145,11 +105,11 @@ def _published(config: Mapping[str, Any], *, carried: bool, without: Collection[
         for group in groups:
             node = node.get(group) if isinstance(node, dict) else None
         if not isinstance(node, dict) or name not in node or isinstance(node[name], dict):
-            paths = ", ".join(key for key, value in leaves(parts) if _is_path(value)) or "none: leave it out"
+            paths = ", ".join(key for key, value in leaves(parts) if is_path(value)) or "none: leave it out"
             raise ConfigError(f"without={key}: is no key of the config that has a path; these have: {paths}")
         node[name] = None
     for key, value in leaves(parts):
-        if _is_path(value):
+        if is_path(value):
             raise ConfigError(
                 f"{key}={value}: is a path of this machine, and a published model holds none; if the network needs no "
                 f"file there once it has its parameters, type metalearn export … --without {key}, which tries that"
@@ -157,8 +117,8 @@ def _published(config: Mapping[str, Any], *, carried: bool, without: Collection[
     return parts | {"precision": config.get("precision", "float32")}
 
 
-def _is_path(value: object) -> bool:
+def is_path(value: object) -> bool:
     """Whether a value is a path, or has one within it."""
     if isinstance(value, dict | list):
-        return any(map(_is_path, value.values() if isinstance(value, dict) else value))
+        return any(map(is_path, value.values() if isinstance(value, dict) else value))
     return isinstance(value, str) and (os.sep in value or "\\" in value or value.startswith("~"))
