@@ -55,10 +55,22 @@ def page(path: Path, support: Found, queries: Found, predictions: Sequence[Predi
     """
     assert support.classes is not None
     labels = list(dict.fromkeys(support.classes))
-    rows = [_Row(label, *_of_label(label, support, predictions)) for label in labels[:MOST_ROWS]]
+    rows = [
+        _Row(
+            label,
+            [file for file, name in zip(support.paths, support.classes, strict=True) if name == label],
+            [number for number, prediction in enumerate(predictions) if prediction.label == label],
+        )
+        for label in labels[:MOST_ROWS]
+    ]
     known = min(MOST_SUPPORT, max(len(row.support) for row in rows))
     got = min(MOST_QUERIES, max(len(row.queries) for row in rows))
-    axes = _inches(_MARGIN + known + 1 + max(got, 5), _ROW * len(rows) + 0.5)
+    # The unit of the axes is an inch; y goes down.
+    width, height = _MARGIN + known + 1 + max(got, 5), _ROW * len(rows) + 0.5
+    figure = _pyplot().figure(figsize=(width, height))
+    axes = figure.add_axes((0, 0, 1, 1))
+    axes.set(xlim=(-_MARGIN, width - _MARGIN), ylim=(height - 0.5, -0.5), autoscale_on=False)
+    axes.axis("off")
     rest = f"; the first {len(rows)} of {len(labels)} labels" if len(rows) < len(labels) else ""
     title = f"support pictures of each label, and the queries that got it, with its probability{rest}"
     axes.text(0, -0.25, title, fontsize=11)
@@ -77,7 +89,7 @@ def page(path: Path, support: Found, queries: Found, predictions: Sequence[Predi
             axes.text(left + 0.5, top + 1.14, text, ha="center", va="center", fontsize=8, color=_COLOURS[right])
         _count_rest(axes, known, top, len(row.support) - known)
         _count_rest(axes, known + 0.5 + got, top, len(row.queries) - got)
-    return _save(axes.figure, path)
+    return _save(figure, path)
 
 
 class _Row(NamedTuple):
@@ -86,21 +98,6 @@ class _Row(NamedTuple):
     label: str
     support: list[Path]
     queries: list[int]
-
-
-def _of_label(label: str, support: Found, predictions: Sequence[Prediction]) -> tuple[list[Path], list[int]]:
-    assert support.classes is not None
-    known = [file for file, name in zip(support.paths, support.classes, strict=True) if name == label]
-    return known, [number for number, prediction in enumerate(predictions) if prediction.label == label]
-
-
-def _inches(width: float, height: float) -> Any:
-    """Axes over a whole figure. Their unit is an inch; y goes down."""
-    figure = _pyplot().figure(figsize=(width, height))
-    axes = figure.add_axes((0, 0, 1, 1))
-    axes.set(xlim=(-_MARGIN, width - _MARGIN), ylim=(height - 0.5, -0.5), autoscale_on=False)
-    axes.axis("off")
-    return axes
 
 
 def _show(axes: Any, picture: Images | str, left: float, top: float, colour: str) -> None:

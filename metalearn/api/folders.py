@@ -1,11 +1,11 @@
 """Folders of pictures: a class folder each for the support set; class folders, or just pictures, for the queries."""
 
-import hashlib
 from collections import Counter
 from pathlib import Path
 from typing import NamedTuple
 
 from metalearn.errors import DataError
+from metalearn.saved.form import digest_of
 from metalearn.tasks.common.picture_folders import first_few, one_form, picture_folders
 
 TABLE = ("file", "label", "probability")
@@ -80,13 +80,8 @@ def queries_in(root: Path, known: list[str], key: str = "--query ") -> Found:
 
 def in_support(queries: Found, support: Found) -> int:
     """The number of queries whose file is, under any name, also that of a support picture."""
-    known = set(map(_digest, support.paths))
-    return sum(_digest(path) in known for path in queries.paths)
-
-
-def _digest(path: Path) -> bytes:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").digest()
+    known = set(map(digest_of, support.paths))
+    return sum(digest_of(path) in known for path in queries.paths)
 
 
 def summary(support: Found) -> str:

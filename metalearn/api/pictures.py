@@ -115,28 +115,19 @@ def _from_array(image: object) -> Image.Image:
         first = False
     else:
         raise ValueError(f"a {type(image).__name__} is no picture; take a PIL picture, a path, or an array [h, w, 3]")
-    values = _channels_last(_as_bytes(image), first)
-    return Image.fromarray(values)
-
-
-def _as_bytes(image: NDArray[Any]) -> Pixels:
-    """Raises ValueError for values that are not black to white."""
     if image.size == 0:
         raise ValueError(f"an array of shape {image.shape} holds no pixel")
     if image.dtype == np.bool_:
-        return image.astype(np.uint8) * 255
+        image = image.astype(np.uint8) * 255
     top = 1 if np.issubdtype(image.dtype, np.floating) else 255
     real = np.issubdtype(image.dtype, np.number) and not np.issubdtype(image.dtype, np.complexfloating)
     if not real or not (image.min() >= 0 and image.max() <= top):
         raise ValueError(f"an array of {image.dtype} must hold numbers from 0 (black) to {top} (white)")
-    return (image * 255).round().astype(np.uint8) if top == 1 else image.astype(np.uint8)
-
-
-def _channels_last(image: Pixels, first: bool) -> Pixels:
-    """[h, w] or [h, w, 3 or 4] of an array whose channels come last or first; `first` decides if both are possible."""
+    image = ((image * 255).round() if top == 1 else image).astype(np.uint8)
+    # Channels come last or first; where both are possible, as torch and numpy have them.
     kinds = (1, 3, 4)
     if image.ndim == 3 and image.shape[0] in kinds and (first or image.shape[2] not in kinds):
         image = image.transpose(1, 2, 0)
     if image.ndim not in (2, 3) or (image.ndim == 3 and image.shape[2] not in kinds):
         raise ValueError(f"an array of shape {image.shape} must be [h, w], [h, w, 3] or [3, h, w]")
-    return np.ascontiguousarray(image[:, :, 0] if image.ndim == 3 and image.shape[2] == 1 else image)
+    return Image.fromarray(np.ascontiguousarray(image[:, :, 0] if image.ndim == 3 and image.shape[2] == 1 else image))

@@ -178,8 +178,12 @@ def _backbone(
     if not found.isfinite().all():
         raise ConfigError(f"backbone={name}: its features of a black picture are not finite; take other weights")
     note = f"{name}, {note}; licence: {licence or 'not known'}"
-    kept, digest = state if rebuilt else {}, _digest_of(state, form, colours)
-    return Backbone(name, named, kept, packaged, digest, form, found.shape[1], note, licence, whole)
+    digest = hashlib.sha256(repr((form, colours)).encode())
+    for key in sorted(state):
+        digest.update(key.encode())
+        digest.update(state[key].contiguous().cpu().view(-1).view(torch.uint8).numpy().tobytes())
+    kept, width = state if rebuilt else {}, found.shape[1]
+    return Backbone(name, named, kept, packaged, digest.hexdigest(), form, width, note, licence, whole)
 
 
 def features_of(backbone: Backbone, pictures: Sequence[Tensor]) -> Tensor:
@@ -289,10 +293,11 @@ def _of_transformers(place: str, weights: str | None) -> Backbone:
     resample = Image.Resampling(asked.get("resample", 2)).name.lower()
     form = PictureForm(edge, 3, crop is None and bool(size.get("height")), False, min(1.0, edge / side), resample)
     colours = (asked["image_mean"], asked["image_std"]) if asked.get("do_normalize") else ((0,) * 3, (1,) * 3)
-    layers, folder = _Hidden(network), Path(place)
-    named = "" if folder.is_dir() else place
-    note = f"{place}; {layers.note}"
-    return _backbone(name, named, layers, form, colours, note, _licence(folder), rebuilt=False)
+    layers, card = _Hidden(network), Path(place, "README.md")
+    named, note = "" if Path(place).is_dir() else place, f"{place}; {layers.note}"
+    text = card.read_text(encoding="utf-8", errors="replace") if card.is_file() else ""
+    licence = re.search(r"\A---\n.*?^license: *(\S+)", text, re.MULTILINE | re.DOTALL)
+    return _backbone(name, named, layers, form, colours, note, licence[1] if licence else None, rebuilt=False)
 
 
 class _Normalised(nn.Module):
@@ -332,14 +337,6 @@ class _Hidden(nn.Module):
         return found
 
 
-def _licence(folder: Path) -> str | None:
-    """The licence that the model card in a folder names, if any."""
-    card = folder / "README.md"
-    text = card.read_text(encoding="utf-8", errors="replace") if card.is_file() else ""
-    found = re.search(r"\A---\n.*?^license: *(\S+)", text, re.MULTILINE | re.DOTALL)
-    return found[1] if found else None
-
-
 def _package(name: str, backbone: str) -> Any:
     if importlib.util.find_spec(name) is None:
         raise ConfigError(
@@ -350,12 +347,3 @@ def _package(name: str, backbone: str) -> Any:
 
 def _not_there(key: str, error: BaseException, advice: str) -> ConfigError:
     return ConfigError(f"{key}: its weights cannot be had ({first_line(error)}); bring them to this disk and {advice}")
-
-
-def _digest_of(state: Mapping[str, Tensor], *shown: object) -> str:
-    """The SHA-256 of weights, and of how pictures are shown to them."""
-    digest = hashlib.sha256(repr(shown).encode())
-    for key in sorted(state):
-        digest.update(key.encode())
-        digest.update(state[key].contiguous().cpu().view(-1).view(torch.uint8).numpy().tobytes())
-    return digest.hexdigest()

@@ -141,31 +141,29 @@ class PictureClassifier:
         self.report_: dict[str, Any] = (
             validation.report_of_changed(self.report_, self._y, len(classes))
             if self._tuned
-            else validation.report_of(self._features, self._y, **self._measuring())
+            else validation.report_of(self._features, self._validation())
         )
         self._learn(self.report_["head"])
         self._shown: dict[str, Tensor] = {}
         self._origin = made_with()
 
-    def _measuring(self) -> dict[str, Any]:
-        """The other arguments of a report."""
-        return {
-            "classes": [str(label) for label in self.classes_.tolist()], "names": self._names,
-            "heads": list(HEADS) if self.head == AUTO else [self.head], "folds": self.folds, "seed": self.seed,
-        }  # fmt: skip
+    def _validation(self) -> validation.Validation:
+        classes, heads = [str(label) for label in self.classes_.tolist()], list(HEADS)
+        if self.head != AUTO:
+            heads = [self.head]
+        return validation.Validation(self._y, classes, self._names, heads, self.folds, self.seed)
 
     def _tune(self, found: Collected) -> None:
         """Tunes the last layers, and keeps them if they are better."""
-        y, fold = self._y, validation.folds_of(self._y, len(self.classes_), most=self.folds, seed=self.seed)
-        backbone = self.opened()
+        backbone, over = self.opened(), self._validation()
         pictures = [found.pictures[i] for i in torch.argsort(_sorted_classes(found.labels)[1], stable=True).tolist()]
-        made = tuning.tune(backbone, pictures, y, fold, minutes=self.minutes, steps=self.steps, seed=self.seed)
+        made = tuning.tune(
+            backbone, pictures, self._y, over.fold(), minutes=self.minutes, steps=self.steps, seed=self.seed
+        )
         if made is None:
             self.report_["tuning"] = {"steps": 0, "kept": False}
             return
-        self.report_ = validation.report_with_tuned(
-            self.report_, self._features, made.by_fold, y, fold=fold, **self._measuring()
-        )
+        self.report_ = validation.report_with_tuned(self.report_, self._features, made.by_fold, over)
         self.report_["tuning"]["steps"] = made.steps
         if self.report_["tuning"]["kept"]:
             self._tuned, self._opened = made.weights, tuning.with_weights(backbone, made.weights)
@@ -244,14 +242,11 @@ class PictureClassifier:
     def too_good(self, features: Tensor) -> str:
         """A line if some of these pictures [n, width] are among those that it has learned from; else empty."""
         count = sum(place is not None for place in self._learned_as(features))
-        return (
-            ""
-            if not count
-            else (
-                f"{count} of {len(features)} pictures are among those that it has learned from: an accuracy over them "
-                "would be too good; leave them out"
-            )
+        line = (
+            f"{count} of {len(features)} pictures are among those that it has learned from: an accuracy over them "
+            "would be too good; leave them out"
         )
+        return line if count else ""
 
     def _features_of(self, pictures: Iterable[Any]) -> Tensor:
         self._check_fitted()

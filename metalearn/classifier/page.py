@@ -5,7 +5,7 @@ from typing import Any
 
 from torch import Tensor
 
-from metalearn.classifier.validation import compared, strangers_in_words, twice_in_words, why_unknown
+from metalearn.classifier.validation import compared, strangers_in_words, twice_in_words
 from metalearn.reporting.charts import Line, chart
 from metalearn.reporting.episode_pictures import picture_of
 from metalearn.reporting.page import Tile, page
@@ -36,7 +36,7 @@ def classifier_page(
     """
     values = {"title": name, "report": report, "made": made_with() | {"features": backbone}, "commands": commands}
     if report["accuracy"] is None:
-        return page("classifier.html", **values, unknown=why_unknown(report))
+        return page("classifier.html", **values, unknown=report["unknown"])
     strangers, names = report["strangers"], list(map(str, classes))
     about = {
         "head": report["head"],

@@ -68,9 +68,6 @@ class _Learner:
         loss.backward()
         self._optimizer.step()
 
-    def copied(self) -> dict[str, Tensor]:
-        return {name: value.detach().clone() for name, value in self.weights.items()}
-
 
 def tune(
     backbone: Backbone, pictures: Sequence[Tensor], y: Tensor, fold: Tensor, *, minutes: float, steps: int, seed: int
@@ -96,7 +93,10 @@ def tune(
             f"minutes={minutes:g}: tuning needs two classes with two pictures in all folds but one; add pictures to "
             "your classes, or leave it out"
         )
-    fixed, last = cut_in_two(backbone)
+    try:
+        fixed, last = cut(backbone.network, (3, backbone.form.size, backbone.form.size))
+    except ValueError as error:
+        raise ConfigError(f"backbone={backbone.name}: its last layers cannot be tuned: {error}") from error
     done, kept = 0, list[dict[str, Tensor]]()
     try:
         maps = list[Tensor]()
@@ -104,7 +104,7 @@ def tune(
             if time.monotonic() > end:
                 return None
             with torch.no_grad():
-                maps.append(fixed(_shown(picture)))
+                maps.append(fixed(picture[None].permute(0, 3, 1, 2).float() / 255))
         x = torch.cat(maps)
         shared = dict(fixed.named_parameters())
         names = [name for name, _ in last.named_parameters() if name not in shared]
@@ -113,7 +113,8 @@ def tune(
             for number, (learner, among) in enumerate(zip(learners, known, strict=True)):
                 chosen, labels, shots = _episode(y, among, [seed, number, done])
                 learner.step(x[chosen], labels, shots)
-            kept, done = [learner.copied() for learner in learners], done + 1
+            # Copies, since Ctrl-C may come while only some of the networks have taken the next step.
+            kept, done = [{name: w.detach().clone() for name, w in each.weights.items()} for each in learners], done + 1
     except KeyboardInterrupt:
         log.warning("tuning was interrupted after %d steps, which are kept if they help", done)
     if not done:
@@ -144,10 +145,6 @@ def with_weights(backbone: Backbone, weights: Mapping[str, Tensor]) -> Backbone:
     return backbone._replace(network=network, digest=digest.hexdigest(), note=note)
 
 
-def _shown(picture: Tensor) -> Tensor:
-    return picture[None].permute(0, 3, 1, 2).float() / 255
-
-
 def _episode(y: Tensor, among: Tensor, seed: Sequence[int]) -> tuple[Tensor, Tensor, int]:
     """The places of the pictures of an episode, their labels in it, and how many of them are learned from. A class with
     one picture is only learned from."""
@@ -160,15 +157,3 @@ def _episode(y: Tensor, among: Tensor, seed: Sequence[int]) -> tuple[Tensor, Ten
         asked += members[len(members) // 2 :]
     chosen = torch.tensor([*learned, *asked])
     return chosen, y[chosen].unique(return_inverse=True)[1], len(learned)
-
-
-def cut_in_two(backbone: Backbone) -> tuple[fx.GraphModule, fx.GraphModule]:
-    """The network as `cut` gives it.
-
-    Raises:
-        ConfigError: it cannot be cut.
-    """
-    try:
-        return cut(backbone.network, (3, backbone.form.size, backbone.form.size))
-    except ValueError as error:
-        raise ConfigError(f"backbone={backbone.name}: its last layers cannot be tuned: {error}") from error

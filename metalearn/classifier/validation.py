@@ -56,38 +56,42 @@ class Strangers(NamedTuple):
 # Reports
 
 
-def report_of(
-    features: Tensor,
-    y: Tensor,
-    classes: Sequence[str],
-    names: Sequence[str],
-    *,
-    heads: Sequence[str],
-    folds: int,
-    seed: int,
-) -> dict[str, Any]:
-    """Chooses the head, and says what to expect of it, as plain values.
+class Validation(NamedTuple):
+    """What is validated, and how.
 
-    Args:
-        features: of the pictures, [n, width].
-        y: their classes, [n] int64.
+    Attributes:
+        y: the classes of the pictures, [n] int64.
         classes, names: of the classes and of the pictures.
         heads: those to compare.
         folds: parts of the cross-validation.
         seed: of the division into them.
     """
-    k = len(classes)
-    fold = folds_of(y, k, most=folds, seed=seed)
+
+    y: Tensor
+    classes: Sequence[str]
+    names: Sequence[str]
+    heads: Sequence[str]
+    folds: int
+    seed: int
+
+    def fold(self) -> Tensor:
+        """As `folds_of`."""
+        return folds_of(self.y, len(self.classes), most=self.folds, seed=self.seed)
+
+
+def report_of(features: Tensor, over: Validation) -> dict[str, Any]:
+    """Chooses the head by the features [n, width] of the pictures, and says what to expect of it, as plain values."""
+    y, k, fold = over.y, len(over.classes), over.fold()
     asked = fold >= 0
     if not asked.any():
         log.warning("every class has one picture, so there is none to measure the accuracy with; add pictures")
-        nothing = {"head": heads[0], "accuracy": None, "sharpness": _SHARP, "threshold": None}
+        nothing = {"head": over.heads[0], "accuracy": None, "sharpness": _SHARP, "threshold": None}
         return nothing | {"classes": k, "learned_from": len(y), "unknown": _ONE_EACH}
-    found = cross_validated(features, y, k, heads, fold)
+    found = cross_validated(features, y, k, over.heads, fold)
     head = chosen_head(found, y, asked)
     none = strangers(features, y, k, found.near)
-    curve = learning_curve(features, y, k, head, seed=seed)
-    figures = _figures(found, found.scores[head].argmax(dim=1), head, y, asked, classes, names)
+    curve = learning_curve(features, y, k, head, seed=over.seed)
+    figures = _figures(found, found.scores[head].argmax(dim=1), head, asked, over)
     return {
         "head": head, "classes": k, "learned_from": len(y), **figures,
         "threshold": None if none is None else none.threshold,
@@ -112,34 +116,29 @@ def report_of_changed(report: Mapping[str, Any], y: Tensor, k: int) -> dict[str,
 
 
 def report_with_tuned(
-    report: Mapping[str, Any],
-    features: Tensor,
-    by_fold: Sequence[Tensor],
-    y: Tensor,
-    classes: Sequence[str],
-    names: Sequence[str],
-    fold: Tensor,
-    *,
-    heads: Sequence[str],
-    folds: int,
-    seed: int,
+    report: Mapping[str, Any], features: Tensor, by_fold: Sequence[Tensor], over: Validation
 ) -> dict[str, Any]:
     """The report, after the frozen network was compared with tuned ones by nested cross-validation: for each fold, the
     others choose the head, and a network that they have tuned gives the features.
 
     Args:
-        report: of the frozen network, by `report_of`, which has had the same other arguments.
+        report: of the frozen network, which `report_of` has made of these `features`.
         by_fold: for each fold the features [n, width] of its network.
 
     Returns:
         With `tuning`: the accuracy of both, and whether the tuned one is better by more than one standard error of the
         difference; if so, all other figures are of the tuned one.
     """
-    k, asked = len(classes), fold >= 0
+    y, k, heads, fold = over.y, len(over.classes), over.heads, over.fold()
+    asked = fold >= 0
     validated = [cross_validated(of_network, y, k, heads, fold) for of_network in (features, by_fold)]
     answers = [torch.zeros_like(y) for _ in validated]
     for number in range(len(by_fold)):
-        head = _chosen_by_others(features, y, k, heads, fold != number, folds=folds, seed=seed)
+        others, head = fold != number, heads[0]
+        inner = folds_of(y[others], k, most=over.folds, seed=over.seed)
+        if len(heads) > 1 and (inner >= 0).any():
+            compared_by_others = cross_validated(features[others], y[others], k, heads, inner)
+            head = chosen_head(compared_by_others, y[others], inner >= 0)
         for answer, found in zip(answers, validated, strict=True):
             answer[fold == number] = found.scores[head][fold == number].argmax(dim=1)
     right = [(answer == y)[asked] for answer in answers]
@@ -155,33 +154,16 @@ def report_with_tuned(
         near = tuned.near[asked]
         threshold = near.quantile(report["strangers"]["wrong"]).item()
         none = {"found": None, "wrong": (near < threshold).double().mean().item()}
-    return dict(report) | _figures(tuned, answers[1], report["head"], y, asked, classes, names) | {
+    return dict(report) | _figures(tuned, answers[1], report["head"], asked, over) | {
         "threshold": threshold, "strangers": none, "by_shots": {}, "with_twice": None, "tuning": comparison,
     }  # fmt: skip
 
 
-def _chosen_by_others(
-    features: Tensor, y: Tensor, k: int, heads: Sequence[str], others: Tensor, *, folds: int, seed: int
-) -> str:
-    """The head that cross-validation over the other pictures chooses."""
-    inner = folds_of(y[others], k, most=folds, seed=seed)
-    if len(heads) == 1 or not (inner >= 0).any():
-        return heads[0]
-    return chosen_head(cross_validated(features[others], y[others], k, heads, inner), y[others], inner >= 0)
-
-
-def _figures(
-    found: CrossValidation,
-    answers: Tensor,
-    head: str,
-    y: Tensor,
-    asked: Tensor,
-    classes: Sequence[str],
-    names: Sequence[str],
-) -> dict[str, Any]:
+def _figures(found: CrossValidation, answers: Tensor, head: str, asked: Tensor, over: Validation) -> dict[str, Any]:
     """The figures of the answers [n] to the pictures that are `asked`, and of the probabilities by this head."""
+    classes, names = over.classes, over.names
     places, k = torch.nonzero(asked).flatten().tolist(), len(classes)
-    answers, truth, scores = answers[asked], y[asked], found.scores[head][asked]
+    answers, truth, scores = answers[asked], over.y[asked], found.scores[head][asked]
     right, sharpness = answers == truth, sharpness_of(scores, truth)
     return {
         "pictures": len(truth), "accuracy": _fraction(right),
@@ -205,11 +187,6 @@ def _fraction(right: Tensor) -> float:
 
 
 # Words
-
-
-def why_unknown(report: Mapping[str, Any]) -> str:
-    """Why a report has no accuracy."""
-    return str(report["unknown"])
 
 
 def compared(tuning: Mapping[str, Any]) -> str:

@@ -143,11 +143,11 @@ def set_up(threads: int) -> None:
 
 def summary(classifier: "PictureClassifier") -> list[str]:
     """What the cross-validation has found, in lines."""
-    from metalearn.classifier.validation import compared, strangers_in_words, twice_in_words, why_unknown
+    from metalearn.classifier.validation import compared, strangers_in_words, twice_in_words
 
     report = classifier.report_
     if report["accuracy"] is None:
-        return [f"accuracy: not known: {why_unknown(report)}"]
+        return [f"accuracy: not known: {report['unknown']}"]
     low, high = report["interval95"]
     lines = [
         f"accuracy {report['accuracy']:.1%} of pictures not learned from (95% interval {low:.1%} to {high:.1%}, "

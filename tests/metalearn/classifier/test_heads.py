@@ -9,6 +9,7 @@ from torch import Tensor
 
 from metalearn.classifier.heads import HEADS, centred, class_means
 from metalearn.classifier.validation import (
+    Validation,
     calibration_error,
     cross_validated,
     folds_of,
@@ -139,18 +140,16 @@ def test_the_errors_of_twice_the_pictures_go_on_along_the_curve() -> None:
 def test_a_class_with_one_picture_is_learned_and_not_asked_for() -> None:
     features, y = clusters(3, 4)
     keep = torch.tensor([i for i in range(12) if not 5 <= i < 8])
-    report = report_of(
-        features[keep], y[keep], ["a", "b", "c"], [str(i) for i in keep.tolist()], heads=list(HEADS), folds=5, seed=0
-    )
+    names = [str(i) for i in keep.tolist()]
+    report = report_of(features[keep], Validation(y[keep], ["a", "b", "c"], names, list(HEADS), folds=5, seed=0))
     assert report["pictures"] == 8 and report["learned_from"] == 9 and set(report["by_class"]) == {"a", "c"}
-    single = report_of(
-        features[::4], torch.arange(3), ["a", "b", "c"], ["1", "2", "3"], heads=["ridge 1"], folds=5, seed=0
-    )
+    one_each = Validation(torch.arange(3), ["a", "b", "c"], ["1", "2", "3"], ["ridge 1"], folds=5, seed=0)
+    single = report_of(features[::4], one_each)
     assert single["accuracy"] is None and single["head"] == "ridge 1"
 
 
 def test_the_first_of_equal_heads_is_taken() -> None:
     features, y = clusters(3, 5, spread=0.01)
-    report = report_of(features, y, ["a", "b", "c"], [""] * 15, heads=list(HEADS), folds=5, seed=0)
+    report = report_of(features, Validation(y, ["a", "b", "c"], [""] * 15, list(HEADS), folds=5, seed=0))
     assert report["accuracy"] == 1.0 and report["head"] == "class means" and report["wrong"] == []
     assert report["confusion"] == [[5, 0, 0], [0, 5, 0], [0, 0, 5]]

@@ -11,13 +11,14 @@ import pytest
 import torch
 from torch import nn
 
-from metalearn.classifier import tuning, validation
+from metalearn.classifier import validation
 from metalearn.classifier.backbones import Backbone, of_module
 from metalearn.classifier.classifier import PictureClassifier
 from metalearn.classifier.collected import Collected
 from metalearn.cli import fit
 from metalearn.cli.fit import summary
 from metalearn.errors import ConfigError
+from metalearn.models.common.cut import cut
 from metalearn.saved.form import META
 from tests import drawn_pictures
 from tests.runs import slow
@@ -172,7 +173,7 @@ def test_networks_are_cut_where_nothing_else_crosses(name: str) -> None:
 
     torch.manual_seed(0)
     whole = of_module(models.get_model(name, num_classes=10))
-    fixed, last = tuning.cut_in_two(whole)
+    fixed, last = cut(whole.network, (3, 224, 224))
     x = torch.rand(3, 3, 224, 224)
     with torch.no_grad():
         assert torch.equal(last(fixed(x)), whole.network(x)) and torch.equal(last(fixed(x[:1])), whole.network(x[:1]))
