@@ -114,10 +114,7 @@ def from_pretrained(
     Raises:
         ValueError: it cannot be fetched in time, or is refused.
     """
-    folder = Path(name_or_folder)
-    if revision is not None or not is_folder(folder):
-        folder = hub.fetch(os.fspath(name_or_folder), revision=revision, timeout=timeout)
-    return load(folder, key="name_or_folder", **options)
+    return load(hub.fetch(name_or_folder, revision=revision, timeout=timeout), key="name_or_folder", **options)
 
 
 def checked_folder(key: str, path: Path) -> Path:

@@ -416,10 +416,7 @@ class PictureClassifier:
         Raises:
             ValueError: it cannot be fetched in time, or is refused.
         """
-        if revision is None and os.path.isdir(name_or_folder):  # noqa: PTH112 (it may be no name of a path)
-            return cls.load(name_or_folder, key="name_or_folder")
-        folder = hub.fetch(os.fspath(name_or_folder), revision=revision, timeout=timeout)
-        return cls.load(folder, key="name_or_folder")
+        return cls.load(hub.fetch(name_or_folder, revision=revision, timeout=timeout), key="name_or_folder")
 
     def data_digest(self) -> str:
         """The SHA-256 of the features and labels that it has learned from, in whatever order."""
@@ -527,8 +524,6 @@ def _plain(label: Any) -> Any:
     value = label.item() if hasattr(label, "item") else label
     if not isinstance(value, str | int | float | bool):
         raise ValueError(f"y={value!r}: a label must be a text or a number")
-    if isinstance(value, int) and not -(2**63) <= value < 2**63:
-        raise ValueError(f"y={str(value)[:30]}: is a number of more than 64 bits; give its text, str(label)")
     if isinstance(value, float) and not value.is_integer():
         raise ValueError(f"y={value!r}: Unknown label type: continuous; give classes, as texts or whole numbers")
     return value

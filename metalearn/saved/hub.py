@@ -9,6 +9,7 @@ from threading import Thread
 from typing import Any, TypeVar
 
 from metalearn.errors import ConfigError
+from metalearn.storage.files import is_folder
 
 SECONDS = 600.0
 """For all that a call sends and gets."""
@@ -36,18 +37,19 @@ def push(folder: Path, repo_id: str, *, private: bool, timeout: float) -> str:
     return _within(timeout, f"repo_id={repo_id}", work)
 
 
-def fetch(repo_id: str, *, revision: str | None, timeout: float) -> Path:
-    """Fetches a repository into the hub's cache; returns the folder.
+def fetch(name_or_folder: str | os.PathLike[str], *, revision: str | None, timeout: float) -> Path:
+    """A folder that is there, if there is no `revision`; or else a repository, which is fetched into the hub's cache.
 
     Raises:
         ConfigError: there is no such repository, or the hub does not answer within `timeout` seconds.
     """
-    api = _api()
+    if revision is None and is_folder(Path(name_or_folder)):
+        return Path(name_or_folder)
+    api, name = _api(), os.fspath(name_or_folder)
     patterns = list(FILES)
     return _within(
-        timeout, f"name={repo_id}",
-        lambda: Path(api.snapshot_download(repo_id, revision=revision, allow_patterns=patterns)),
-    )  # fmt: skip
+        timeout, f"name={name}", lambda: Path(api.snapshot_download(name, revision=revision, allow_patterns=patterns))
+    )
 
 
 def _api() -> Any:

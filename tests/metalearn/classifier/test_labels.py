@@ -62,12 +62,12 @@ def test_folders_and_commands_name_classes_that_are_numbers(numbered: tuple[Path
 @pytest.mark.parametrize(
     "labels",
     [
-        [1, "a"], [1, "1"], [1, True], [1.0, 2], [2**70, 1], ["a"], [0.5, 1.0], [float("nan"), 1.0], [None, 1],
+        [1, "a"], [1, "1"], [1, True], [1.0, 2], ["a"], [0.5, 1.0], [float("nan"), 1.0], [None, 1],
         [["a"], ["b"]], ["a", "b", "c"],
     ],
 )  # fmt: skip
 def test_labels_that_are_none_are_refused(labels: list[Any], backbone: Backbone) -> None:
-    """Of several types, which numpy would make equal; too long for a file; of one class; no texts or whole numbers."""
+    """Of several types, which numpy would make equal; of one class; no texts or whole numbers."""
     with pytest.raises(ValueError, match=r"^y: |^y=") as refused:
         PictureClassifier(backbone).fit(pictures(4), labels if len(labels) == 3 else [*labels, *labels][:4])
     assert "give" in str(refused.value) or "must be" in str(refused.value)
