@@ -14,7 +14,6 @@ from torch import Tensor
 from metalearn.api.learner import AdaptedTask, Classification, Given, Regression
 from metalearn.api.load import load
 from metalearn.api.own import Network
-from metalearn.checks import first_line
 from metalearn.config.saved import OWN
 from metalearn.errors import ConfigError
 from metalearn.nn.surroundings import with_gradients
@@ -25,7 +24,7 @@ from metalearn.types import Algorithm, Batch, Loss
 LEARNER = "learner"
 """The folder of the learner within that of a task."""
 
-TASK = Kind("task", 1, {"labels": list | None, "steps": int | None, "flat": bool})
+TASK = Kind("task", 1, {"labels": list | None, "steps": int | None, "flat": bool}, Batch._fields)
 
 _PLAIN = (str, int, float, bool)
 """Types of labels that JSON keeps."""
@@ -70,22 +69,11 @@ def load_task(
     except ValueError as error:
         raise ConfigError(f"path={folder}: is no task that can be used: {error}; save it anew") from error
     learner = load(folder / LEARNER, network=network, algorithm=algorithm, loss=loss, plugins=plugins, device=device)
-    labels, steps = saved.meta["labels"], saved.meta["steps"]
-    try:
-        x, y = map(saved.tensors.__getitem__, Batch._fields)
-        # What would be answered otherwise, and not fail.
-        if not x.isfinite().all() or not y.isfinite().all():
-            raise ValueError("a number is not finite")
-        if learner.form and x.shape[2:] != (learner.form.channels, learner.form.size, learner.form.size):
-            raise ValueError(f"pictures must be [{learner.form.channels}, {learner.form.size}, {learner.form.size}]")
-        if labels is not None and not bool(((y >= 0) & (y < len(set(labels)))).all()):
-            raise ValueError("y must be the places of the labels")
-        support = Batch(learner.on_device(x), y.to(learner.device))
-        given = Given(support, steps, None if labels is None else tuple(labels), saved.meta["flat"])
-        return learner.adapted_to(given)
-    except (LookupError, RuntimeError, TypeError, ValueError) as error:
-        reason = f"{folder / form.TENSORS}: {first_line(error)}"
-        raise ConfigError(f"path={folder}: is no task that can be used: {reason}; save it anew") from error
+    labels = saved.meta["labels"]
+    support = Batch(learner.on_device(saved.tensors["x"]), saved.tensors["y"].to(learner.device))
+    return learner.adapted_to(
+        Given(support, saved.meta["steps"], None if labels is None else tuple(labels), saved.meta["flat"])
+    )
 
 
 # Pickles: the files of a folder.

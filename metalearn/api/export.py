@@ -96,7 +96,15 @@ def export(
     if without:
         with tempfile.TemporaryDirectory() as tried:
             write(Path(tried))
-            _check_same(learner, load(tried, network=network, plugins=plugins, key=run_key), without)
+            other, key = load(tried, network=network, plugins=plugins, key=run_key), f"without={','.join(without)}"
+        if learner.form is None:
+            raise ConfigError(f"{key}: can be tried with learners of pictures alone; leave it out")
+        shape = (learner.form.channels, learner.form.size, learner.form.size)
+        if not np.allclose(learner.probe(shape), other.probe(shape), rtol=1e-2, atol=1e-3):
+            raise ConfigError(
+                f"{key}: without it the network gives other outputs, since the file has more than its parameters, such "
+                "as buffers; make them parameters, or let your class find the file by itself"
+            )
     named = [f"network={network!r}"] * bool(network) + [f"plugins={[*plugins]!r}"] * bool(plugins)
     card = _card_of(Path(out).name, learner, facts, dataset or "own", named)
     exporter.export(out_key, Path(out), FOLDER, fill=write, program=None, about=None, card=card)
@@ -122,19 +130,6 @@ def push_to_hub(
     except ValueError as error:
         raise ConfigError(f"folder={error}; type one that metalearn export has written") from error
     return hub.push(Path(folder), repo_id, private=private, timeout=timeout)
-
-
-def _check_same(learner: Learner, other: Learner, without: Sequence[str]) -> None:
-    """Raises ConfigError if a learner without these paths gives other outputs for pictures."""
-    key = f"without={','.join(without)}"
-    if learner.form is None:
-        raise ConfigError(f"{key}: can be tried with learners of pictures alone; leave it out")
-    shape = (learner.form.channels, learner.form.size, learner.form.size)
-    if not np.allclose(learner.probe(shape), other.probe(shape), rtol=1e-2, atol=1e-3):
-        raise ConfigError(
-            f"{key}: without it the network gives other outputs, since the file has more than its parameters, such as "
-            "buffers; make them parameters, or let your class find the file by itself"
-        )
 
 
 def _card_of(name: str, learner: Learner, facts: Mapping[str, Any], data: str, options: Sequence[str]) -> Card:

@@ -5,23 +5,22 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from metalearn.checks import one_of, real_number
+from metalearn.checks import one_of
 from metalearn.classifier.heads import HEADS
 from metalearn.errors import ConfigError
 from metalearn.models.common.weights import LICENCE, NAMED
 from metalearn.saved import form
-from metalearn.saved.form import MANIFEST, Kind, NotSavedError, digest_of, kind_of, replaced_by
+from metalearn.saved.form import MANIFEST, Kind, digest_of, kind_of, replaced_by
 from metalearn.storage.files import creating, is_folder, whole_folder
 
 CLASSIFIER = Kind("classifier", 1, {
     "backbone": str, "weights": str, "digest": str, "settings": {"head": str, "folds": int, "seed": int},
     "classes": list, "names": [str], "origin": dict, "commands": [str],
     "report": {"head": str, "accuracy": float | None, "sharpness": float, "threshold": float | None},
-})  # fmt: skip
+}, ("features", "labels"))  # fmt: skip
 
 WEIGHTS = "backbone.safetensors"
 
@@ -149,27 +148,16 @@ def read(folder: Path, key: str) -> tuple[Saved, Place]:
         raise ConfigError(f"{key}={folder}: there is no such folder; type one that metalearn fit has made")
     try:
         try:
-            return _read(folder)
+            tensors, meta, place = form.load(folder, CLASSIFIER)
         except ValueError:  # another process may just be replacing it, or was killed while it did
-            return _read(folder if folder.exists() else replaced)
+            killed = replaced.exists() and not folder.exists()
+            tensors, meta, place = form.load(replaced if killed else folder, CLASSIFIER)
+        one_of("head", meta["report"]["head"], tuple(HEADS))
     except ValueError as error:
         raise ConfigError(
             f"{key}={folder}: is no classifier that can be used: {error}; make it anew by metalearn fit"
         ) from error
-
-
-def _read(folder: Path) -> tuple[Saved, Place]:
-    tensors, meta, _ = form.load(folder, CLASSIFIER)
     tuned = {name.removeprefix(_TUNED): tensors.pop(name) for name in list(tensors) if name.startswith(_TUNED)}
-    if tensors.keys() != {"features", "labels"}:
-        raise NotSavedError(f"{folder / form.TENSORS}: must have features and labels")
     saved = Saved(**{name: (meta | tensors | {"tuned": tuned})[name] for name in Saved._fields})
-    # What would be answered otherwise, and not fail.
-    one_of("head", saved.report["head"], tuple(HEADS))
-    real_number("sharpness", saved.report["sharpness"], above=0)
-    finite = all(bool(value.isfinite().all()) for value in (saved.features, *tuned.values()))
-    each = saved.labels.dtype == torch.int64 and saved.labels.unique().tolist() == [*range(len(saved.classes))]
-    if not finite or not each or not len(saved.features) == len(saved.labels) == len(saved.names):
-        raise NotSavedError(f"{folder}: features, labels, names and classes do not fit each other, or are not finite")
-    weights = folder / WEIGHTS
-    return saved, Place(folder.resolve(), digest_of(folder / MANIFEST), weights if weights.exists() else None)
+    weights = place / WEIGHTS
+    return saved, Place(place.resolve(), digest_of(place / MANIFEST), weights if weights.exists() else None)

@@ -13,7 +13,7 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -38,7 +38,8 @@ USES = {
 
 
 class Kind(NamedTuple):
-    """What a saved folder may hold: `schema` has the type of each field of meta.json that must be there.
+    """What a saved folder holds: `schema` has the type of each field of meta.json that must be there, and `tensors` the
+    names of tensors that must be.
 
     A field's type is a type or a union (`int | None`), `object` for anything, a dict of fields, or a list with the type
     of its items.
@@ -47,6 +48,7 @@ class Kind(NamedTuple):
     name: str
     version: int
     schema: Mapping[str, Any]
+    tensors: Sequence[str] = ()
 
 
 class SavedFolder(NamedTuple):
@@ -139,6 +141,8 @@ def load(folder: Path, kind: Kind) -> SavedFolder:
         tensors = {name: value.clone() for name, value in load_file(folder / TENSORS).items()}
     except SafetensorError as error:
         raise NotSavedError(f"{folder / TENSORS}: holds no tensors ({error})") from error
+    if missing := [name for name in kind.tensors if name not in tensors]:
+        raise NotSavedError(f"{folder / TENSORS}: has no tensor {missing[0]}")
     return SavedFolder(tensors, meta, folder)
 
 

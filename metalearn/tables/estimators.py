@@ -48,7 +48,7 @@ NETWORK = "network"
 
 TABLE = Kind("table", 1, {
     "columns": [{"name": str}], "named": bool, "classes": list | None, "labels_as": str | None,
-})  # fmt: skip
+}, ("cells", "targets"))  # fmt: skip
 """Its tensors are `cells`, the known rows as numbers, and `targets`. A column of texts has `categories`, which its
 numbers stand for; they are `named` if they came from a data frame. numpy's type of the labels is `labels_as`."""
 
@@ -193,17 +193,14 @@ class _Reader(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no types
 
     def _show_saved(self, saved: SavedFolder) -> Self:
         self._reads()
-        tensors, meta, folder = saved
+        meta = saved.meta
         names = [column["name"] for column in meta["columns"]]
-        cells, targets = (tensors.get(name, torch.empty(0)) for name in ("cells", "targets"))
-        if cells.shape != (len(targets), len(names)) or not len(targets):
-            raise ConfigError(f"path={folder}: its cells, targets and columns do not fit each other")
         self.n_features_in_ = len(names)
         if meta["named"]:
             self.feature_names_in_ = np.array(names, dtype=object)
         if meta["classes"] is not None:
             self.classes_ = np.array(meta["classes"], dtype=meta["labels_as"])
-        self._show(meta["columns"], cells, targets)
+        self._show(meta["columns"], *(saved.tensors[name] for name in TABLE.tensors))
         return self
 
     def _outputs(self, X: Any) -> Tensor:  # noqa: N803

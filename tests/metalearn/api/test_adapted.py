@@ -130,15 +130,10 @@ def test_a_network_of_code_is_given_again(tmp_path: Path) -> None:
     ("change", "tensors", "named"),
     [
         (lambda meta: meta.update(labels=3), None, "labels=3"),
-        (lambda meta: meta.update(labels=["a", "a", "b", "b", "c"]), None, "places of the labels"),
-        (lambda meta: meta.update(labels=[[], [], [], [], []]), None, "params.safetensors"),
         (lambda meta: meta.update(steps="2"), None, "steps=2"),
         (lambda meta: meta.update(version=7), None, "version=7"),
         (lambda meta: meta.pop("flat"), None, "no field flat"),
-        (None, lambda t: t | {"y": t["y"] + 1}, "places of the labels"),
-        (None, lambda t: t | {"x": t["x"] / 0}, "not finite"),
-        (None, lambda t: t | {"x": t["x"][..., :-9].contiguous()}, "pictures must be"),
-        (None, lambda t: {"y": t["y"]}, "params.safetensors: 'x'"),
+        (None, lambda t: {"y": t["y"]}, "params.safetensors: has no tensor x"),
     ],
 )
 def test_a_forged_task_is_refused_in_one_line(change: Any, tensors: Any, named: str, folder: Path) -> None:
