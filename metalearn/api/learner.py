@@ -262,7 +262,6 @@ class Learner:
         support, labels = given.support, given.labels
         outputs = _tried(lambda: self.try_on(support), support.x)
         if labels is not None:
-            self._check_classes(self.ways, len(labels))
             self._check_classes(outputs, len(labels))
             return Classification(self, given, labels, self._adapted(support, given.steps))
         if outputs != support.y.shape[2]:

@@ -126,21 +126,10 @@ def test_a_network_of_code_is_given_again(tmp_path: Path) -> None:
         pickle.dumps(task)
 
 
-@pytest.mark.parametrize(
-    ("change", "tensors", "named"),
-    [
-        (lambda meta: meta.update(labels=3), None, "labels=3"),
-        (lambda meta: meta.update(steps="2"), None, "steps=2"),
-        (lambda meta: meta.update(version=7), None, "version=7"),
-        (lambda meta: meta.pop("flat"), None, "no field flat"),
-        (None, lambda t: {"y": t["y"]}, "params.safetensors: has no tensor x"),
-    ],
-)
-def test_a_forged_task_is_refused_in_one_line(change: Any, tensors: Any, named: str, folder: Path) -> None:
-    forge(folder, change, tensors)
-    with pytest.raises(ConfigError, match="is no task that can be used") as refused:
+def test_a_task_without_its_support_set_is_refused(folder: Path) -> None:
+    forge(folder, tensors=lambda tensors: {"y": tensors["y"]})
+    with pytest.raises(ConfigError, match=r"is no task that can be used: .*params.safetensors: has no tensor x"):
         metalearn.load_task(folder)
-    assert named in str(refused.value) and "\n" not in str(refused.value)
 
 
 class Hostile:

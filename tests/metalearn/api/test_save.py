@@ -137,11 +137,7 @@ OWN = "own network, tasks and algorithm"
         (OWN, {"network": nn.Linear(1, 1)}, "give it again: algorithm=…"),
         (OWN, LEARNERS[OWN][1] | {"network": nn.Linear(1, 1)}, "holds parameters of another model: 3.bias"),
         (OWN, LEARNERS[OWN][1] | {"network": relu}, "network: with these parameters it gives other outputs"),
-        (
-            OWN,
-            LEARNERS[OWN][1] | {"network": "no.such.Net"},
-            "network=no.such.Net: was an object",
-        ),
+        (OWN, LEARNERS[OWN][1] | {"network": "no.such.Net"}, "network=no.such.Net: was an object"),
         ("own network of pictures", {"network": Scaled(3.0)}, "gives other outputs .* with the same buffers"),
         ("names", {"network": network}, "its network is one of this program's; leave network out"),
         ("names", {"algorithm": OWN_ALGORITHM}, "its algorithm is known by its name; leave algorithm out"),
@@ -166,7 +162,6 @@ def test_tasks_that_were_an_object_are_given_to_evaluate(saved: Callable[[str], 
         (lambda meta: meta["config"]["model"].update(shape="large"), "shape=large"),
         (lambda meta: meta["config"]["model"].update({"own-object": 3}), "own-object=3"),
         (lambda meta: meta["config"]["dataset"].update(classes=[]), "classes=[]"),
-        (lambda meta: meta["config"].pop("trainer"), "no field trainer"),
         (lambda meta: meta.update(probe=[0.5]), "gives other outputs"),
         (lambda meta: meta.update(preprocessing=[]), "preprocessing=[]"),
         (lambda meta: meta.update(preprocessing={"image_size": 9}), "preprocessing: has no field channels"),
@@ -191,12 +186,6 @@ def test_it_is_saved_in_a_new_folder_only(saved: Callable[[str], tuple[Learner, 
     with pytest.raises(ValueError, match="cannot be written"):
         learner.save(tmp_path / "file/below")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "mine"]
-
-
-def test_a_classifier_of_its_training_classes_is_not_saved(tmp_path: Path) -> None:
-    learner = metalearn.train("supervised", metalearn.named("conv4", filters=4), "glyph_characters", **STEPS)
-    with pytest.raises(ValueError, match="algorithm=supervised: it classifies what it was trained on"):
-        learner.save(tmp_path / "learner")
 
 
 def test_the_command_line_says_that_objects_are_for_python(

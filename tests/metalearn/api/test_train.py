@@ -2,7 +2,6 @@
 
 import copy
 import json
-import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -163,8 +162,6 @@ def test_labels_are_those_that_were_given() -> None:
     learned = metalearn.train("protonet", metalearn.named("conv4", filters=4), glyphs, **(STEPS | {"steps": 1}))
     x = torch.rand(3, 1, 12, 12, generator=Generator().manual_seed(0))  # one drawing of 200 has two of equal features
     assert [label for label, _ in classes_of(learned, x, [70, "b", 12]).predict(x)] == [70, "b", 12]
-    with pytest.raises(ValueError, match="labels: there are 2 for 3 images; give one label for each image"):
-        learned.adapt(x, [70, 5])
     assert learned.evaluate(metalearn.named("glyphs", ways=2, image_size=12), count=4)["tasks"] == 4
 
 
@@ -192,21 +189,15 @@ def test_targets_are_what_the_learner_has_learned_not_what_they_look_like(sinuso
     assert (sinusoid.adapt(x, whole).predict(x) == sinusoid.adapt(x, real).predict(x)).all()
     with pytest.raises(ValueError, match="y: has 3 numbers for each x, and this learner has 1 outputs"):
         sinusoid.adapt(x, np.zeros((5, 3)))
-    classes = metalearn.train(
-        metalearn.named("maml", **INNER), metalearn.named("conv4", filters=2),
-        metalearn.named("glyphs", ways=3, image_size=16), **STEPS
-    )  # fmt: skip
-    pictures = torch.rand(4, 1, 16, 16)
-    with pytest.raises(ValueError, match=r"labels: they name 4 classes, and this learner .* of the 3 classes"):
-        classes.adapt(pictures, range(4))
 
 
-def test_a_classifier_of_what_it_was_trained_on_learns_no_tasks() -> None:
+def test_a_classifier_of_what_it_was_trained_on_learns_no_tasks(tmp_path: Path) -> None:
     known = metalearn.named("glyph_characters", ways=4, image_size=20, known=8)
     network = metalearn.named("conv4", filters=2, ways=4)
     learned = metalearn.train("supervised", network, known, **STEPS)
-    with pytest.raises(ConfigError, match="it classifies what it was trained on, and learns no tasks"):
-        learned.adapt(torch.rand(4, 1, 20, 20), range(4))
+    for refused in (lambda: learned.adapt(torch.rand(4, 1, 20, 20), range(4)), lambda: learned.save(tmp_path / "new")):
+        with pytest.raises(ConfigError, match="algorithm=supervised: it classifies what it was trained on"):
+            refused()
 
 
 @pytest.mark.parametrize("algorithm", ["r2d2", "metaoptnet"])
@@ -302,12 +293,6 @@ def test_numbers_and_lists_of_numpy_are_settings() -> None:
 def test_wrong_settings_are_named() -> None:
     with pytest.raises(ConfigError, match=r"trainer.meta_batch_sise: .* did you mean meta_batch_size?"):
         metalearn.train("maml", "mlp", "sinusoid", steps=1, meta_batch_sise=3)
-
-
-def test_importing_the_package_imports_no_torch() -> None:
-    program = "import sys, metalearn; print({'torch', 'hydra', 'numpy'} & set(sys.modules))"
-    run = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=60)
-    assert run.stdout == "set()\n", run.stderr
 
 
 @pytest.mark.parametrize("name", ["finetune", "baseline_pp", "simpleshot", "tim", "laplacian_shot"])

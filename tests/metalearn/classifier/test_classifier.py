@@ -350,10 +350,7 @@ def test_the_demo_listens_on_this_machine_alone_and_ends_with_ctrl_c(made: Path,
 @pytest.mark.parametrize(
     ("change", "tensors", "named"),
     [
-        (lambda meta: meta.update(backbone=3), None, "backbone=3"),
-        (lambda meta: meta["report"].pop("threshold"), None, "report: has no field threshold"),
         (lambda meta: meta["report"].update(head="x"), None, "head='x'"),
-        (lambda meta: meta["settings"].update(folds="5"), None, "folds=5"),
         (None, lambda t: t | {"features": t["features"][:, :7].contiguous()}, "other weights"),
         (None, lambda t: {"labels": t["labels"]}, "has no tensor features"),
     ],

@@ -247,9 +247,6 @@ FORGED: dict[str, tuple[Callable[[Content], object] | None, Any, str]] = {
     "a wrong size": (with_part("model", filters=9), None, "conv1.weight (here (9,"),
     "a wrong shape": (None, wide, "norm1.bias (here (8,), there (9,))"),
     "a missing parameter": (None, lambda params: {"conv1.weight": params["conv1.weight"]}, "there absent"),
-    "another version": (lambda meta: meta.update(version=2), None, "version=2 is not 1"),
-    "no group": (lambda meta: meta["config"].pop("inner"), None, "config: has no field inner"),
-    "a step that is none": (lambda meta: meta.update(step="../x"), None, "step=../x"),
 }  # fmt: skip
 """A change of meta.json, one of the parameters, and what the message names. The digests fit."""
 

@@ -45,6 +45,15 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Path]]:
     yield {name: home / name for name in ("numbers", "classes")}
 
 
+@pytest.fixture(autouse=True)
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def network(runs: dict[str, Path]) -> list[str]:
+    return ["--network", str(runs["classes"]), "--plugins", "tests"]
+
+
 def frame(rows: int = 40, seed: int = 0) -> tuple[Any, Any]:
     rng = np.random.default_rng(seed)
     x = pd.DataFrame({
@@ -241,16 +250,14 @@ def test_a_refit_reads_its_path_and_a_refused_one_leaves_the_last(runs: dict[str
 
 
 def test_the_commands_fit_a_table_and_predict_rows(
-    runs: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    runs: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.chdir(tmp_path)
     x, y = frame()
     table = x.assign(bought=y)
     table.loc[5, "bought"] = None
     table.to_csv("known.csv", index=False)
     x.to_csv("asked.csv", index=False)
-    network = ["--network", str(runs["classes"]), "--plugins", "tests"]
-    assert fit.main(["known.csv", "--target", "bought", *network, "--out", "made"]) == 0
+    assert fit.main(["known.csv", "--target", "bought", *network(runs), "--out", "made"]) == 0
     said = capsys.readouterr().out
     assert "39 rows, 4 columns" in said and "1 rows without bought are left out" in said
     assert re.search(r"accuracy \d+\.\d% of rows not known \(95% interval", said)
@@ -267,14 +274,10 @@ def test_the_commands_fit_a_table_and_predict_rows(
     assert "quantile 0.95" in capsys.readouterr().out
 
 
-def test_files_say_what_arrays_say(
-    runs: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_files_say_what_arrays_say(runs: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     known = "".join(f"{n / 10},{'true' if n % 2 else 'false'},{'' if n == 7 else n % 2}\n" for n in range(20))
     (tmp_path / "known.CSV").write_text("size,old,label\n" + known)
-    network = ["--network", str(runs["classes"]), "--plugins", "tests"]
-    assert fit.main(["known.CSV", "--target", "label", *network, "--out", "made"]) == 0
+    assert fit.main(["known.CSV", "--target", "label", *network(runs), "--out", "made"]) == 0
     answers = []
     for name, last in (("two", ""), ("three", "0.5,unknown\n"), ("four", ",\n")):
         (tmp_path / f"{name}.csv").write_text(f"size,old\n0.1,true\n0.2,false\n{last}")
@@ -289,34 +292,30 @@ def test_files_say_what_arrays_say(
     assert predict.main(["made", "longer.csv", "--plugins", "tests"]) == 2
     assert "lines have more cells than there are names; is there a comma at their ends?" in capsys.readouterr().err
     pd.read_csv("known.CSV").to_csv("with_index.csv")
-    assert fit.main(["with_index.csv", "--target", "label", *network, "--out", "other"]) == 0
+    assert fit.main(["with_index.csv", "--target", "label", *network(runs), "--out", "other"]) == 0
     assert "its first column has no name and is read as any other; is it an index?" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("labels", [("01", "1"), ("1", "1.0"), ("+2", "2"), ("3.1", "3.10"), ("false", "true")])
 def test_labels_that_are_equal_as_numbers_are_kept_as_they_are(
-    labels: tuple[str, str], runs: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    labels: tuple[str, str], runs: dict[str, Path], tmp_path: Path
 ) -> None:
-    monkeypatch.chdir(tmp_path)
     (tmp_path / "known.csv").write_text("size,label\n" + "".join(f"{n},{labels[n % 2]}\n" for n in range(20)))
-    network = ["--network", str(runs["classes"]), "--plugins", "tests"]
-    assert fit.main(["known.csv", "--target", "label", *network, "--out", "made"]) == 0
+    assert fit.main(["known.csv", "--target", "label", *network(runs), "--out", "made"]) == 0
     assert predict.main(["made", "known.csv", "--out", "answers.csv", "--plugins", "tests"]) == 0
     assert list(pd.read_csv("answers.csv"))[1:] == [f"probability of {label}" for label in sorted(labels)]
 
 
 def test_a_blank_line_is_a_row_and_one_class_is_refused(
-    runs: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    runs: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.chdir(tmp_path)
-    network = ["--network", str(runs["classes"]), "--plugins", "tests"]
     (tmp_path / "known.csv").write_text("size,label\n" + "".join(f"{n},{n % 2}\n" for n in range(20)))
-    assert fit.main(["known.csv", "--target", "label", *network, "--out", "made"]) == 0
+    assert fit.main(["known.csv", "--target", "label", *network(runs), "--out", "made"]) == 0
     (tmp_path / "asked.csv").write_text("size\n-3\n\n3\n\n5\n\n")
     assert predict.main(["made", "asked.csv", "--out", "answers.csv", "--plugins", "tests"]) == 0
     assert len(pd.read_csv("answers.csv")) == 5
     (tmp_path / "one.csv").write_text("size,label\n1,None\n2,mild\n3,mild\n")
-    assert fit.main(["one.csv", "--target", "label", *network, "--out", "other"]) == 2
+    assert fit.main(["one.csv", "--target", "label", *network(runs), "--out", "other"]) == 2
     assert "--target=label: has one class, mild" in capsys.readouterr().err
 
 
@@ -332,10 +331,9 @@ def test_a_blank_line_is_a_row_and_one_class_is_refused(
     ],
 )
 def test_a_table_that_cannot_be_fitted_is_refused(
-    typed: str, message: str, runs: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    typed: str, message: str, runs: dict[str, Path], tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
-    monkeypatch.chdir(tmp_path)
     frame()[0].to_csv("known.csv", index=False)
     (tmp_path / "empty.csv").write_text("size,colour\n")
     assert fit.main(typed.replace("NETWORK", str(runs["numbers"])).split()) == 2
