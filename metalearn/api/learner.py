@@ -497,11 +497,7 @@ def _labels(labels: Any) -> list[Label]:
 
 
 def _numbers(values: Any, name: str) -> Tensor:
-    """[n] or [n, …] as a tensor [1, n, 1] or [1, n, …].
-
-    Raises:
-        ValueError: something else, or a number that is not finite.
-    """
+    """[n] or [n, …] as a tensor [1, n, 1] or [1, n, …]."""
     try:
         array = np.asarray(values.detach().cpu() if isinstance(values, Tensor) else values, np.float64)
     except (TypeError, ValueError) as error:
@@ -512,11 +508,7 @@ def _numbers(values: Any, name: str) -> Tensor:
 
 
 def _parts(values: Any, inputs: Inputs) -> Tensor:
-    """Several arrays [n, …] as one tensor [n, f].
-
-    Raises:
-        ValueError: others than the inputs of the training.
-    """
+    """Several arrays [n, …], which must be the inputs of the training, as one tensor [n, f]."""
     arrays = values if isinstance(values, Mapping) else dict(enumerate(values)) if isinstance(values, tuple) else {}
     try:
         named = {str(name): torch.as_tensor(np.asarray(value)).unsqueeze(0) for name, value in arrays.items()}

@@ -146,11 +146,7 @@ def checked_folder(key: str, path: Path) -> Path:
 
 
 def _configured(saved: Snapshot, network: Network | None, plugins: Sequence[str], transductive: bool) -> DictConfig:
-    """The config of what was saved, with the caller's choices.
-
-    Raises:
-        ConfigError: it is refused, or names a network that the caller does not name.
-    """
+    """The config of what was saved, with the caller's choices."""
     plain = check_saved(saved.meta["config"])
     model = plain["model"]
     overrides = [f"model.transductive={transductive}".lower()] if "transductive" in model else []

@@ -146,7 +146,14 @@ def _trained(parts: Parts, job: Job, progress: bool) -> tuple[Snapshot, dict[str
     )  # fmt: skip
     log = bar_log(window) if progress else SILENT
     kept: list[Snapshot] = []
-    run = make_run(job, parts, connect(parts), _in_memory(kept), log, NEVER, Seen())
+
+    def keep(snapshot: Snapshot, best: bool) -> None:
+        if best:
+            params = {name: value.detach().clone() for name, value in snapshot.params.items()}
+            kept[:] = [snapshot._replace(params=params)]
+
+    in_memory = Checkpointer(NO_CHECKPOINTS.due, keep, lambda: kept[0] if kept else None, lambda step, best: False)
+    run = make_run(job, parts, connect(parts), in_memory, log, NEVER, Seen())
     try:
         reached = fit(run, new_learner(parts.start, parts.outer.start, settings.ema_decay), Progress())
     finally:
@@ -158,7 +165,12 @@ def _trained(parts: Parts, job: Job, progress: bool) -> tuple[Snapshot, dict[str
 
 
 def _assemble(chosen: dict[str, Any], keys: dict[str, Any], options: Mapping[str, bool]) -> tuple[Parts, Job]:
-    _check_kinds(chosen)
+    check_tasks(chosen["dataset"])
+    for argument, (kind, words) in _KINDS.items():
+        part = chosen[argument]
+        fits = isinstance(part, str | Named) or (kind is not None and (callable(part) or isinstance(part, kind)))
+        if not fits:
+            raise ConfigError(f"{argument}={part!r}: must be a name of conf/, or {words}")
     described: dict[str, Named | dict[str, Any]] = {
         group: as_named(part) if isinstance(part, str | Named) else {} for group, part in chosen.items()
     }
@@ -211,24 +223,3 @@ _KINDS: dict[str, tuple[type | None, str]] = {
 }
 """By argument: the class of values that are neither names nor functions; None: it must be a name; and what it may be,
 in words."""
-
-
-def _check_kinds(chosen: Mapping[str, Any]) -> None:
-    """Raises ConfigError for an argument of a wrong kind."""
-    check_tasks(chosen["dataset"])
-    for argument, (kind, words) in _KINDS.items():
-        part = chosen[argument]
-        fits = isinstance(part, str | Named) or (kind is not None and (callable(part) or isinstance(part, kind)))
-        if not fits:
-            raise ConfigError(f"{argument}={part!r}: must be a name of conf/, or {words}")
-
-
-def _in_memory(kept: list[Snapshot]) -> Checkpointer:
-    """Keeps the parameters of the best validation in `kept`."""
-
-    def save(snapshot: Snapshot, best: bool) -> None:
-        if best:
-            params = {name: value.detach().clone() for name, value in snapshot.params.items()}
-            kept[:] = [snapshot._replace(params=params)]
-
-    return Checkpointer(NO_CHECKPOINTS.due, save, lambda: kept[0] if kept else None, lambda step, best: False)

@@ -155,11 +155,7 @@ def _backbone(
 ) -> Backbone:
     """A backbone of a network from normalised pictures [n, 3, h, w] to features [n, width], or to maps of them.
 
-    Args:
-        rebuilt: whether its name and weights are enough to build it.
-
-    Raises:
-        ValueError: the network cannot take such pictures, or gives something else.
+    `rebuilt`: whether its name and weights are enough to build it.
     """
     whole_number("size", form.size, at_least=1, at_most=LARGEST_SIZE)
     one_of("resample", form.resample, ("lanczos", "bicubic", "bilinear", "box", "hamming", "nearest"))

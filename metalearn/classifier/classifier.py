@@ -503,11 +503,8 @@ class PictureClassifier:
 
 
 def _sorted_classes(labels: Sequence[Any]) -> tuple[list[Any], Tensor]:
-    """The classes, sorted, and the place of each label among them.
-
-    Raises:
-        ValueError: labels of several types, which numpy and Python would make equal or convert; or one class.
-    """
+    """The classes, sorted, and the place of each label among them."""
+    # numpy and Python would make labels of several types equal, or convert them.
     kinds = {type(label): label for label in labels}
     if len(kinds) > 1:
         shown = ", ".join(f"{label!r} ({kind.__name__})" for kind, label in kinds.items())

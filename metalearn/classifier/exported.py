@@ -2,7 +2,7 @@
 its normalisation and the head, which runs without this program."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -94,9 +94,17 @@ class ExportedNetwork(nn.Module):
 
 def _card(classifier: "PictureClassifier", name: str, licence: str | None) -> Card:
     report, backbone, origin = classifier.report_, classifier.opened(), classifier._origin
+    accuracy, reached = f"not known: {report.get('unknown')}", None
+    if report["accuracy"] is not None:
+        low, high = report["interval95"]
+        accuracy = (
+            f"{report['accuracy']:.1%} of pictures not learned from (95% interval {low:.1%} to {high:.1%}, "
+            f"{report['pictures']} pictures by cross-validation, chance {1 / report['classes']:.1%})"
+        )
+        reached = Reached("accuracy", report["accuracy"], "cross-validation over the pictures of the classes")
     counts = torch.bincount(classifier._y, minlength=len(classifier.classes_)).tolist()
     facts = {
-        "Accuracy": _accuracy(report),
+        "Accuracy": accuracy,
         "Classes (pictures)": exporter.first_few_of(
             f"{label} ({count})" for label, count in zip(classifier.classes_, counts, strict=True)
         ),
@@ -109,25 +117,11 @@ def _card(classifier: "PictureClassifier", name: str, licence: str | None) -> Ca
         "Licence of the weights": licence or "not known",
         **{item.capitalize(): origin.get(item, "not known") for item in ("date", "commit", "versions", "hardware")},
     }
-    accuracy, data = report["accuracy"], "cross-validation over the pictures of the classes"
     package = "'metalearn-train[pictures]'" if backbone.name == DEFAULT else "metalearn-train"
     folder = _USE.replace("PACKAGE", package).replace("NAME", name).replace("FOLDER", Path(name).name)
     use = {FOLDER: folder, **exporter.uses_of_pictures(", ".join(OUTPUTS))}
     use[TORCH] += "\n\nIf `similarity` is below `threshold` in `preprocessing.json`, the picture shows none of them."
-    return Card(
-        name, "image-classification", ["image-classification", "few-shot"], licence, facts, use,
-        None if accuracy is None else Reached("accuracy", accuracy, data),
-    )  # fmt: skip
-
-
-def _accuracy(report: dict[str, Any]) -> str:
-    if report["accuracy"] is None:
-        return f"not known: {report['unknown']}"
-    low, high = report["interval95"]
-    return (
-        f"{report['accuracy']:.1%} of pictures not learned from (95% interval {low:.1%} to {high:.1%}, "
-        f"{report['pictures']} pictures by cross-validation, chance {1 / report['classes']:.1%})"
-    )
+    return Card(name, "image-classification", ["image-classification", "few-shot"], licence, facts, use, reached)
 
 
 _USE = """With `pip install PACKAGE`, and nothing else:

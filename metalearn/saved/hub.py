@@ -61,11 +61,7 @@ def _api() -> Any:
 
 
 def _within(seconds: float, what: str, work: Callable[[], Result]) -> Result:
-    """What `work` returns.
-
-    Raises:
-        ConfigError: it fails, or takes longer than this.
-    """
+    """What `work` returns; a ConfigError if it fails or takes longer than this."""
     outcome: Future[Result] = Future()
 
     def call() -> None:

@@ -434,11 +434,7 @@ def _as_numbers(column: Any) -> NDArray[np.float64] | None:
 
 
 def _numbers(X: Any, columns: Sequence[dict[str, Any]]) -> Tensor:  # noqa: N803
-    """The cells [n, d] as numbers, float64, with NaN for what is missing or new.
-
-    Raises:
-        ConfigError: a text, or infinity, in a column of numbers.
-    """
+    """The cells [n, d] as numbers, float64, with NaN for what is missing or new."""
     import pandas as pd
 
     found: list[NDArray[np.float64]] = []
@@ -488,11 +484,7 @@ def _mean_and_spread(cells: Tensor) -> Place:
 
 
 def _shown(x: Tensor, place: Place | None, what: str = "X") -> Tensor:
-    """The float32 tensor [n, d] that the network reads.
-
-    Raises:
-        ConfigError: a number that float32 does not hold.
-    """
+    """The float32 tensor [n, d] that the network reads; refuses numbers that float32 does not hold."""
     if place is None and bool((x.abs() > torch.finfo(torch.float32).max).any()):
         raise ConfigError(f"{what}: holds a value too large for float32")
     return in_spreads(x, place)
