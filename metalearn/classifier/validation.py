@@ -134,11 +134,7 @@ def report_with_tuned(
     validated = [cross_validated(of_network, y, k, heads, fold) for of_network in (features, by_fold)]
     answers = [torch.zeros_like(y) for _ in validated]
     for number in range(len(by_fold)):
-        others, head = fold != number, heads[0]
-        inner = folds_of(y[others], k, most=over.folds, seed=over.seed)
-        if len(heads) > 1 and (inner >= 0).any():
-            compared_by_others = cross_validated(features[others], y[others], k, heads, inner)
-            head = chosen_head(compared_by_others, y[others], inner >= 0)
+        head = _chosen_by_others(features, fold != number, over)
         for answer, found in zip(answers, validated, strict=True):
             answer[fold == number] = found.scores[head][fold == number].argmax(dim=1)
     right = [(answer == y)[asked] for answer in answers]
@@ -157,6 +153,15 @@ def report_with_tuned(
     return dict(report) | _figures(tuned, answers[1], report["head"], asked, over) | {
         "threshold": threshold, "strangers": none, "by_shots": {}, "with_twice": None, "tuning": comparison,
     }  # fmt: skip
+
+
+def _chosen_by_others(features: Tensor, others: Tensor, over: Validation) -> str:
+    """The head that cross-validation over the other pictures chooses."""
+    y, k, heads = over.y[others], len(over.classes), over.heads
+    inner = folds_of(y, k, most=over.folds, seed=over.seed)
+    if len(heads) == 1 or not (inner >= 0).any():
+        return heads[0]
+    return chosen_head(cross_validated(features[others], y, k, heads, inner), y, inner >= 0)
 
 
 def _figures(found: CrossValidation, answers: Tensor, head: str, asked: Tensor, over: Validation) -> dict[str, Any]:

@@ -154,7 +154,8 @@ def test_no_picture_chooses_the_head_that_it_is_asked_with() -> None:
     fold, heads = validation.folds_of(y, 3), list(validation.HEADS)
 
     def chosen(features: torch.Tensor, y: torch.Tensor) -> str:
-        return validation._chosen_by_others(features, y, 3, heads, fold != 1, folds=5, seed=0)
+        over = validation.Validation(y, ["a", "b", "c"], [""] * 24, heads, folds=5, seed=0)
+        return validation._chosen_by_others(features, fold != 1, over)
 
     first = chosen(features, y)
     for seed in range(5):
