@@ -18,7 +18,7 @@ from metalearn.classifier.collected import Collected
 from metalearn.cli import fit
 from metalearn.cli.fit import summary
 from metalearn.errors import ConfigError
-from metalearn.models.common.cut import cut
+from metalearn.models.common.frozen import cut
 from metalearn.saved.form import META
 from tests import drawn_pictures
 from tests.runs import slow
