@@ -119,7 +119,7 @@ def evaluate_members(request: Request, members: Sequence[Member], notes: Sequenc
 def pinned(arguments: Sequence[str], members: Sequence[Member], output: Path) -> list[str]:
     """The command line of the ranks: all read these very checkpoints, and write to this folder."""
     first, *others = (member.folder for member in members)
-    fixed = {"checkpoint": first, "output": output}
+    fixed = {"checkpoint": str(first), "output": str(output)}
     if others:
         fixed["ensemble"] = f"[{','.join(map(quoted, others))}]"
     free = [argument for argument in arguments if argument.partition("=")[0] not in fixed]

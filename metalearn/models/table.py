@@ -27,9 +27,6 @@ row without itself (leave one out), as those of an asked row are.
 **Differences** from TabPFN: pre-norm; one feature a token; the weights of attention to known rows sum to less than 1
 (`metalearn.nn.attention.products_attention`), so that it can count rows, which the width of a posterior depends on;
 sines of the values, of learned frequencies, beside a linear map.
-
-Tests: `test_a_block_is_torchs_attention_and_mlp`, `test_any_order_of_classes_and_features_gives_the_same_answers`,
-`test_a_prediction_has_the_same_bits_in_any_call`, `test_the_gradients_are_finite_differences`.
 """
 
 from collections.abc import Sequence
