@@ -4,6 +4,7 @@ import ctypes
 import gc
 import logging
 import os
+import socket
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -19,6 +20,7 @@ if TYPE_CHECKING:  # metalearn predict, which has no config, starts without Hydr
 
     from metalearn.app.job import Job
 
+_STORE_SECONDS = 1.0
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 _NEVER = 2**31 - 1
 _LARGEST_ALLOWED = 32 * 2**20
@@ -42,8 +44,17 @@ def end_with_starter() -> None:
     if not sys.platform.startswith("linux") or not (started_by_launcher() or "TORCHELASTIC_RUN_ID" in os.environ):
         return
     end_with_parent()
-    if started_by_launcher() and os.getppid() != int(os.environ["DISTRIBUTED_LAUNCHER_PID"]):
-        sys.exit(1)  # it died before the line above
+    if started_by_launcher():
+        if os.getppid() != int(os.environ["DISTRIBUTED_LAUNCHER_PID"]):  # it died before the line above
+            sys.exit(1)
+    elif os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
+        try:
+            store = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+            socket.create_connection(store, timeout=_STORE_SECONDS).close()
+        except ConnectionRefusedError:  # torchrun, which serves the store, died before the lines above
+            sys.exit(1)
+        except OSError:  # it may be slow, or behind a name that is not known yet
+            return
 
 
 def has_one_thread() -> bool:
