@@ -81,7 +81,8 @@ def typed_keys(run_dir: Path) -> dict[str, str]:
         OSError, ValueError: as `read_config`.
     """
     path = run_dir / ".hydra" / "overrides.yaml"
-    words: Any = _loaded(path) if path.exists() else []
+    # Not resolved: a typed `${seed}` stands for a key of the config, which this list has not.
+    words: Any = OmegaConf.to_container(_loaded(path), resolve=False) if path.exists() else []
     pairs = (str(word).lstrip("+~").partition("=") for word in words)
     return {key: value for key, _, value in pairs}
 

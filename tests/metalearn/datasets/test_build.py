@@ -211,10 +211,10 @@ def test_a_build_that_ends_early_goes_on(
     shutil.copy(deb, registry)
     whole, cut = recipe(deb), tmp_path / "cut"
     made = build(whole, tmp_path / "whole")
-    places: list[tuple[object, str, Any, type[BaseException], str]] = [
+    places: list[tuple[object, str, Any, type[BaseException], str | None]] = [
         (np, "savez", full, DiskError, "No space left on device .* the same command"),
         (os, "fsync", full, DiskError, r"pictures\.npy.* No space left on device"),
-        (drawing, "write_set", killed, KeyboardInterrupt, ""),
+        (drawing, "write_set", killed, KeyboardInterrupt, None),
     ]
     for module, name, fails, error, message in places:
         with monkeypatch.context() as patched, pytest.raises(error, match=message):
