@@ -53,6 +53,8 @@ def test_a_process_joins_for_a_lost_worker_or_the_others_go_on(start: Start, tmp
     until(lambda: "worker1 was killed" in program.said(), "the first loss")
     os.kill(ranks[2], signal.SIGKILL)  # the new process needs seconds to come
     until(lambda: "3 workers compute from now on" in program.said(), "the new process", seconds=60)
+    # The launcher says so once rank zero has given its next sign of life, which may come after the new process.
+    until(lambda: "worker2 was killed" in program.said(), "the second loss")
     text = paused_alike(program, tmp_path)
     assert "worker1 was killed by SIGKILL; the others go on, and a new process joins in its place" in text
     assert "worker2 was killed by SIGKILL; the others go on\n" in text
