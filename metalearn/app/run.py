@@ -16,7 +16,7 @@ from metalearn.app.job import Job
 from metalearn.app.parts import Parts, evaluation_chunk, first_tasks, idle_workers, training_chunk
 from metalearn.app.unseen import UNKNOWN, check_unseen, seen_in, warn_of_seen_drawers
 from metalearn.config.values import to_container
-from metalearn.errors import ConfigError, DataError, DiskError, DivergedError
+from metalearn.errors import ConfigError, DataError, DiskError, DivergedError, RunError
 from metalearn.nn.native import describe
 from metalearn.reporting.episode_pictures import episode_picture, has_pictures
 from metalearn.reporting.loggers.protocol import Picture, Window
@@ -209,7 +209,8 @@ def train_and_test(job: Job, parts: Parts, state: FolderState, strategy: Strateg
             )  # fmt: skip
         check_finite(job.config, "val", progress.best or {}, progress)
         best = parts.checkpointer.best()
-        assert best is not None
+        if best is None:  # a run that began, by resume=PATH, after its last step has validated and saved nothing here
+            raise RunError(f"{job.run_dir / 'checkpoints/best'}: is not there; type a larger trainer.steps to train on")
         tested = fitted("checkpoint", job.run_dir / "checkpoints/best", best.params, parts.start)
         try:
             values = evaluate(run, tested, "test", run.settings.test_tasks)

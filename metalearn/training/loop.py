@@ -158,7 +158,9 @@ def fit(run: Run, learner: TrainState, progress: Progress) -> Progress:
     try:
         # A stop may have cut the validation of the last step done. Without a step left to do, there must be one.
         due = progress.step >= last or (progress.step > 0 and progress.step % run.settings.val_every == 0)
-        if due and not _is_validated(progress):
+        # A run that begins, by resume=PATH, after its last step is validated, and has no best checkpoint of its own.
+        has_none = progress.step >= last and progress.best is None
+        if has_none or (due and not _is_validated(progress)):
             progress, improved = validate(run, learner, progress)
             save(run, learner, progress, improved)
         for step in range(progress.step + 1, last + 1):

@@ -350,3 +350,13 @@ def test_a_worker_that_cannot_start_reports_why(start: Start, tmp_path: Path) ->
     alone = dict(zip(names, ["1", "2", "1", "2", "127.0.0.1", "1"], strict=True))
     outcome = start(*TINY, "strategy.timeout=3", **alone).wait(200)
     assert outcome.code == 1 and "error: worker1:" in outcome.text, outcome.text
+
+
+def test_a_run_that_begins_after_its_last_step_is_tested(start: Start, tmp_path: Path) -> None:
+    """Its best validation lies in the folder that it begins from, so it validates again and saves its own."""
+    tiny = ("experiment=maml_sinusoid", "trainer.steps=2", "trainer.val_every=2", "trainer.val_tasks=4",
+            "trainer.test_tasks=4", "logger.plots=false", "logger.report=false")  # fmt: skip
+    first = start(*tiny, f"hydra.run.dir={tmp_path}/first").wait()
+    assert first.code == 0, first.text
+    again = start(*tiny, f"resume={tmp_path}/first/checkpoints/last", f"hydra.run.dir={tmp_path}/again").wait()
+    assert again.code == 0 and (tmp_path / "again/checkpoints/best").is_dir(), again.text
