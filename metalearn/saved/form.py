@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from metalearn.storage.files import creating
+from metalearn.storage.files import creating, read_object
 
 if TYPE_CHECKING:  # commands ask for the kind of a folder before they set the threads, which torch reads at its import
     from torch import Tensor
@@ -205,9 +205,6 @@ def sync(path: Path) -> None:
 
 def _object(path: Path) -> dict[str, Any]:
     try:
-        content = json.loads(path.read_bytes())
-    except (ValueError, RecursionError) as error:
-        raise NotSavedError(f"{path}: holds no JSON ({error})") from error
-    if not isinstance(content, dict):
-        raise NotSavedError(f"{path}: holds no JSON object")
-    return content
+        return read_object(path)
+    except ValueError as error:
+        raise NotSavedError(str(error)) from error
