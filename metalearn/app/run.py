@@ -209,8 +209,8 @@ def train_and_test(job: Job, parts: Parts, state: FolderState, strategy: Strateg
             )  # fmt: skip
         check_finite(job.config, "val", progress.best or {}, progress)
         best = parts.checkpointer.best()
-        if best is None:  # a run that began, by resume=PATH, after its last step has validated and saved nothing here
-            raise RunError(f"{job.run_dir / 'checkpoints/best'}: is not there; type a larger trainer.steps to train on")
+        if best is None:
+            raise RunError(f"{job.run_dir / 'checkpoints/best'}: is not there any more; the same command trains on")
         tested = fitted("checkpoint", job.run_dir / "checkpoints/best", best.params, parts.start)
         try:
             values = evaluate(run, tested, "test", run.settings.test_tasks)
