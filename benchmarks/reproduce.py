@@ -56,6 +56,8 @@ COLUMNS = (
 )  # fmt: skip
 """Of a file of results. A cell is empty for None; cells that are not of `TEXTS` are JSON."""
 TEXTS = ("row", "algorithm", "dataset", "split", "task_list", "command", "date", "commit", "machine")
+NOT_ALWAYS = ("accuracy", "mse", "seen_classes")
+"""Columns that a result has only with a value."""
 CURVE_COLUMNS = ("row", "seed", "curve", "at", "value", "ci95", "seconds")
 """Of a file of curves: `at` is the inner step of the test, or the meta-step of a validation."""
 OF_TEST, OF_VALIDATION = "inner steps", "validation"
@@ -300,14 +302,13 @@ def read_results(folder: Path) -> Kept:
     for path in sorted(folder.glob("*_curves.csv")):
         table = path.with_name(f"{path.name.removesuffix('_curves.csv')}.csv")
         for cells in _lines_of(table, COLUMNS):
-            result: Result = {k: v if k in TEXTS else json.loads(v) for k, v in cells.items() if v}
-            metric = {k: result[k] for k in ("accuracy", "mse", "seen_classes") if k in result}
-            others = {k: result.get(k) for k in COLUMNS if k not in ("accuracy", "mse", "seen_classes")}
-            kept[result["row"], result["seed"]] = (
-                others | metric | {"by_step": {}, "ci95_by_step": {}, "validation": None}
-            )
+            cells = {k: v for k, v in cells.items() if v or k not in NOT_ALWAYS}
+            result: Result = {k: (v if k in TEXTS else json.loads(v)) if v else None for k, v in cells.items()}
+            kept[result["row"], result["seed"]] = result | {"by_step": {}, "ci95_by_step": {}, "validation": None}
         for cells in _lines_of(path, CURVE_COLUMNS):
-            result, value = kept[cells["row"], int(cells["seed"])], float(cells["value"])
+            if (key := (cells["row"], int(cells["seed"]))) not in kept:  # its line was removed, to run it again
+                continue
+            result, value = kept[key], float(cells["value"])
             if cells["curve"] == OF_TEST:
                 result["by_step"][cells["at"]], result["ci95_by_step"][cells["at"]] = value, float(cells["ci95"])
                 continue

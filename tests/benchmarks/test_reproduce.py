@@ -182,6 +182,10 @@ def test_results_come_back_as_they_were_written(tmp_path: Path) -> None:
         write_results(tmp_path, group, rows, kept)
         for name in (f"{group}.csv", f"{group}_curves.csv"):
             assert (tmp_path / name).read_text() == (reproduce.TABLES / name).read_text()
+    head, first, *others = (tmp_path / "sinusoid.csv").read_text().splitlines(keepends=True)
+    (tmp_path / "sinusoid.csv").write_text("".join([head, *others]))  # and its curves stay
+    row, seed = first.split(",")[:2]
+    assert kept.keys() - read_results(tmp_path).keys() == {(row, int(seed))}
     (tmp_path / "omniglot.csv").write_text("<<<<<<< HEAD\nx\n")
     with pytest.raises(ConfigError, match=r"omniglot.csv, line 2: "):
         read_results(tmp_path)
