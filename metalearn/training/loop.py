@@ -156,11 +156,11 @@ def fit(run: Run, learner: TrainState, progress: Progress) -> Progress:
     here = (run.updater or UpdateHere)(run, learner)
     updater = run.strategy.updater(here, learner.params, learner.optimizer)
     try:
-        # A stop may have cut the validation of the last step done. Without a step left to do, there must be one.
-        due = progress.step >= last or (progress.step > 0 and progress.step % run.settings.val_every == 0)
-        # A run that begins, by resume=PATH, after its last step is validated, and has no best checkpoint of its own.
-        has_none = progress.step >= last and progress.best is None
-        if has_none or (due and not _is_validated(progress)):
+        # A stop may have cut the validation of the last step done. Without a step left to do there must be a best one
+        # too, which a run lacks that begins, by resume=PATH, after its last step.
+        is_done = progress.step >= last
+        due = is_done or (progress.step > 0 and progress.step % run.settings.val_every == 0)
+        if (due and not _is_validated(progress)) or (is_done and progress.best is None):
             progress, improved = validate(run, learner, progress)
             save(run, learner, progress, improved)
         for step in range(progress.step + 1, last + 1):
