@@ -86,7 +86,7 @@ def export(
         "any_ways": learner.form is not None and learner.ways is None, "step": step, "seed": config.get("seed"),
         "test": _test_of(folder, step),
         "licence": licence or LICENCES.get(SAME_DATA.get(dataset, dataset)),
-        "versions": {"metalearn": own_version()} | meta.get("versions", {}),
+        "versions": ({"metalearn": version} if (version := own_version()) else {}) | meta.get("versions", {}),
     }  # fmt: skip
     if KEY in meta:
         facts[KEY] = meta[KEY]

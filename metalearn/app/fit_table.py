@@ -47,7 +47,8 @@ def fit(options: argparse.Namespace, others: Sequence[str]) -> int:
     if isinstance(model, PFNClassifier):
         frame[target] = _as_written(options.folder, target, frame[target])
     x, y = frame[~without].drop(columns=target), frame.loc[~without, target].to_numpy()
-    if y.dtype.kind == "f" and (y % 1 == 0).all():  # where some are missing, pandas makes real numbers of whole ones
+    # Where some are missing, pandas makes real numbers of whole ones. From 2⁵³ on all of them are whole.
+    if y.dtype.kind == "f" and ((y % 1 == 0) & (abs(y) < 2**53)).all():
         y = y.astype(np.int64)
     if isinstance(model, PFNClassifier) and len(set(y.tolist())) < 2:
         raise ConfigError(f"--target={target}: has one class, {y[0]}; type a column of two classes or more")

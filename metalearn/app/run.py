@@ -47,7 +47,7 @@ from metalearn.runs.folder import (
 from metalearn.runs.metrics import figures_of, main_metric, write_table
 from metalearn.runs.seen import KEY, Seen, from_meta, to_meta
 from metalearn.runs.signals import NEVER, Interrupted, Stops
-from metalearn.storage.files import writing
+from metalearn.storage.files import is_disk_fault, unwritten, writing
 from metalearn.tasks.common.identities import class_names_of
 from metalearn.training.chunks import episodes_of, placing
 from metalearn.training.compatibility import check_compatible
@@ -101,9 +101,9 @@ def look_into_folder(job: Job, parts: Parts) -> tuple[FolderState, str | None]:
     check_copy(job.config.launch.model)
     state = inspect(job.run_dir, job.config, parts.start, lambda saved: restored(saved, parts))
     done = report_if_done(job.run_dir, job.config, state)
+    if done is not None and state.snapshot is not None:
+        compare_with_saved(job, parts, state.snapshot, goes_on=False)
     if state.result is not None:
-        if state.snapshot is not None:
-            compare_with_saved(job, parts, state.snapshot, goes_on=False)
         hand_out(job)
     return state, done
 
@@ -133,7 +133,7 @@ def compare_with_saved(job: Job, parts: Parts, saved: Snapshot, *, goes_on: bool
         goes_on: the run goes on from the checkpoint; else only its result is reported.
 
     Raises:
-        ConfigError: the data are others, and no `resume` names the checkpoint.
+        ConfigError: the run is to go on with other data, or these lie elsewhere, and no `resume` names the checkpoint.
     """
     changes = []
     try:
@@ -150,7 +150,9 @@ def compare_with_saved(job: Job, parts: Parts, saved: Snapshot, *, goes_on: bool
     if not changes:
         return
     what = f"{job.run_dir}: step {done} was not trained with what is asked for now: {'; '.join(changes)}. "
-    if other_data and job.config.resume == "auto":
+    # A result stands though its data have changed since; those of another root are asked for, and are another run's.
+    elsewhere = saved.meta["config"]["dataset"].get("root") != job.config.dataset.get("root")
+    if other_data and (goes_on or elsewhere) and job.config.resume == "auto":
         raise ConfigError(
             f"{what}Bring the data back, or type run=NAME for a run with these, or run=NAME "
             f"resume={job.run_dir}/checkpoints/last to go on with these"
@@ -237,11 +239,12 @@ def train_and_test(job: Job, parts: Parts, state: FolderState, strategy: Strateg
     for wanted, path, draw in ((run_log.plots, "plots", draw_plots), (run_log.report, REPORT, shown)):
         if wanted:
             try:
-                with writing(job.run_dir / path):
-                    draw(job, parts, drawn, result)
+                draw(job, parts, drawn, result)
             except DiskError:  # the same command tests again, and draws
                 raise
             except Exception as error:  # whatever fails in the drawing, the run is complete
+                if isinstance(error, OSError) and is_disk_fault(error):
+                    raise unwritten(job.run_dir / path, error, "drawn") from error
                 log.warning("%s: cannot be drawn: %s", job.run_dir / path, error)
                 log.debug("where the drawing failed:", exc_info=True)  # for train.log
     write_result(job.run_dir, result)

@@ -65,4 +65,6 @@ def read(run_dir: Path) -> World:
             f"{run_dir}: no run is under way here that workers can join or leave; type python train.py strategy=rpc "
             "workers=2, or more workers"
         ) from error
+    except OSError as error:  # such as that of another user
+        raise RunError(f"{run_dir / FILE}: cannot be read: {error.strerror}") from error
     return World({name: content[name] for name in PLACE}, content["arguments"], Path(content["folder"]))

@@ -2,6 +2,7 @@
 weights of its network in `backbone.safetensors`, unless a package or code brings them, and the page `report.html`."""
 
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -15,6 +16,7 @@ from metalearn.models.common.weights import LICENCE, NAMED
 from metalearn.saved import form
 from metalearn.saved.form import MANIFEST, Kind, digest_of, kind_of, replaced_by
 from metalearn.storage.files import creating, is_folder, whole_folder
+from metalearn.storage.locks import held
 
 CLASSIFIER = Kind("classifier", 1, {
     "backbone": str, "weights": str, "digest": str, "settings": {"head": str, "folds": int, "seed": int},
@@ -23,6 +25,8 @@ CLASSIFIER = Kind("classifier", 1, {
 }, ("features", "labels"))  # fmt: skip
 
 WEIGHTS = "backbone.safetensors"
+
+_LOCK = ".classifier.lock"
 
 _TUNED = "tuned."
 """Begins the names of tuned weights."""
@@ -99,12 +103,18 @@ def write(
     Raises:
         ConfigError: there is something else there, or it cannot be written.
     """
-    if replace:
-        with creating("path", folder):
-            form.put_back(folder)
-    old = replace and kind_of(folder) == CLASSIFIER.name
-    commands = form.load_meta(folder, CLASSIFIER)["commands"] if old and page is not None else []
-    with (form.replacing if old else whole_folder)("path", folder) as temporary:
+    with ExitStack() as held_here:
+        if replace:
+            if kind_of(folder) == CLASSIFIER.name:
+                # No other process changes it between the check and the exchange. One that waits holds the lock of the
+                # folder before, and is refused by the check.
+                with creating("path", folder):
+                    held_here.enter_context(held(folder / _LOCK, f"{folder} is being changed"))
+            temporary = held_here.enter_context(form.replacing("path", folder, CLASSIFIER))
+        else:
+            temporary = held_here.enter_context(whole_folder("path", folder))
+        old = replace and kind_of(folder) == CLASSIFIER.name
+        commands = form.load_meta(folder, CLASSIFIER)["commands"] if old and page is not None else []
         fill(temporary, saved, weights, page, commands, folder.resolve().name)
         if old and before not in (None, digest_of(folder / MANIFEST)):
             raise ConfigError(

@@ -23,7 +23,6 @@ from metalearn.storage.files import (
     refuse_nameless,
     refuse_used,
     unwritten,
-    whole_folder,
     write_atomically,
 )
 from metalearn.storage.locks import held, holder_of
@@ -136,9 +135,11 @@ def _check_usable(
             f"trainer.steps={steps}: {place} has already done {done}; type trainer.steps={done} or more, "
             "or run=NAME for another folder"
         )
-    fitted("resume", place, saved.params, start, "; type the model of that run")
+    if named is not None:
+        fitted("resume", place, saved.params, start, "; type the model of that run")
     # Found here, it costs the steps since an older checkpoint. Found later, it would end the run.
     try:
+        fitted("checkpoint", Path(f"step_{done:06d}"), saved.params, start)
         restore(saved)
     except Exception as error:  # torch's optimizers raise errors of any kind
         raise RunError(f"step {done} cannot be restored: {error}") from error
@@ -196,9 +197,9 @@ def copy_best(run_dir: Path, target: Path) -> None:
     Raises:
         RunError: the folder cannot be written.
     """
-    check_copy(str(target))
     try:
-        with (replacing if kind_of(target) else whole_folder)("launch.model", target) as temporary:
+        check_copy(str(target))
+        with replacing("launch.model", target, CHECKPOINT) as temporary:
             shutil.copytree(run_dir / "checkpoints/best", temporary, dirs_exist_ok=True)
             shutil.copy2(run_dir / "result.json", temporary)
     except ConfigError as error:

@@ -85,16 +85,16 @@ def export(
         )
     lines = []
     with whole_folder(key, out) as folder:
+        if about is not None:  # first, so that the manifest has it
+            name, content = about
+            _refuse_paths(content)
+            (folder / name).write_text(json.dumps(content, indent=1, allow_nan=False) + "\n", encoding="utf-8")
         if program is None or file_format == FOLDER:
             fill(folder)
             _refuse_paths(json.loads((folder / META).read_text(encoding="utf-8")))
         else:
             difference = write_program(program(), folder / FILES[file_format], file_format)
             lines.append(f"largest difference from this program: {difference:.1e}")
-        if about is not None:
-            name, content = about
-            _refuse_paths(content)
-            (folder / name).write_text(json.dumps(content, indent=1, allow_nan=False) + "\n", encoding="utf-8")
         (folder / CARD).write_text(card.text(file_format), encoding="utf-8")
     return lines
 

@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from metalearn.storage.files import creating, read_object
+from metalearn.storage.files import creating, read_object, whole_folder
 
 if TYPE_CHECKING:  # commands ask for the kind of a folder before they set the threads, which torch reads at its import
     from torch import Tensor
@@ -64,23 +64,35 @@ class NotSavedError(ValueError):
 
 
 @contextmanager
-def replacing(key: str, folder: Path) -> Iterator[Path]:
-    """Gives a folder to fill, which takes the place of the saved folder `folder`, if nothing fails. Files of people's
-    own go along. If two processes replace it at once, one of them is refused.
+def replacing(key: str, folder: Path, kind: Kind) -> Iterator[Path]:
+    """Gives a folder to fill, which takes the place of what is saved in `folder`, if nothing fails. Files of people's
+    own go along, and links as links. Where nothing of this kind is saved, it is a new folder, as `whole_folder` gives.
+    What a kill has left here is made good first. If two processes replace it at once, one of them is refused.
 
     Raises:
-        ConfigError: it cannot be written.
+        ConfigError: something else is there, or it cannot be written.
     """
     final = folder.resolve()
     replaced, temporary = replaced_by(final), final.with_name(f".{final.name}.{os.getpid()}.tmp")
+    with creating(key, folder):
+        if replaced.exists():
+            shutil.rmtree(replaced) if folder.exists() else replaced.rename(folder)
+    if kind_of(folder) != kind.name:
+        with whole_folder(key, folder) as new:
+            yield new
+        return
     with creating(key, folder):
         temporary.mkdir()
         try:
             yield temporary
             known = {MANIFEST, *(name.partition("/")[0] for name in _object(final / MANIFEST))}
             for path in final.iterdir():
-                if path.name not in known and not (temporary / path.name).exists():
-                    (shutil.copytree if path.is_dir() else shutil.copy2)(path, temporary / path.name)
+                if path.name in known or (temporary / path.name).exists():
+                    continue
+                if path.is_dir() and not path.is_symlink():
+                    shutil.copytree(path, temporary / path.name, symlinks=True)
+                else:
+                    shutil.copy2(path, temporary / path.name, follow_symlinks=False)
             # After a kill between these two, readers find the old one where it is now.
             final.rename(replaced)
             temporary.rename(final)
@@ -92,13 +104,6 @@ def replacing(key: str, folder: Path) -> Iterator[Path]:
 def replaced_by(folder: Path) -> Path:
     """Where a saved folder is while `replacing` puts another one in its place."""
     return folder.with_name(f".{folder.name}.old")
-
-
-def put_back(folder: Path) -> None:
-    """Makes good what a kill in `replacing` has left."""
-    replaced = replaced_by(folder.resolve())
-    if replaced.exists():
-        shutil.rmtree(replaced) if folder.exists() else replaced.rename(folder)
 
 
 def fill(folder: Path, kind: Kind, tensors: "Mapping[str, Tensor]", meta: Mapping[str, Any]) -> None:

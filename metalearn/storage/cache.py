@@ -108,6 +108,9 @@ def _look(path: Path, head: bytes) -> tuple[BufferedReader | None, str]:
     else:
         same = hashlib.file_digest(file, "sha256").hexdigest() == record.get("sha256")
         damage = "" if same else "is damaged (another SHA-256)"
+        if same and status.st_size > SMALL:  # a copy, which need not be read whole again
+            with contextlib.suppress(RunError):
+                _write_record(path, record["sha256"], status)
     file.seek(0)
     if not damage and file.read(len(head)) != head:
         damage = "holds something else"
@@ -147,7 +150,11 @@ def _write(path: Path, parts: Parts) -> None:
         temporary.replace(path)
     finally:
         temporary.unlink(missing_ok=True)
-    write_atomically(record_of(path), json.dumps({"sha256": digest.hexdigest(), "stamp": _stamp(path.stat())}))
+    _write_record(path, digest.hexdigest(), path.stat())
+
+
+def _write_record(path: Path, sha256: str, status: os.stat_result) -> None:
+    write_atomically(record_of(path), json.dumps({"sha256": sha256, "stamp": _stamp(status)}))
 
 
 def remove(path: Path) -> bool:

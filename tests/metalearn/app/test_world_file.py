@@ -16,6 +16,7 @@ WORLD = {
 
 REFUSED = {
     "no file": None,
+    "no file to read": "",
     "a run that has ended": json.dumps(WORLD | {"pid": 2**22 + 1}),
 }
 
@@ -26,7 +27,9 @@ def test_a_folder_without_a_run_under_way_is_named(
     program: Any, name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     content = REFUSED[name]
-    if content is not None:
+    if content == "":
+        (tmp_path / "world.json").mkdir()
+    elif content is not None:
         (tmp_path / "world.json").write_text(content)
     assert program.main([str(tmp_path), *(["worker1"] if program is leave else [])]) == 2
     message = capsys.readouterr().err

@@ -134,6 +134,7 @@ def test_an_exported_folder_is_all_that_another_machine_needs(
     assert {path.name for path in folder.iterdir()} == {
         META, MANIFEST, TENSORS, WEIGHTS, "preprocessing.json", "README.md",
     }  # fmt: skip
+    assert "preprocessing.json" in json.loads((folder / MANIFEST).read_text())
     here = str(Path(str(fitted.weights)).parent.parent).encode()
     assert not [path.name for path in folder.iterdir() if here in path.read_bytes()]
     query = [pictures / "star/00.png", pictures / "ring/01.png"]

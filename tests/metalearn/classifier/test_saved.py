@@ -4,6 +4,7 @@ import csv
 import json
 import os
 import shutil
+from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +18,13 @@ from torch import nn
 from metalearn.classifier.backbones import Backbone, of_module
 from metalearn.classifier.classifier import PictureClassifier
 from metalearn.classifier.collected import Collected
-from metalearn.classifier.saved import WEIGHTS, Weights, read, write
+from metalearn.classifier.saved import CLASSIFIER, WEIGHTS, Weights, fill, read, write
 from metalearn.classifier.validation import report_of_changed
 from metalearn.cli import export, fit, predict
 from metalearn.errors import ConfigError, DataError
 from metalearn.saved import form
+from metalearn.saved.form import MANIFEST, digest_of, replacing
+from metalearn.storage.locks import held
 from tests import drawn_pictures
 from tests.metalearn.classifier.test_classifier import said
 
@@ -176,3 +179,18 @@ def test_a_full_disk_is_named(backbone: Backbone, tmp_path: Path, monkeypatch: p
     monkeypatch.setattr("safetensors.torch.save_file", full)
     with pytest.raises(ConfigError, match=r"path=.*c: cannot be written: .*No space left on device"):
         fitted(backbone, 2).save(tmp_path / "c")
+
+
+def test_a_change_waits_for_another_and_is_refused_after_it(backbone: Backbone, tmp_path: Path) -> None:
+    folder, made = tmp_path / "c", [fitted(backbone, classes)._saved() for classes in (2, 3, 4)]
+    write(folder, made[0], replace=False, weights=None, page=None)
+    before = digest_of(folder / MANIFEST)
+    with ThreadPoolExecutor(1) as pool:
+        with held(folder / ".classifier.lock", "the other change"):
+            second = pool.submit(write, folder, made[2], replace=True, weights=None, page=None, before=before)
+            assert not wait([second], timeout=0.5).done
+            with replacing("path", folder, CLASSIFIER) as temporary:
+                fill(temporary, made[1], None, None, [], "c")
+        with pytest.raises(ConfigError, match="was changed since it was loaded"):
+            second.result(30)
+    assert read(folder, "path")[0].classes == made[1].classes

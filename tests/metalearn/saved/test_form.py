@@ -1,6 +1,7 @@
 """The one saved form: what is loaded is what was saved, and what is damaged or does not fit its schema is named."""
 
 import json
+import shutil
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -76,10 +77,28 @@ def test_a_whole_number_is_a_real_one_and_none_is_allowed(folder: Path) -> None:
 
 def test_what_fails_while_it_is_replaced_leaves_the_old_one(folder: Path) -> None:
     (folder / "notes.txt").write_text("mine")
-    with pytest.raises(ConfigError, match=r"path=.*saved: cannot be written: full"), replacing("path", folder):
+    with pytest.raises(ConfigError, match=r"path=.*saved: cannot be written: full"), replacing("path", folder, KIND):
         raise OSError(28, "full")
     assert load(folder, KIND).meta["rate"] == 2.5
-    with replacing("path", folder) as temporary:
+    with replacing("path", folder, KIND) as temporary:
         fill(temporary, KIND, {}, CONTENT | {"rate": None})
     assert load(folder, KIND).meta["rate"] is None and not (folder / "inner").exists()
     assert (folder / "notes.txt").read_text() == "mine" and [path.name for path in folder.parent.iterdir()] == ["saved"]
+
+
+@pytest.mark.parametrize("moved", [True, False], ids=["before the second rename", "after it"])
+def test_what_a_kill_left_of_a_replacement_is_made_good(moved: bool, folder: Path) -> None:
+    left = folder.with_name(".saved.old")
+    (folder.rename if moved else partial(shutil.copytree, folder))(left)
+    for rate in (1.5, 0.5):
+        with replacing("path", folder, KIND) as temporary:
+            fill(temporary, KIND, {}, CONTENT | {"rate": rate})
+        assert load(folder, KIND).meta["rate"] == rate and not left.exists()
+
+
+def test_links_beside_what_is_replaced_stay_links(folder: Path) -> None:
+    (folder / "gone").symlink_to(folder.parent / "nowhere")
+    (folder / "data").symlink_to(folder.parent)
+    with replacing("path", folder, KIND) as temporary:
+        fill(temporary, KIND, {}, CONTENT)
+    assert (folder / "gone").is_symlink() and (folder / "data").is_symlink()

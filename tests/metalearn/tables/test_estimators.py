@@ -274,6 +274,14 @@ def test_the_commands_fit_a_table_and_predict_rows(
     assert "quantile 0.95" in capsys.readouterr().out
 
 
+def test_targets_beyond_whole_numbers_stay_as_they_are(runs: dict[str, Path], tmp_path: Path) -> None:
+    x, _ = frame()
+    x.assign(mass=np.arange(len(x)) * 1e30).to_csv("known.csv", index=False)
+    assert fit.main(["known.csv", "--target", "mass", "--network", str(runs["numbers"]), "--out", "made"]) == 0
+    assert predict.main(["made", "known.csv", "--out", "answers.csv"]) == 0
+    assert pd.read_csv("answers.csv")["mean"].between(0, len(x) * 1e30).any()
+
+
 def test_files_say_what_arrays_say(runs: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     known = "".join(f"{n / 10},{'true' if n % 2 else 'false'},{'' if n == 7 else n % 2}\n" for n in range(20))
     (tmp_path / "known.CSV").write_text("size,old,label\n" + known)
