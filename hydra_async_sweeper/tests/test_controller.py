@@ -7,6 +7,7 @@ import shutil
 import signal
 import time
 from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -85,12 +86,19 @@ def full(number: int, overrides: Sequence[str]) -> Any:
         file.write("x")
 
 
-def names_it(number: int, overrides: Sequence[str]) -> Any:
-    value = {"status": "failed", "exit": os.EX_IOERR, "error": "run/params: No space left on device"}
+def names_it(number: int, overrides: Sequence[str], status: str = "failed") -> Any:
+    value = {"status": status, "exit": os.EX_IOERR, "error": "run/params: No space left on device"}
     return {"status": "COMPLETED", "value": value}
 
 
-@pytest.mark.parametrize(("first", "reason"), [(full, "its disk failed"), (names_it, "run/params: No space left")])
+@pytest.mark.parametrize(
+    ("first", "reason"),
+    [
+        (full, "its disk failed"),
+        (names_it, "run/params: No space left"),
+        (partial(names_it, status="diverged"), "run/params: No space left"),
+    ],
+)
 def test_a_full_disk_of_a_trial_pauses_the_sweep(tmp_path: Path, first: Work, reason: str) -> None:
     """No trial is blamed, and the next controller ends with every trial."""
     with (

@@ -165,12 +165,13 @@ class _Nursery:
             # The controller decides what a signal means, and passes it on to the trials.
             for number in _STOPPING:
                 signal.signal(number, signal.SIG_IGN)
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # ignored, it would leave nothing to wait for
             for name in preload:
                 importlib.import_module(name)
             gc.collect()
             gc.freeze()  # the trials share these pages
             self._loop()
-        except OSError:  # the controller is gone, and with it this process soon
+        except ConnectionError:  # the controller is gone, and with it this process soon
             pass
         except BaseException:
             traceback.print_exc()

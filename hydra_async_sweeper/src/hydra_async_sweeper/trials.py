@@ -133,7 +133,7 @@ def _of_run(run: Mapping[str, Any], objective: Sequence[str] | None, count: int,
     if status == STOPPED or code in STOP_CODES:
         return TrialResult(STOPPED) if stopping else TrialResult(RETRY, failure="a signal stopped it alone")
     if code == DISK_FAULT or status == DIVERGED:
-        return TrialResult(DIVERGED if status == DIVERGED else DISK, failure=str(run.get("error", "")))
+        return TrialResult(DISK if code == DISK_FAULT else DIVERGED, failure=str(run.get("error", "")))
     if code != 0:
         failure = run.get("error", "its config is refused" if code == 2 else f"exit code {code}")
         return TrialResult(FAILED if code == 2 else RETRY, failure=str(failure))

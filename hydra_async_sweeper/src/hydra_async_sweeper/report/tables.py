@@ -13,7 +13,7 @@ import yaml  # type: ignore[import-untyped]
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException
 
-from hydra_async_sweeper.settings import RESULTS
+from hydra_async_sweeper.settings import PBT, RESULTS
 from hydra_async_sweeper.slots import write_atomically
 from hydra_async_sweeper.space import Params
 from hydra_async_sweeper.trials import OUTCOMES, FinishedTrials
@@ -54,7 +54,7 @@ def write_tables(
     write_atomically(folder / "trials.csv", text.getvalue())
     counts = Counter(trial.outcome for trial in ended.trials)
     results = {
-        "name": "pbt" if ended.lanes.by_round else "async",
+        "name": PBT if ended.lanes.by_round else "async",
         **_best(ended, folder_of),
         "command": command,
         "objectives": dict(zip(ended.objectives, ended.directions, strict=True)),

@@ -105,7 +105,8 @@ class SweepView:
         if self._live is not None:
             self.refresh()
             for handler, stream in self._moved:
-                handler.setStream(stream)
+                if stream is not None:  # None: it was this one already
+                    handler.setStream(stream)
             self._live.stop()
             self._live = self._stream = None
 
