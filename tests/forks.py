@@ -263,7 +263,7 @@ if __name__ == "__main__":
     process.set_up_process(1)  # before torch is imported
     with process.importing():
         importlib.import_module("sympy")  # which torch's optimizers load
-        for name in importlib.import_module("metalearn.app.sweep").PRELOAD:
+        for name in importlib.import_module("metalearn.app.sweep").preload():
             importlib.import_module(name)
         importlib.import_module("metalearn.config.compose").compose_config([])  # fills the caches of Hydra's grammar
     become(serve(socket.socket(fileno=int(sys.argv[1]))))

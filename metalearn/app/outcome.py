@@ -106,8 +106,13 @@ def reader_has_left() -> bool:
 
 
 def print_all(text: str) -> int:
-    """Prints what a command was asked for; returns the exit code."""
-    print(text, flush=True)
+    """Prints what a command was asked for; returns the exit code. That nobody reads it any more is no failure, and
+    changes no other code of the command."""
+    try:
+        print(text, flush=True)
+    except BrokenPipeError:
+        if not reader_has_left():
+            raise
     return OK
 
 

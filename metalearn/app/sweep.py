@@ -8,11 +8,8 @@ import shutil
 import sys
 import traceback
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
 from functools import partial
 from importlib.util import find_spec
-from multiprocessing import get_context
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -46,22 +43,24 @@ LAUNCHERS = {
 }
 """Launchers of other packages, and what to install for them."""
 
-PRELOAD = (
-    "metalearn.app.evaluation", "metalearn.app.ranks", "metalearn.training.optimizers",
-    "metalearn.algorithms.common.inner", "distributed.strategies.ddp", "distributed.strategies.rpc_autograd",
-    "distributed.strategies.split", "matplotlib.figure", "torch.utils.tensorboard", "torchvision",
-    *(
-        module.name
-        for package in ("algorithms", "models", "tasks")
-        for module in pkgutil.iter_modules([str(ROOT / "metalearn" / package)], f"metalearn.{package}.")
-    ),
-)  # fmt: skip
-"""What trials need, so that a trial that is forked from a process that has imported it starts at once."""
-
 _DECIDING = ("trainer.steps", "trainer.patience", "pause_after", "resume", "resume_changes", "dataset.root")
 """Keys that may differ when a run goes on, but not among the trials of a sweep, which are compared."""
 
 RunJob = Callable[[Job], int]
+
+
+def preload() -> tuple[str, ...]:
+    """What trials need, so that a trial that is forked from a process that has imported it starts at once."""
+    return (
+        "metalearn.app.evaluation", "metalearn.app.ranks", "metalearn.training.optimizers",
+        "metalearn.algorithms.common.inner", "distributed.strategies.ddp", "distributed.strategies.rpc_autograd",
+        "distributed.strategies.split", "matplotlib.figure", "torch.utils.tensorboard", "torchvision",
+        *(
+            module.name
+            for package in ("algorithms", "models", "tasks")
+            for module in pkgutil.iter_modules([str(ROOT / "metalearn" / package)], f"metalearn.{package}.")
+        ),
+    )  # fmt: skip
 
 
 def run_sweep(program: Program, overrides: Sequence[str], run_job: RunJob) -> int:
@@ -100,7 +99,7 @@ def run_sweep(program: Program, overrides: Sequence[str], run_job: RunJob) -> in
     attributes = {
         "objective": checked.objective,
         "maximized": checked.maximized,
-        "preload": PRELOAD,
+        "preload": preload(),
         "free_keys": [key for key in FREE_KEYS if key not in _DECIDING],
         "program": shlex.join([*program.name.split(), *search_flags()]),  # the name may be `-m metalearn`
         "groups_of_sweeps": ("sweep",),
@@ -219,6 +218,11 @@ def check_trials(program: Program, overrides: Sequence[str], sweeper: Mapping[st
     Raises:
         ConfigError: an override that describes no space, or a key of the sweeper with a value that is not allowed.
     """
+    # Here, since every run imports this file, and few are sweeps.
+    from concurrent.futures import ProcessPoolExecutor
+    from concurrent.futures.process import BrokenProcessPool
+    from multiprocessing import get_context
+
     from hydra_async_sweeper.settings import settings_of
     from hydra_async_sweeper.space import SpaceError, plan_of
 

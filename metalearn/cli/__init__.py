@@ -49,6 +49,7 @@ def run(command: str, arguments: Sequence[str], started: Path | None = None) -> 
             stream.reconfigure(errors="backslashreplace")  # a locale's encoding may lack some signs
     if signal.getsignal(signal.SIGCHLD) is signal.SIG_IGN:  # a parent's choice: then nobody learns how a rank ended
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    code = 0
     try:
         if "--version" in arguments:  # of any command
             return outcome.print_all(outcome.versions())
@@ -58,12 +59,11 @@ def run(command: str, arguments: Sequence[str], started: Path | None = None) -> 
             from metalearn.app.job import script  # imports Hydra, which not every command needs
 
             program = (script(started),)
-        code: int = main(arguments, *program)
+        code = main(arguments, *program)
         sys.stdout.flush()
     except BrokenPipeError:
         if not outcome.reader_has_left():
             raise
-        return 0
     except (ImportError, MemoryError, OSError) as error:
         if (why := outcome.without_memory(error)) is None:
             raise

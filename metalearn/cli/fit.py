@@ -40,6 +40,8 @@ def ended(main: Callable[[Sequence[str]], int]) -> Callable[[Sequence[str]], int
             return exit_code_of_process(lambda: main(arguments))
         except ValueError as error:
             return report_error(error, BAD_CONFIG)
+        except BrokenPipeError:  # no failure of the command: see `metalearn.cli.run`
+            raise
         except OSError as error:
             return report_error(error, FAILED)
 

@@ -2,6 +2,7 @@
 
 import importlib
 import inspect
+import re
 import sys
 import types
 from collections.abc import Callable, Mapping, Sequence
@@ -13,7 +14,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from metalearn.checks import Invalid
 from metalearn.config.compose import composed_by_hydra
-from metalearn.config.options import check_option, common, shipped
+from metalearn.config.options import check_option, common, shipped, shipped_names, text_of
 from metalearn.errors import ConfigError, NotAdmittedError, nearest
 
 _NOT_CHOSEN = {"inner": "metalearn.algorithms.common.inner.sgd"}
@@ -83,8 +84,11 @@ def build(config: DictConfig, group: str, **parts: Any) -> Any:
 def factories(group: str) -> tuple[str, ...]:
     """The factories of a group: those that the yaml files of its options name, and the one that config.yaml names. No
     other function is ever called."""
-    named = [keys.get("_target_") for keys in (common().get(group) or {}, *shipped(group).values())]
-    return tuple(dict.fromkeys(str(target) for target in named if target is not None))
+    # Not by parsing all yamls of a group, which takes 0.2 s for the groups of a run.
+    texts = (text_of(group, name) for name in shipped_names(group))
+    named = [target for text in texts for target in re.findall(r"^_target_: *(\S+)", text, re.MULTILINE)]
+    common_one = (common().get(group) or {}).get("_target_")
+    return tuple(dict.fromkeys([*([str(common_one)] if common_one else []), *named]))
 
 
 @cache

@@ -45,8 +45,10 @@ def check_top_level(config: DictConfig) -> None:
         one_of("seen_classes", config.seen_classes, ("refuse", "report"))
         one_of("device", config.device, DEVICES)
         one_of("precision", config.precision, PRECISIONS)
-        if not isinstance(launch.isolate, bool):
-            one_of("launch.isolate", launch.isolate, ("auto", "true", "false"))
+        if not isinstance(launch.isolate, bool) and launch.isolate != "auto":  # nor the text "true", which is no bool
+            raise ConfigError(
+                f"launch.isolate={launch.isolate!r}: must be auto, true or false; type launch.isolate=auto"
+            )
         if launch.ray is not None:
             _check_ray(launch)
     except ValueError as error:

@@ -86,11 +86,15 @@ def tables(conf: Path) -> dict[str, dict[str, str]]:
     return yamls
 
 
+def shipped_names(group: str) -> list[str]:
+    """The options of a group, but for those of the user's own folder."""
+    return sorted([*tables(CONF).get(group, ()), *(file.stem for file in (CONF / group).glob("*.yaml"))])
+
+
 @cache
 def shipped(group: str) -> dict[str, DictConfig]:
-    """What the yamls of a group's options hold, but for those of the user's own folder."""
-    names = [*tables(CONF).get(group, ()), *(file.stem for file in (CONF / group).glob("*.yaml"))]
-    return {name: keys_in(group, name) for name in sorted(names)}
+    """What the yamls of these options hold."""
+    return {name: keys_in(group, name) for name in shipped_names(group)}
 
 
 def text_of(group: str, option: str) -> str:

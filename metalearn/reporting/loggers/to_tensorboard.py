@@ -1,5 +1,6 @@
 """TensorBoard's events of a run: curves, hyperparameters with the final figures, the config, a few episodes."""
 
+import contextlib
 import threading
 from collections.abc import Mapping
 from pathlib import Path
@@ -49,7 +50,9 @@ class _Board:
                 self._writer.add_scalar(f"{_GROUPS.get(split, split)}/{name}", value, step)
 
     def result(self, config: Config, figures: Values) -> None:
-        values, typed = flat(config), typed_keys(self._folder)
+        values, typed = flat(config), dict[str, str]()
+        with contextlib.suppress(OSError, ValueError):  # damaged: the run does not end for it
+            typed = typed_keys(self._folder)
         changed = {key: value for key, value in values.items() if any(f"{key}.".startswith(f"{t}.") for t in typed)}
         named = {f"{_GROUPS['test']}/{name.rpartition('/test_')[2]}": value for name, value in figures.items()}
         with writing(self._folder):

@@ -1,6 +1,7 @@
 """The command `metalearn`: its help, and the commands without a file of tests of their own."""
 
 import json
+import subprocess
 import sys
 from importlib.metadata import version
 from pathlib import Path
@@ -88,6 +89,27 @@ def test_the_help_lists_every_command(capsys: pytest.CaptureFixture[str]) -> Non
     overview = capsys.readouterr().out
     assert all(f"\n  {command} " in overview for command in COMMANDS)
     assert main(["help"]) == 0 and capsys.readouterr().out == overview
+
+
+def test_a_reader_that_leaves_is_no_failure() -> None:
+    """As `head` does. A command that has failed in something else stays one that has failed."""
+    for command, code in (
+        ("from metalearn.app.outcome import print_all as ask; ask('x' * 10**6)", 0),
+        ("from metalearn.app.outcome import print_all as ask; return ask('x' * 10**6) + 1", 1),
+        ("print('x' * 10**6)", 0),
+    ):
+        program = (
+            "import sys, types, metalearn.cli as cli\n"
+            "from metalearn.cli.fit import ended\n"
+            f"@ended\ndef main(arguments):\n    {command}\n    return 0\n"
+            "sys.modules['shown'] = types.SimpleNamespace(main=main)\n"
+            "sys.exit(cli.run('shown', []))"
+        )
+        with subprocess.Popen([sys.executable, "-c", program], cwd=ROOT, stdout=-1, stderr=-1) as process:
+            assert process.stdout is not None and process.stderr is not None
+            process.stdout.close()
+            said = process.stderr.read()
+        assert (process.returncode, said) == (code, b""), said
 
 
 def test_every_command_but_help_and_sweep_is_a_file_or_in_a_checkout() -> None:
