@@ -26,7 +26,7 @@ from distributed.calls.requests import Head, Item, Order, pack_item, pack_order
 from distributed.calls.scheduling import ItemQueue, ItemResult, Spares
 from distributed.calls.session import MAX_DEPTH, current
 from distributed.calls.shutdown import cancel
-from distributed.calls.traffic import MessageSlots, note_received, note_sent
+from distributed.calls.traffic import note_received, note_sent
 from distributed.cluster.info import check_timeout
 from distributed.functions import is_async
 from distributed.partition import Whole
@@ -44,12 +44,11 @@ class Dealt(NamedTuple):
 
 @dataclass(eq=False)
 class _Message:
-    """An order on its way: the worker's rank, its own items, whether it takes items from the queue, and its slot."""
+    """An order on its way: the worker's rank, its own items, and whether it takes items from the queue."""
 
     rank: int
     items: list[Item]
     takes: bool
-    slot: MessageSlots
     future: Future[Answer]
 
 
@@ -168,7 +167,7 @@ class Call:
         except (ConnectionError, TimeoutError) as error:
             self._recover(rank, items, takes, error)
             return
-        message = _Message(rank, items, takes, slot, future)
+        message = _Message(rank, items, takes, future)
         self._under_way.append(message)
         note_sent(order.size())
 

@@ -348,7 +348,9 @@ def _array_of(images: Any) -> Any:
 
 def _chosen(images: Callable[[], Any], total: int, where: Any) -> ClassPictures:
     """The pictures with the numbers `where`; `images` gives all of them, `total`."""
-    numbers = np.arange(total)[np.unique(where)]  # refuses what is no number, or beyond the last one
+    numbers = np.unique(where)
+    if numbers.size and (numbers.dtype.kind not in "iu" or not 0 <= numbers[0] <= numbers[-1] < total):
+        raise ValueError(f"its pictures have no numbers from 0 to {total - 1}")
 
     def get() -> Sequence[Any]:
         every = images()
@@ -392,12 +394,13 @@ def _beside_labels(
         words: dict[str, str] = {}
         ids: dict[str, str] = {}  # what people call a class → its WordNet id, if the files that say it are there
         if {"class_names.txt", "synsets.txt"} <= tree[place].files:
-            texts, wordnet = (
-                (place / name).read_text(encoding="utf-8", errors="replace").splitlines()
-                for name in ("class_names.txt", "synsets.txt")
-            )
+            with _in_words(place):
+                texts, wordnet = (
+                    (place / name).read_text(encoding="utf-8", errors="replace").splitlines()
+                    for name in ("class_names.txt", "synsets.txt")
+                )
             ids = {text.strip(): key.strip() for text, key in zip(texts, wordnet, strict=False)}
-        large = functools.lru_cache(1)(read)
+        latest: dict[Path, Any] = {}
         for split, path in files.items():
             if split not in labels:
                 raise DataError(f"{place}: holds {path.name}, and no {_LABELS[0].format(split=split)}")
@@ -412,7 +415,10 @@ def _beside_labels(
 
             def images(path: Path = path, total: int = total) -> Any:
                 with _in_words(path):
-                    every = large(path)
+                    if path not in latest:
+                        latest.clear()  # first: each of these files takes gigabytes
+                        latest[path] = read(path)
+                    every = latest[path]
                     if len(every) != total:
                         raise ValueError(f"{len(every)} pictures, and the labels beside it are {total}")
                 return every

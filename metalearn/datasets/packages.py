@@ -131,6 +131,8 @@ def members(package: Path, names: Collection[str], *, debian: bool = False) -> d
             archive = tarfile.open(package)  # noqa: SIM115
         with archive:
             files = {name: archive.extractfile(name) for name in names}
+            if none := [name for name, file in files.items() if file is None]:
+                raise DataError(f"{package}: has no file {none[0]}")
             return {name: file.read() for name, file in files.items() if file is not None}
     except KeyError as error:
         raise DataError(f"{package}: has no such file ({error})") from error

@@ -103,12 +103,16 @@ def from_note(note: Any) -> Inputs:
     """
     try:
         inputs = tuple(Part(name, tuple(shape), kind) for name, shape, kind in note)
+        names = {part.name for part in inputs}
     except (TypeError, ValueError):
-        inputs = ()
-    names = {part.name for part in inputs}
-    sizes = [size for part in inputs for size in part.shape]
-    right = all(isinstance(part.name, str) and part.kind in get_args(Kind) for part in inputs)
-    if not (right and names) or len(names) < len(inputs) or not all(type(size) is int and size >= 1 for size in sizes):
+        inputs, names = (), set()
+    right = all(
+        isinstance(part.name, str)
+        and part.kind in get_args(Kind)
+        and all(type(s) is int and s >= 1 for s in part.shape)
+        for part in inputs
+    )
+    if not (right and names) or len(names) < len(inputs) or (len(names) > 1 and "" in names):
         example = "type KEY=[[ids,[16],whole],[mask,[16],bool]], for example"
         kinds = ", ".join(get_args(Kind))
         raise Invalid("inputs", note, f"must be lists of another name each, a shape, and one of {kinds}", example)

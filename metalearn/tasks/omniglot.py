@@ -122,7 +122,7 @@ def find_collections(root: Path) -> dict[str, Drawings]:
     for folder, subfolders, files in os.walk(root, followlinks=True):
         here = Path(folder)
         for name in COLLECTIONS:
-            if f"{name}.zip" in files and places.get(name, here).suffix != ".zip":
+            if f"{name}.zip" in files and (name not in places or places[name].suffix != ".zip"):
                 places[name] = here / f"{name}.zip"
             if name in subfolders:
                 subfolders.remove(name)

@@ -156,24 +156,33 @@ def _from_shards(dataset: str, folder: str, shape: tuple[int, ...]) -> dict[str,
 
 
 def _members(root: Path) -> tuple[Path, Members]:
-    """The folder from which the pictures' paths start, and the pictures of every class of mini-ImageNet: from the first
+    """The folder from which the pictures' paths start, and the pictures of every class of mini-ImageNet: from the
     published lists beside a flat `images` below `root`, or from the folders of the classes' names.
 
     Raises:
-        DataError: a class is missing, or has two folders; or as `_listed`.
+        DataError: a class is missing, or has two folders; there are several lists; or as `_listed`.
     """
+    wholes: dict[Path, list[str]] = {}
     of_class: dict[str, list[Path]] = {name: [] for name in published_splits("mini_imagenet")}
     for path, subfolders, files in os.walk(root, followlinks=True):
         here = Path(path)
         if "images" in subfolders and set(_LISTS.values()) <= set(files):
             images = os.listdir(here / "images")  # noqa: PTH208 (names alone, of tens of thousands)
             if any(map(is_picture, images)):
-                return here, _listed(here, set(images))
+                wholes[here] = images
+                subfolders.remove("images")
         for name in of_class.keys() & set(subfolders):
             of_class[name].append(here / name)
         deep = len(here.relative_to(root).parts) >= _DEPTH
         keep = [name for name in subfolders if not (deep or name.startswith(".") or _WORDNET_ID.fullmatch(name))]
         subfolders[:] = sorted(keep)
+    if len(wholes) > 1:
+        raise DataError(
+            f"dataset.root={root}: mini-ImageNet is there several times, in {' and in '.join(map(str, wholes))}; type "
+            f"dataset.root={next(iter(wholes))}"
+        )
+    for here, images in wholes.items():
+        return here, _listed(here, set(images))
     missing = [name for name, folders in of_class.items() if not folders]
     if len(missing) == len(of_class):
         raise DataError(

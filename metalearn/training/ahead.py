@@ -59,12 +59,16 @@ class Ahead:
         try:
             while self._pool and self._next <= self._last and len(self._waiting) < self._most:
                 draw = _drawn if forks else self._made
-                self._waiting.append(self._pool.submit(draw, self._next))
+                try:
+                    self._waiting.append(self._pool.submit(draw, self._next))
+                except OSError as error:  # there may be no more processes
+                    raise BrokenExecutor(str(error)) from error
                 self._next += 1
             if self._pool and self._waiting:
+                assert self._next - len(self._waiting) == step, "steps are taken in order"
                 tasks = self._waiting.popleft().result()
                 return [torch.from_numpy(value) for value in tasks] if forks else tasks
-        except (BrokenExecutor, OSError) as error:  # killed, or there may be no more processes
+        except BrokenExecutor as error:  # they were killed, or could not be started
             if not forks:
                 raise
             log.warning("no processes draw tasks ahead, so the run draws them: %s", str(error) or type(error).__name__)

@@ -26,7 +26,7 @@ from metalearn.algorithms.common.inner import (
     descent,
     last,
 )
-from metalearn.checks import not_negative, positive, true_or_false
+from metalearn.checks import Invalid, not_negative, positive, true_or_false
 from metalearn.errors import ConfigError, DataError
 from metalearn.nn.surroundings import surroundings
 from metalearn.types import STATE, Adapt, Algorithm, Apply, Batch, Episode, Metrics, Model, Params, Stage
@@ -185,8 +185,8 @@ def check_descent(
     positive(inner_lr=inner_lr, eval_lr_factor=eval_lr_factor)
     not_negative(inner_steps=inner_steps, eval_steps=eval_steps)
     true_or_false("first_order", first_order)
-    if checkpoint_steps != "nested":
-        true_or_false("checkpoint_steps", checkpoint_steps)
+    if checkpoint_steps not in (True, False, "nested"):
+        raise Invalid("checkpoint_steps", checkpoint_steps, "must be true, false or nested", "type KEY=true")
 
 
 # Learners that compare features

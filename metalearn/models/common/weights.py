@@ -160,7 +160,7 @@ def _load(
         wrong = [f"{key} is missing" for key in missing if not of_head(key)]
         wrong += [f"{key} is of no layer" for key in unexpected]
     except RuntimeError as error:  # a line for each wrong shape
-        wrong = [line.strip() for line in str(error).splitlines()[1:]]
+        wrong = [line.strip() for line in str(error).splitlines()[1:]] or [first_line(error)]
     if wrong:
         more = f", and {len(wrong) - 3} more" if len(wrong) > 3 else ""
         raise _invalid(weights, f"are not those of {name}: {', '.join(wrong[:3])}{more}", advice)

@@ -508,9 +508,10 @@ def test_damaged_pictures_are_named(tmp_path: Path) -> None:
 NO_PICTURES = {"data": np.zeros((2, 9), np.uint8), "labels": [0, 1]}
 NO_LABELS = {"data": np.zeros((2, 84, 84, 3), np.uint8), "labels": [[0], [1]]}
 NO_PLACES = {"image_data": np.zeros((2, 84, 84, 3), np.uint8), "class_dict": {"n01532829": [5]}}
+BEFORE_THE_FIRST = NO_PLACES | {"class_dict": {"n01532829": [-1]}}
 
 
-@pytest.mark.parametrize("content", [[1, 2], {"x": 1}, NO_PICTURES, NO_LABELS, NO_PLACES])
+@pytest.mark.parametrize("content", [[1, 2], {"x": 1}, NO_PICTURES, NO_LABELS, NO_PLACES, BEFORE_THE_FIRST])
 def test_pickles_of_something_else_are_refused(content: Any, tmp_path: Path) -> None:
     (tmp_path / "mini-imagenet-cache-train.pkl").write_bytes(pickle.dumps(content))
     with pytest.raises(DataError, match=r"mini-imagenet-cache-train\.pkl: does not hold what it should"):

@@ -294,6 +294,8 @@ def test_lists_that_are_not_the_published_ones_are_refused(tmp_path: Path) -> No
     (tmp_path / "data" / "images" / "n0153282900000008.jpg").unlink()
     message = refusal(tmp_path / "data")
     assert "1 pictures" in message and "n0153282900000008.jpg" in message
+    write_published(tmp_path / "data" / "again")
+    assert "again" in refusal(tmp_path / "data")
 
 
 # Shards

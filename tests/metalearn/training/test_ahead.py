@@ -77,6 +77,19 @@ def test_an_error_of_a_task_reaches_the_run(drawing: Callable[..., Ahead]) -> No
             ahead.of(3)
 
 
+def test_a_file_that_a_source_misses_does_not_end_the_forks(drawing: Callable[..., Ahead]) -> None:
+    starter = os.getpid()
+
+    def misses(step: int) -> list[Tensor]:
+        if step == 2 and os.getpid() != starter:
+            raise FileNotFoundError("a file of the source")
+        return [*made(step), torch.tensor(os.getpid())]
+
+    ahead = drawing(misses)
+    drawn_by = [int(ahead.of(step)[2]) for step in range(1, 6)]
+    assert drawn_by[1] == starter and starter not in drawn_by[2:] and ahead._pool is not None
+
+
 def test_without_its_forks_the_run_draws_the_tasks(
     drawing: Callable[..., Ahead], caplog: pytest.LogCaptureFixture
 ) -> None:
