@@ -3,7 +3,6 @@
 import shutil
 import subprocess
 import sys
-import sysconfig
 import venv
 from pathlib import Path
 
@@ -43,7 +42,7 @@ def bin_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     environment = folder / "environment"
     venv.create(environment, with_pip=False, symlinks=True)
     packages = next(environment.glob("lib/python*/site-packages"))
-    (packages / "dependencies.pth").write_text(sysconfig.get_path("purelib"))
+    (packages / "dependencies.pth").write_text("\n".join(path for path in sys.path if path.endswith("site-packages")))
     install = [*pip, "--python", str(environment / "bin/python"), "install", "-q", "--no-deps", "--no-index"]
     run = subprocess.run([*install, *map(str, folder.glob("*.whl"))], capture_output=True, text=True, timeout=LIMIT)
     assert run.returncode == 0, run.stderr

@@ -202,3 +202,15 @@ def test_help_names_the_nearest_topic(topic: str, nearest: str, capsys: pytest.C
 def test_a_sweep_is_a_multirun_of_the_asynchronous_sweeper_unless_another_is_chosen() -> None:
     assert sweeping(["a=1,2"]) == ["--multirun", "hydra/sweeper=async", "a=1,2"]
     assert sweeping(["hydra/sweeper=basic", "a=1,2"]) == ["--multirun", "hydra/sweeper=basic", "a=1,2"]
+
+
+def test_training_imports_neither_what_draws_nor_what_compiles(tmp_path: Path) -> None:
+    """matplotlib takes half a second, torch._dynamo one: longer than torch itself."""
+    overrides = ["experiment=maml_sinusoid", "trainer.steps=1", "trainer.val_tasks=2", "trainer.test_tasks=2",
+                 "logger.plots=false", "logger.report=false", f"hydra.run.dir={tmp_path}/run"]  # fmt: skip
+    program = (
+        f"import sys; from metalearn.cli.train import main; code = main({overrides}); "
+        "print(code, sorted({'torch._dynamo', 'sympy', 'matplotlib'} & set(sys.modules)))"
+    )
+    run = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=120)
+    assert run.stdout.splitlines()[-1:] == ["0 []"], run.stdout + run.stderr

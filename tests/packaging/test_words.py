@@ -1,0 +1,119 @@
+"""Plain words: a list of words that are not the field's, references to files that exist, and short names of tests.
+
+The numbers in `PHRASES` and `NAMES` are what is left of each; they only go down.
+"""
+
+import ast
+import io
+import re
+import subprocess
+import tokenize
+from collections import Counter
+from functools import cache
+from pathlib import Path
+
+from tests.packaging.test_house import name_of, nodes
+from tests.runs import ROOT
+
+PHRASES = {
+    "so many": 37, "nobody": 30, "anew": 29, "somebody": 7, "whoever": 8, "newcomer": 6, "so much": 3, "for so long": 4,
+    "in words": 22, "stands in for": 1,
+}  # fmt: skip
+"""How often each may stand in the product, its yamls and pages: a name, a number or a plain sentence says more."""
+
+NAMES = {
+    "own": 62, "said": 7, "given": 48, "there": 21, "wanted": 24, "told": 13, "chosen": 77, "known": 123, "found": 90,
+}  # fmt: skip
+"""How many variables, arguments, fields and functions of the product may have each name: say what it holds."""
+
+ELSEWHERE = ("x.py", "x.yaml", "to_x.py", "measure_accuracy.py", "sitecustomize.py")
+"""Files that a page tells one to write, or of another program."""
+
+TRACKED = subprocess.check_output(["git", "ls-files"], cwd=ROOT, text=True).splitlines()
+TRACKED = [name for name in TRACKED if (ROOT / name).exists()]
+ROOMS = ("metalearn/", "distributed/", "benchmarks/", "scripts/", "examples/", "hydra_async_sweeper/src/", "train.py")
+PRODUCT = [ROOT / name for name in TRACKED if name.endswith(".py") and name.startswith(ROOMS)]
+PAGES = [ROOT / name for name in TRACKED if name.endswith(".md") and not name.startswith(("CHANGELOG", "results/"))]
+YAMLS = [ROOT / name for name in TRACKED if name.startswith("conf/")]
+TESTS = [ROOT / name for name in TRACKED if name.endswith(".py") and "tests/" in name]
+
+
+def test_words_that_are_not_the_fields_only_get_fewer() -> None:
+    text = "\n".join(path.read_text() for path in [*PRODUCT, *PAGES, *YAMLS])
+    patterns = {
+        phrase: rf"\b{phrase}\b".replace(" ", r"\s+(?:# )?") for phrase in PHRASES
+    }  # a comment may break within
+    counts = {phrase: len(re.findall(pattern, text, re.IGNORECASE)) for phrase, pattern in patterns.items()}
+    assert not [phrase for phrase, count in counts.items() if count > PHRASES[phrase]], counts
+
+
+def test_names_that_say_nothing_only_get_fewer() -> None:
+    names: Counter[str] = Counter()
+    for path in PRODUCT:
+        for node in nodes(path):
+            if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+                names[node.id] += 1
+            elif isinstance(node, ast.FunctionDef):
+                names[node.name] += 1
+            elif isinstance(node, ast.arg):
+                names[node.arg] += 1
+    counts = {name: names[name] for name in NAMES}
+    assert not [name for name, count in counts.items() if count > NAMES[name]], counts
+
+
+@cache
+def prose(path: Path) -> str:
+    """The comments and docstrings of a program; all of a page, without commands of an earlier commit."""
+    text = path.read_text()
+    if path.suffix != ".py":
+        return re.sub(r"`[^`]*` of commit", "", text)
+    comments = [token.string for token in tokenize.generate_tokens(io.StringIO(text).readline)
+                if token.type == tokenize.COMMENT]  # fmt: skip
+    docs = [str(node.value.value) for node in nodes(path)
+            if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)]  # fmt: skip
+    return "\n".join([*comments, *docs])
+
+
+def test_files_that_are_named_exist() -> None:
+    folders = {name.partition("/")[0] for name in TRACKED if "/" in name}
+    endings = {name.rpartition("/")[2] for name in TRACKED}
+    stale = []
+    for path in [*PRODUCT, *PAGES, *YAMLS, *TESTS]:
+        for name in re.findall(r"(?<![\w/.{}$…-])[\w-]+(?:/[\w.-]+)*\.(?:py|sh|yaml)\b", prose(path)):
+            in_program = path.suffix == ".py" and name.endswith(".py")  # where a bare name is one of our files
+            is_ours = name.partition("/")[0] in folders if "/" in name else in_program
+            if is_ours and name not in TRACKED and name not in endings and not name.endswith(ELSEWHERE):
+                stale.append(f"{name_of(path)}: {name}")
+    assert not stale, "\n".join(stale)
+
+
+@cache
+def defined(path: Path) -> frozenset[str]:
+    """Every name that a file gives to anything."""
+    names = (getattr(node, kind, None) for node in nodes(path) for kind in ("name", "arg", "id"))
+    return frozenset(name.rpartition(".")[2] for name in names if name)
+
+
+def test_modules_and_their_parts_that_are_named_exist() -> None:
+    modules = {name.rpartition("src/")[2][:-3].replace("/", ".").removesuffix(".__init__"): ROOT / name
+               for name in TRACKED if name.endswith(".py")}  # fmt: skip
+    packages, stale = "metalearn|distributed|hydra_async_sweeper|benchmarks", []
+    for path in [*PRODUCT, *PAGES, *YAMLS, *TESTS]:
+        for named in re.findall(rf"(?<![\w./])(?:{packages})\.[\w.]+", prose(path)):
+            module, part = named.rstrip("."), ""
+            while module not in modules:
+                module, _, part = module.rpartition(".")
+            if part and part not in ("py", "yaml") and part not in defined(modules[module]):
+                stale.append(f"{name_of(path)}: {named}")
+    assert not stale, "\n".join(stale)
+
+
+LONG = 167
+"""How many tests may have a name of more than 60 characters."""
+
+
+def test_tests_have_short_names() -> None:
+    names = [node.name for path in TESTS for node in nodes(path)
+             if isinstance(node, ast.FunctionDef) and node.name.startswith("test_")]  # fmt: skip
+    long = [name for name in names if len(name) > 60]
+    assert len(long) <= LONG, long
