@@ -32,7 +32,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from metalearn.api.load import load as load_learner
+from metalearn.api.learner import load as load_learner
 from metalearn.app.prior_check import area
 from metalearn.cli.arguments import whole
 from metalearn.errors import ConfigError

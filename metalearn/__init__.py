@@ -4,9 +4,8 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from metalearn.api.adapted import load_task
     from metalearn.api.export import push_to_hub
-    from metalearn.api.load import from_pretrained, load
+    from metalearn.api.learner import from_pretrained, load, load_task
     from metalearn.api.train import train
     from metalearn.app.prior_check import prior
     from metalearn.classifier.classifier import PictureClassifier
@@ -24,9 +23,9 @@ _HOMES = {
     "PFNRegressor": "metalearn.tables.estimators",
     "PictureClassifier": "metalearn.classifier.classifier",
     "arrays": "metalearn.tasks.table",
-    "from_pretrained": "metalearn.api.load",
-    "load": "metalearn.api.load",
-    "load_task": "metalearn.api.adapted",
+    "from_pretrained": "metalearn.api.learner",
+    "load": "metalearn.api.learner",
+    "load_task": "metalearn.api.learner",
     "named": "metalearn.config.plain",
     "prior": "metalearn.app.prior_check",
     "push_to_hub": "metalearn.api.export",

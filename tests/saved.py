@@ -16,7 +16,7 @@ from metalearn.app.unseen import seen_in
 from metalearn.config.compose import compose_config
 from metalearn.config.values import to_container
 from metalearn.runs.checkpoint import write
-from metalearn.runs.seen import KEY, Seen, to_meta
+from metalearn.runs.metrics import KEY, Seen, to_meta
 from metalearn.saved.form import MANIFEST, META, TENSORS, digest_of
 from metalearn.training.loop import Progress, new_learner, snapshot
 from tests.runs import ROOT

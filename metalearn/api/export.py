@@ -8,25 +8,18 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
-from PIL import Image
-from torch import Tensor, nn
 
-from metalearn.api import adapted
-from metalearn.api.learner import AdaptedTask, Classification, Learner
-from metalearn.api.load import checked_folder, load
+from metalearn.api.learner import Learner, checked_folder, load
 from metalearn.api.own import carried_weights
 from metalearn.config.build import option_of
 from metalearn.config.saved import run_folder_of
 from metalearn.errors import ConfigError
 from metalearn.reporting.provenance import made_with, own_version
-from metalearn.runs.checkpoint import read_named
-from metalearn.runs.learner import LEARNER, fill, read
-from metalearn.runs.metrics import METRIC_NAMES
-from metalearn.runs.seen import KEY
+from metalearn.runs.checkpoint import LEARNER, fill_learner, read_learner, read_named
+from metalearn.runs.metrics import KEY, METRIC_NAMES
 from metalearn.saved import exporter, hub
 from metalearn.saved.card import FOLDER, Card, Reached
-from metalearn.saved.exporter import NetworkToExport, described
+from metalearn.saved.exporter import described
 from metalearn.saved.form import kind_of
 from metalearn.storage.files import read_json, refuse_nameless, refuse_used
 
@@ -91,7 +84,12 @@ def export(
     if KEY in meta:
         facts[KEY] = meta[KEY]
     write = partial(
-        fill, params=learner.params, config=config, facts=facts, weights=carried_weights(config), without=without
+        fill_learner,
+        params=learner.params,
+        config=config,
+        facts=facts,
+        weights=carried_weights(config),
+        without=without,
     )
     if without:
         with tempfile.TemporaryDirectory() as tried:
@@ -126,7 +124,7 @@ def push_to_hub(
         ValueError: the folder holds no published model that can be used; or the hub refuses it, or does not answer.
     """
     try:
-        read(Path(folder))
+        read_learner(Path(folder))
     except ValueError as error:
         raise ConfigError(f"folder={error}; type one that metalearn export has written") from error
     return hub.push(Path(folder), repo_id, private=private, timeout=timeout)
@@ -154,61 +152,6 @@ def _card_of(name: str, learner: Learner, facts: Mapping[str, Any], data: str, o
         {FOLDER: use}, reached,
     )  # fmt: skip
 
-
-def export_task(task: AdaptedTask, out: Path, *, file_format: str, licence: str | None, key: str = "path") -> list[str]:
-    """As `Classification.export`; messages call `out` by `key`."""
-    learner, labels = task._learner, [str(label) for label in task._given.labels or ()]
-
-    def program() -> NetworkToExport:
-        if learner.form is None or not isinstance(task, Classification):
-            raise ConfigError(
-                f"format={file_format}: only learners of pictures become programs, and this one takes arrays"
-            )
-        if learner.device.type != "cpu":
-            raise ConfigError(f"format={file_format}: programs are made on the CPU; load the learner with device='cpu'")
-        if learner.taught.algorithm.transductive:
-            raise ConfigError(
-                f"algorithm={learner.name}: learns from the pictures that are asked, so there is no program that only "
-                "answers; take a learner of another algorithm, such as protonet"
-            )
-        x = learner.shown([Image.fromarray(picture) for picture in exporter.noise(learner.form)])[0].float()
-        network = _AdaptedNetwork(task)
-        ours = torch.cat([network(part)[0] for part in exporter.in_batches(x)])
-        return NetworkToExport(network, x, [ours], f"algorithm={learner.name}", ["probabilities"], folded=True)
-
-    facts = {
-        "Classes": exporter.first_few_of(labels), "Algorithm": learner.name,
-        "Queries": "all pictures of a call are normalised together" if learner.transductive else "",
-        "Licence": licence or "not known", **made_with(),
-    }  # fmt: skip
-    use = {FOLDER: _USE_TASK.replace("NAME", out.name), **exporter.uses_of_pictures("probabilities")}
-    kind = "image-classification" if learner.form else "tabular-classification"
-    output = "probabilities [n, classes]"
-    about = exporter.picture_input(learner.form, labels, output=output) if learner.form else None
-    return exporter.export(
-        key, out, file_format, fill=partial(adapted.fill, task), program=program, about=about,
-        card=Card(out.name, kind, ["few-shot", learner.name], licence, facts, use),
-    )  # fmt: skip
-
-
-class _AdaptedNetwork(nn.Module):
-    """From pictures [n, channels, size, size] to the probabilities [n, classes]; both float32."""
-
-    def __init__(self, task: Classification) -> None:
-        super().__init__()
-        self._task = task
-
-    def forward(self, pictures: Tensor) -> tuple[Tensor]:
-        return (self._task._probabilities(self._task._learner.on_device(pictures[None])).float(),)
-
-
-_USE_TASK = """With `pip install metalearn-train`, beside this folder:
-
-```python
-import metalearn
-
-print(metalearn.load_task("NAME").predict(["what_is_this.jpg"]))
-```"""
 
 _USE_PICTURES = """With `pip install metalearn-train`, beside this folder, or by the name of its repository on the hub:
 

@@ -1,6 +1,8 @@
-"""A learner, and the tasks that it is adapted to."""
+"""A learner, the tasks that it is adapted to, and how both are saved and loaded. Nothing that a folder holds is run."""
 
+import contextlib
 import os
+import tempfile
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -12,34 +14,51 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from omegaconf import DictConfig, ListConfig
-from torch import Tensor
+from PIL import Image
+from torch import Tensor, nn
 
 from distributed.strategies.common.work import join
 from distributed.tree_sum import tree_sum
-from metalearn.api.own import carried_weights
-from metalearn.api.pictures import listed, prepared
-from metalearn.app.parts import evaluated_at_once
+from metalearn.algorithms.common.fixed import with_fixed
+from metalearn.algorithms.common.losses import measured_by
+from metalearn.algorithms.common.metrics import reporting
+from metalearn.api.own import (
+    Network,
+    TasksElsewhere,
+    algorithm_from,
+    carried_weights,
+    given_again,
+    inputs_in,
+    model_from,
+)
+from metalearn.api.pictures import form_of, listed, prepared
+from metalearn.app.parts import chosen_loss, evaluated_at_once
 from metalearn.app.unseen import REFUSE, REPORT, check_unseen
-from metalearn.checks import one_of, whole_number
-from metalearn.config.build import build
+from metalearn.checks import one_of, true_or_false, whole_number
+from metalearn.config.build import build, import_plugins, option_of
+from metalearn.config.check import PRECISIONS
 from metalearn.config.plain import Named, as_named, plain_config
-from metalearn.config.values import to_container
-from metalearn.errors import ConfigError
+from metalearn.config.saved import NETWORK, OWN, changed_config, check_saved
+from metalearn.config.values import quoted, to_container
+from metalearn.errors import ConfigError, NotAdmittedError
 from metalearn.models.module import noted_inputs
-from metalearn.nn.inputs import Inputs, filled, inputs_of, packed
+from metalearn.nn.inputs import Inputs, filled, inputs_of, packed, shape_of
 from metalearn.nn.inputs import described as words_for
-from metalearn.nn.precision import computing_with
+from metalearn.nn.precision import computing_with, type_of
 from metalearn.nn.surroundings import with_gradients
-from metalearn.runs.learner import fill
-from metalearn.runs.metrics import figures_of
-from metalearn.runs.seen import KEY, Seen, to_meta
-from metalearn.saved.exporter import described
-from metalearn.storage.files import whole_folder
+from metalearn.reporting.provenance import made_with
+from metalearn.runs.checkpoint import Snapshot, fill_learner, fitted, read_named
+from metalearn.runs.metrics import KEY, Seen, figures_of, from_meta, to_meta
+from metalearn.saved import exporter, form, hub
+from metalearn.saved.card import FOLDER, Card
+from metalearn.saved.exporter import NetworkToExport, described, read_form
+from metalearn.saved.form import MANIFEST, USES, Kind, kind_of
+from metalearn.storage.files import is_folder, whole_folder
 from metalearn.tasks.common.pictures import PictureForm
 from metalearn.training.chunks import chunk_functions
 from metalearn.training.compatibility import check_evaluation
 from metalearn.training.loop import tasks_in_chunks
-from metalearn.types import Algorithm, Batch, Model, Params, TaskSource
+from metalearn.types import Algorithm, Batch, Loss, Model, Params, TaskSource
 
 _NUMBERS_TOGETHER = 2**18
 """The most pixels or numbers of queries that are computed together, unless the learner is transductive. It bounds the
@@ -86,8 +105,6 @@ class AdaptedTask:
         Raises:
             ValueError: there is something at `path`, it cannot be written, or a label is neither a text nor a number.
         """
-        from metalearn.api.adapted import fill as fill_task
-
         with whole_folder("path", Path(path)) as folder:
             fill_task(self, folder)
 
@@ -95,8 +112,6 @@ class AdaptedTask:
         return self  # nothing in it changes; and `__reduce__` refuses networks of one's own
 
     def __reduce__(self) -> tuple[Any, ...]:
-        from metalearn.api.adapted import pickled
-
         return pickled(self)
 
 
@@ -148,8 +163,6 @@ class Classification(AdaptedTask):
             ValueError: the learner takes no pictures, a package is missing, torch cannot export the algorithm, the
                 program differs from `predict` by more than 1e-4, or the folder cannot be written.
         """
-        from metalearn.api.export import export_task
-
         return export_task(self, Path(path), file_format=format, licence=licence)
 
     def _probabilities(self, x: Tensor) -> Tensor:
@@ -325,7 +338,7 @@ class Learner:
             "queries_together": self.taught.model.transductive, KEY: to_meta(self.taught.seen),
         }  # fmt: skip
         with whole_folder("path", Path(path)) as folder:
-            fill(folder, self.params, config, facts, weights=carried_weights(config))
+            fill_learner(folder, self.params, config, facts, weights=carried_weights(config))
 
     def probe(self, shape: Sequence[int] | None = None) -> NDArray[np.float64]:
         """The outputs for two inputs of this shape that are always the same; by default of that which the model notes,
@@ -527,3 +540,352 @@ def _tried(compute: Callable[[], Result], x: Tensor) -> Result:
         return compute()
     except (IndexError, RuntimeError, ValueError) as error:
         raise ValueError(f"x: this network does not take inputs of shape {list(x.shape[2:])} ({error})") from error
+
+
+LEARNER = "learner"
+"""The folder of the learner within that of a task."""
+
+TASK = Kind("task", 1, {"labels": list | None, "steps": int | None, "flat": bool}, Batch._fields)
+
+_PLAIN = (str, int, float, bool)
+"""Types of labels that JSON keeps."""
+
+
+def fill_task(task: AdaptedTask, folder: Path) -> None:
+    """Writes the task into an empty folder.
+
+    Raises:
+        ConfigError: a label is neither a text nor a number.
+    """
+    support, steps, labels, flat = task._given
+    strange = [label for label in labels or () if type(label) not in _PLAIN or label != label]
+    if strange:
+        raise ConfigError(f"labels: {strange[0]!r} is neither a text nor a number, and no other can be saved")
+    task._learner.save(folder / LEARNER)
+    form.fill(folder, TASK, support._asdict(), {"labels": labels, "steps": steps, "flat": flat})
+
+
+@with_gradients()
+def load_task(
+    path: str | os.PathLike[str],
+    *,
+    network: Network | None = None,
+    algorithm: Algorithm | Callable[..., Algorithm] | None = None,
+    loss: Loss | Callable[[Tensor, Tensor], Tensor] | None = None,
+    plugins: Sequence[str] = (),
+    device: str = "cpu",
+) -> Classification | Regression:
+    """A task that its `save` has saved, of any origin: nothing in the folder is run. The learner adapts to it again.
+
+    Args:
+        path: the folder.
+        network, algorithm, loss, plugins, device: as for `metalearn.load`.
+
+    Raises:
+        ValueError: there is no such folder, it is damaged or refused, or something that the learner needs is missing.
+    """
+    folder = Path(path)
+    try:
+        saved = form.load(folder, TASK)
+    except ValueError as error:
+        raise ConfigError(f"path={folder}: is no task that can be used: {error}; save it anew") from error
+    learner = load(folder / LEARNER, network=network, algorithm=algorithm, loss=loss, plugins=plugins, device=device)
+    labels = saved.meta["labels"]
+    support = Batch(learner.on_device(saved.tensors["x"]), saved.tensors["y"].to(learner.device))
+    return learner.adapted_to(
+        Given(support, saved.meta["steps"], None if labels is None else tuple(labels), saved.meta["flat"])
+    )
+
+
+# Pickles: the files of a folder.
+
+
+def pickled(task: AdaptedTask) -> tuple[Any, ...]:
+    """What pickle keeps of a task: the files that `save` writes, and what of code its learner was admitted.
+
+    Raises:
+        ConfigError: a part of it is an object, which only its program has.
+    """
+    config = task._learner.taught.config
+    for group in ("algorithm", "model", "loss"):
+        if OWN in config[group]:
+            raise ConfigError(
+                f"{group}: is an object of this program ({str(config[group][OWN])[:40]}), and pickle keeps no code; "
+                "save the task, and give the object to metalearn.load_task"
+            )
+    named_network = config.model.get("network")
+    admitted = {
+        "plugins": list(config.get("plugins") or ()),
+        "network": None if named_network is None else named_network.get("_target_"),
+        "device": task._learner.device.type,
+    }
+    with tempfile.TemporaryDirectory() as parent:
+        folder = Path(parent)
+        fill_task(task, folder)
+        files = {str(file.relative_to(folder)): file.read_bytes() for file in folder.rglob("*") if file.is_file()}
+    return unpickled, (files, admitted)
+
+
+def unpickled(files: Mapping[str, bytes], admitted: Mapping[str, Any]) -> Classification | Regression:
+    """The task of a pickle."""
+    with tempfile.TemporaryDirectory() as parent:
+        (Path(parent) / LEARNER).mkdir()
+        for name, content in files.items():
+            (Path(parent) / name).write_bytes(content)
+        return load_task(parent, **admitted)
+
+
+@with_gradients()
+def load(
+    path: str | os.PathLike[str],
+    *,
+    network: Network | None = None,
+    algorithm: Algorithm | Callable[..., Algorithm] | None = None,
+    loss: Loss | Callable[[Tensor, Tensor], Tensor] | None = None,
+    plugins: Sequence[str] = (),
+    transductive: bool | None = None,
+    device: str = "cpu",
+    key: str = "path",
+) -> Learner:
+    """The learner that a run has trained, or that `Learner.save` has saved.
+
+    Args:
+        path: a run folder, whose best checkpoint is taken; the folder of a checkpoint; the folder of a model that
+            metalearn export has published; or that of a saved learner.
+        network: the class of the network, as package.module.Name, if it is not one of this program's. It runs here, so
+            only you can name it. If `metalearn.train` got an object, give the same again: its weights are replaced.
+        algorithm, loss: if `metalearn.train` got a function or an object of your own, the same again.
+        plugins: packages of your own that the run was trained with. Their code runs here, so only you can admit them.
+        transductive: if false, each query is normalised by the support pictures alone, so its prediction does not
+            depend on other queries. If true, all queries of a call are normalised together, as a run with
+            model.transductive=true does in its test. None: as the saved learner did; of a run, false. Runs of
+            algorithm=tim and algorithm=laplacian_shot predict all queries of a call together in any case.
+        device: `cpu` or `cuda`.
+        key: how messages name the folder.
+
+    Raises:
+        ValueError: there is nothing to load, it is damaged or refused, or it learns no tasks. The message names the
+            folder and what to type.
+    """
+    if not isinstance(path, str | os.PathLike):
+        raise ConfigError(f"{key}={path!r}: must be the path of a folder, such as outputs/maml_glyphs/seed0")
+    if transductive is not None:
+        true_or_false("transductive", transductive)
+    one_of("device", device, ("cpu", "cuda"))
+    if device == "cuda" and not torch.cuda.is_available():
+        raise ConfigError("device='cuda': torch sees no GPU here; give device='cpu'")
+    if plugins is None or isinstance(plugins, str):
+        raise ConfigError(f"plugins={plugins!r}: must be a list of packages; give plugins=['my_package']")
+    folder = checked_folder(key, Path(path))
+    saved = read_named(key, folder)
+    try:
+        together = saved.meta.get("queries_together") is True if transductive is None else transductive
+        config = _configured(saved, network, plugins, together)
+        import_plugins(config.plugins)
+        fit = partial(fitted, key, folder)
+        return _learner(config, saved, network, algorithm, loss, fit, torch.device(device))
+    except NotAdmittedError as error:
+        raise ConfigError(
+            f"{key}={folder}: {error.reason}. Code of {error.package} would run here; if you trust it, give "
+            f"plugins=[{error.package!r}] (scripts: --plugins {error.package})"
+        ) from error
+    except ValueError as error:
+        raise ConfigError(str(error) if str(error).startswith(f"{key}=") else f"{key}={folder}: {error}") from error
+
+
+def from_pretrained(
+    name_or_folder: str | os.PathLike[str],
+    *,
+    revision: str | None = None,
+    timeout: float = hub.SECONDS,
+    **options: Any,
+) -> Learner:
+    """A learner in a folder, or in a repository of Hugging Face's hub, of any origin: only files of the kinds that
+    `export` writes are fetched, and checked as `load` does; no code of it runs. They stay in the hub's cache.
+
+    Args:
+        name_or_folder: a folder that is there, or else a repository, such as `you/protonet`.
+        revision: a branch, tag or commit of the repository.
+        timeout: seconds for all of it.
+        options: as for `load`.
+
+    Raises:
+        ValueError: it cannot be fetched in time, or is refused.
+    """
+    return load(hub.fetch(name_or_folder, revision=revision, timeout=timeout), key="name_or_folder", **options)
+
+
+def checked_folder(key: str, path: Path) -> Path:
+    """The folder that holds the parameters.
+
+    Raises:
+        ConfigError: `path` is no folder, or holds nothing to load.
+    """
+    if not is_folder(path):
+        raise ConfigError(
+            f"{key}={path}: there is no such folder; type the folder of a run, such as outputs/maml_glyphs/seed0"
+        )
+    kind = kind_of(path)
+    if kind == "learner" or (kind in (None, "checkpoint") and (path / MANIFEST).exists()):
+        return path
+    if is_folder(path / "checkpoints/best"):
+        return path / "checkpoints/best"
+    if is_folder(path / "checkpoints/last"):
+        raise ConfigError(
+            f"{key}={path}: this run has not been validated yet, so it has no best checkpoint; type "
+            f"{path}/checkpoints/last"
+        )
+    if kind in USES:
+        raise ConfigError(f"{key}={path}: is {USES[kind].format(folder=path)}")
+    raise ConfigError(
+        f"{key}={path}: holds no run, no checkpoint and no published model; type the folder of a run (it holds "
+        "checkpoints), of a checkpoint (…/checkpoints/best), or of a model that metalearn export has written"
+    )
+
+
+def _configured(saved: Snapshot, network: Network | None, plugins: Sequence[str], transductive: bool) -> DictConfig:
+    """The config of what was saved, with the caller's choices."""
+    plain = check_saved(saved.meta["config"])
+    model = plain["model"]
+    overrides = [f"model.transductive={transductive}".lower()] if "transductive" in model else []
+    named_network = model.get("network")
+    target = named_network.get("_target_") if isinstance(named_network, Mapping) else None
+    if target is not None and network is None:
+        raise ConfigError(
+            f"it names the network {target}, whose code would run here; if you trust it, give "
+            f"network={str(target)!r} (scripts: --network {target})"
+        )
+    objects = [group for group in ("algorithm", "model", "dataset", "loss") if OWN in plain.get(group, {})]
+    if network is not None and target is None and "model" not in objects:
+        raise ConfigError(f"network={network!r}: its network is one of this program's; leave network out")
+    if target is not None and not isinstance(network, str):
+        raise ConfigError(
+            f"network={network!r}: it was trained with a network by its name; give network={str(target)!r}"
+        )
+    if target is not None:
+        overrides.append(f"{NETWORK}._target_={quoted(network)}")
+    overrides.append(f"plugins=[{','.join(map(quoted, plugins))}]")
+    return changed_config(plain, overrides, {}, objects)
+
+
+def _learner(
+    config: DictConfig,
+    saved: Snapshot,
+    network: Network | None,
+    own_algorithm: Any,
+    own_loss: Any,
+    fit: Callable[[Params, Params], Params],
+    device: torch.device,
+) -> Learner:
+    one_of("precision", config.precision, PRECISIONS)
+    source = TasksElsewhere(config.dataset) if OWN in config.dataset else build(config, "dataset")
+    if OWN in config.model:
+        model = model_from(given_again("model", config.model, network, "network"), config.model)
+    else:
+        model = build(config, "model")
+    own = OWN in config.loss
+    loss = given_again("loss", config.loss, own_loss, "loss") if own else build(config, "loss")
+    model = measured_by(model, reporting(chosen_loss(loss, source), build(config, "metric"), source))
+    if OWN in config.algorithm:
+        given = given_again("algorithm", config.algorithm, own_algorithm, "algorithm")
+        name, algorithm = str(config.algorithm[OWN]), algorithm_from(given, model)
+    elif own_algorithm is not None:
+        raise ConfigError(f"algorithm={own_algorithm!r}: its algorithm is known by its name; leave algorithm out")
+    else:
+        target = str(config.algorithm._target_)
+        name = option_of("algorithm", target) or target.rpartition(".")[2]
+        algorithm = build(config, "algorithm", model=model, inner=build(config, "inner"))
+    algorithm = with_fixed(algorithm, model)
+    if algorithm.evaluated_on != "tasks":
+        raise ConfigError(
+            f"algorithm={name} classifies what it was trained on, and learns no tasks; load a run of "
+            "algorithm=protonet, for example"
+        )
+    # A network of our own is not made to learn the shapes of its parameters.
+    with torch.device("meta") if model.stages else contextlib.nullcontext():
+        drawn = algorithm.init(torch.Generator("cpu").manual_seed(0))
+    shapes = {name: drawn[name].to(type_of(config.precision)) for name in sorted(drawn)}
+    params = {name: value.to(device) for name, value in fit(saved.params, shapes).items()}
+    for parameter, value in params.items():
+        if not value.isfinite().all():
+            raise ConfigError(f"the parameter {parameter} is not finite; take another checkpoint")
+    if "preprocessing" in saved.meta:  # of a published one
+        shown = saved.meta["preprocessing"]
+        form = None if shown is None else read_form(shown)
+    else:
+        form = form_of(source, config.dataset)
+    if form is not None and source.classes("test") is None:
+        raise ConfigError(
+            f"dataset._target_={config.dataset._target_}: gives real numbers for pictures, and no learner takes such"
+        )
+    shape: tuple[int, ...] | None = None if form is None else (form.channels, form.size, form.size)
+    if OWN in config.dataset:
+        shape = shape_of(inputs_in(config.dataset))
+    taught = Taught(config, source, model, algorithm, from_meta(saved.meta))
+    validation = saved.meta.get("validation") or {}
+    learner = learner_of(name, params, taught, form=form, shape=shape, validation=validation)
+    if OWN in config.model:
+        expected, outputs = saved.meta.get("probe", []), learner.probe()
+        # Rounding differs from machine to machine.
+        if len(outputs) != len(expected) or not np.allclose(outputs, expected, rtol=1e-2, atol=1e-3):
+            raise ConfigError(
+                "network: with these parameters it gives other outputs than the network that was trained; give the "
+                "same network, with the same buffers"
+            )
+    return learner
+
+
+def export_task(task: AdaptedTask, out: Path, *, file_format: str, licence: str | None, key: str = "path") -> list[str]:
+    """As `Classification.export`; messages call `out` by `key`."""
+    learner, labels = task._learner, [str(label) for label in task._given.labels or ()]
+
+    def program() -> NetworkToExport:
+        if learner.form is None or not isinstance(task, Classification):
+            raise ConfigError(
+                f"format={file_format}: only learners of pictures become programs, and this one takes arrays"
+            )
+        if learner.device.type != "cpu":
+            raise ConfigError(f"format={file_format}: programs are made on the CPU; load the learner with device='cpu'")
+        if learner.taught.algorithm.transductive:
+            raise ConfigError(
+                f"algorithm={learner.name}: learns from the pictures that are asked, so there is no program that only "
+                "answers; take a learner of another algorithm, such as protonet"
+            )
+        x = learner.shown([Image.fromarray(picture) for picture in exporter.noise(learner.form)])[0].float()
+        network = _AdaptedNetwork(task)
+        ours = torch.cat([network(part)[0] for part in exporter.in_batches(x)])
+        return NetworkToExport(network, x, [ours], f"algorithm={learner.name}", ["probabilities"], folded=True)
+
+    facts = {
+        "Classes": exporter.first_few_of(labels), "Algorithm": learner.name,
+        "Queries": "all pictures of a call are normalised together" if learner.transductive else "",
+        "Licence": licence or "not known", **made_with(),
+    }  # fmt: skip
+    use = {FOLDER: _USE_TASK.replace("NAME", out.name), **exporter.uses_of_pictures("probabilities")}
+    kind = "image-classification" if learner.form else "tabular-classification"
+    output = "probabilities [n, classes]"
+    about = exporter.picture_input(learner.form, labels, output=output) if learner.form else None
+    return exporter.export(
+        key, out, file_format, fill=partial(fill_task, task), program=program, about=about,
+        card=Card(out.name, kind, ["few-shot", learner.name], licence, facts, use),
+    )  # fmt: skip
+
+
+class _AdaptedNetwork(nn.Module):
+    """From pictures [n, channels, size, size] to the probabilities [n, classes]; both float32."""
+
+    def __init__(self, task: Classification) -> None:
+        super().__init__()
+        self._task = task
+
+    def forward(self, pictures: Tensor) -> tuple[Tensor]:
+        return (self._task._probabilities(self._task._learner.on_device(pictures[None])).float(),)
+
+
+_USE_TASK = """With `pip install metalearn-train`, beside this folder:
+
+```python
+import metalearn
+
+print(metalearn.load_task("NAME").predict(["what_is_this.jpg"]))
+```"""

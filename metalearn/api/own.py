@@ -17,7 +17,7 @@ from metalearn.models.common.weights import LICENCE, NAMED, header_of, meant_as,
 from metalearn.models.module import from_note, to_note
 from metalearn.nn.inputs import Inputs, of_reals
 from metalearn.nn.inputs import shape_of as inputs_shape
-from metalearn.runs.learner import is_path
+from metalearn.runs.checkpoint import is_path
 from metalearn.training.chunks import episodes_of, inputs_of_source
 from metalearn.types import Algorithm, Episode, Loss, Model, TaskSource, Unit
 

@@ -1,15 +1,24 @@
-"""Predictions for many pictures: a table, a confusion matrix, and the accuracy with its interval."""
+"""Predictions for many pictures: tables, the accuracy with its interval, a confusion matrix, and a page of queries
+beside the support pictures of their label."""
 
 import csv
 import math
+import os
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from metalearn.api.folders import TABLE
+import numpy as np
 
-if TYPE_CHECKING:  # a classifier needs `wilson` alone
+from metalearn.api.learner import Prediction
+from metalearn.api.pictures import TABLE, Found
+from metalearn.tasks.common.episodes import Images
+from metalearn.tasks.common.pictures import decoded
+
+if TYPE_CHECKING:
     from metalearn.api.learner import Label, Prediction
+
 
 _NORMAL = 1.959964
 """The standard normal distribution has 95% of its mass within this distance of 0."""
@@ -77,3 +86,128 @@ def write_confusion(path: Path, table: Sequence[Sequence[int]], labels: Sequence
         writer = csv.writer(file)
         writer.writerow(["true label", *labels])
         writer.writerows([label, *row] for label, row in zip(labels, table, strict=True))
+
+
+MOST_ROWS, MOST_SUPPORT, MOST_QUERIES = 30, 3, 10
+"""The most labels on a page, and the most support pictures and queries of each label."""
+
+_LONGEST = 24
+"""The most characters of a name that are drawn."""
+
+_MARGIN, _ROW = 2.4, 1.35
+"""The left margin of a page, for names, and the distance between rows, in inches."""
+
+_THUMBNAIL = 96
+"""Pixels of the longer side of a picture on a page."""
+
+_COLOURS = {None: "0.3", True: "#1a7f37", False: "#cf222e"}
+"""The colour of a query's label: not known whether it is right, right, wrong."""
+
+
+def confusion_matrix(path: Path, table: Sequence[Sequence[int]], labels: Sequence[str]) -> Path:
+    """Draws the numbers of pictures by true (rows) and predicted label (columns)."""
+    size = min(4 + 0.35 * len(labels), 24)
+    figure, axes = _pyplot().subplots(figsize=(size + 1, size), layout="constrained")
+    counts = np.asarray(table)
+    shares = counts / np.maximum(counts.sum(axis=1, keepdims=True), 1)
+    axes.imshow(shares, cmap="Blues", vmin=0, vmax=1)
+    names = [_short(label) for label in labels]
+    axes.set_xticks(range(len(labels)), names, rotation=45, ha="right", rotation_mode="anchor", parse_math=False)
+    axes.set_yticks(range(len(labels)), names, parse_math=False)
+    axes.set_xlabel("predicted label")
+    axes.set_ylabel("true label")
+    if len(labels) <= 40:
+        for row, column in np.argwhere(counts):
+            colour = "white" if shares[row, column] > 0.5 else "black"
+            axes.text(column, row, counts[row, column], ha="center", va="center", color=colour)
+    return _save(figure, path)
+
+
+def page(path: Path, support: Found, queries: Found, predictions: Sequence[Prediction]) -> Path:
+    """Draws a row for each label: its support pictures, and behind them the queries that got it, with its probability.
+
+    A query's frame is green if its label is right, red if it is wrong, grey if that is not known.
+    """
+    assert support.classes is not None
+    labels = list(dict.fromkeys(support.classes))
+    rows = [
+        _Row(
+            label,
+            [file for file, name in zip(support.paths, support.classes, strict=True) if name == label],
+            [number for number, prediction in enumerate(predictions) if prediction.label == label],
+        )
+        for label in labels[:MOST_ROWS]
+    ]
+    known = min(MOST_SUPPORT, max(len(row.support) for row in rows))
+    got = min(MOST_QUERIES, max(len(row.queries) for row in rows))
+    # The unit of the axes is an inch; y goes down.
+    width, height = _MARGIN + known + 1 + max(got, 5), _ROW * len(rows) + 0.5
+    figure = _pyplot().figure(figsize=(width, height))
+    axes = figure.add_axes((0, 0, 1, 1))
+    axes.set(xlim=(-_MARGIN, width - _MARGIN), ylim=(height - 0.5, -0.5), autoscale_on=False)
+    axes.axis("off")
+    rest = f"; the first {len(rows)} of {len(labels)} labels" if len(rows) < len(labels) else ""
+    title = f"support pictures of each label, and the queries that got it, with its probability{rest}"
+    axes.text(0, -0.25, title, fontsize=11)
+    drawn = [[*row.support[:known], *(queries.paths[query] for query in row.queries[:got])] for row in rows]
+    thumbnails = decoded([file for files in drawn for file in files], _THUMBNAIL)
+    for number, row in enumerate(rows):
+        top = number * _ROW
+        axes.text(-0.15, top + 0.5, _short(row.label), ha="right", va="center", fontsize=10, parse_math=False)
+        for column, _ in enumerate(row.support[:known]):
+            _show(axes, next(thumbnails), column, top, "black")
+        for column, query in enumerate(row.queries[:got]):
+            left = known + 0.5 + column
+            right = None if queries.classes is None else queries.classes[query] == row.label
+            _show(axes, next(thumbnails), left, top, _COLOURS[right])
+            text = f"{predictions[query].probabilities[row.label]:.0%}"
+            axes.text(left + 0.5, top + 1.14, text, ha="center", va="center", fontsize=8, color=_COLOURS[right])
+        _count_rest(axes, known, top, len(row.support) - known)
+        _count_rest(axes, known + 0.5 + got, top, len(row.queries) - got)
+    return _save(figure, path)
+
+
+class _Row(NamedTuple):
+    """A label, the files of its support pictures, and the numbers of the queries that got it."""
+
+    label: str
+    support: list[Path]
+    queries: list[int]
+
+
+def _show(axes: Any, picture: Images | str, left: float, top: float, colour: str) -> None:
+    """Draws a picture into a square of side 1, with a frame."""
+    assert not isinstance(picture, str), picture  # it was read before
+    height, width = (0.92 * side / max(picture.shape[:2]) for side in picture.shape[:2])
+    x, y = left + (1 - width) / 2, top + (1 - height) / 2
+    axes.imshow(picture, extent=(x, x + width, y + height, y), aspect="auto")
+    corners = ((x, y), (x + width, y), (x + width, y + height), (x, y + height), (x, y))
+    axes.plot(*zip(*corners, strict=True), color=colour, linewidth=1.6)
+
+
+def _count_rest(axes: Any, left: float, top: float, more: int) -> None:
+    if more > 0:
+        axes.text(left + 0.05, top + 0.5, f"+{more}", ha="left", va="center", fontsize=9)
+
+
+def _short(name: str) -> str:
+    """A name that can be drawn: one line, its end if it is long."""
+    clean = "".join(sign if sign.isprintable() else "?" for sign in os.fsencode(name).decode(errors="replace"))
+    return clean if len(clean) <= _LONGEST else "…" + clean[-_LONGEST + 1 :]
+
+
+def _save(figure: Any, path: Path) -> Path:
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Glyph")  # a sign that the font lacks is drawn as a box
+        figure.savefig(path, dpi=100)
+    _pyplot().close(figure)
+    return path
+
+
+def _pyplot() -> Any:
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    return pyplot

@@ -44,10 +44,10 @@ from metalearn.config.saved import OWN
 from metalearn.errors import ConfigError
 from metalearn.nn.precision import computing_with
 from metalearn.nn.surroundings import with_gradients
-from metalearn.reporting.loggers.protocol import Window
+from metalearn.reporting.loggers import Window
 from metalearn.reporting.logging import SILENT, bar_log
 from metalearn.runs.checkpoint import NO_CHECKPOINTS, Checkpointer, Snapshot
-from metalearn.runs.seen import Seen
+from metalearn.runs.metrics import Seen
 from metalearn.runs.signals import NEVER
 from metalearn.training.compatibility import check_compatible
 from metalearn.training.loop import Progress, fit, new_learner

@@ -21,13 +21,12 @@ from metalearn.app.unseen import UNKNOWN, check_unseen, warn_of_seen_drawers
 from metalearn.config.saved import changed_config, check_saved
 from metalearn.config.values import differences, quoted, to_container
 from metalearn.errors import ConfigError, DataError, MixedWorkersError, RunError, printable
-from metalearn.reporting.loggers.protocol import Window
+from metalearn.reporting.loggers import Window
 from metalearn.reporting.logging import log_to_terminal
 from metalearn.reporting.progress import RunProgress, unnoticed
 from metalearn.runs.checkpoint import Snapshot, fitted, read_named
 from metalearn.runs.folder import evaluation_report, write_result
-from metalearn.runs.metrics import figures_of, write_table
-from metalearn.runs.seen import Seen, from_meta
+from metalearn.runs.metrics import Seen, figures_of, from_meta, write_table
 from metalearn.saved.form import TENSORS, digest_of
 from metalearn.storage.files import creating, is_folder
 from metalearn.training.compatibility import check_evaluation

@@ -30,7 +30,7 @@ from metalearn.models.module import to_note
 from metalearn.nn.precision import type_of
 from metalearn.reporting.logging import OpenLog
 from metalearn.runs.checkpoint import Checkpointer, has_checkpoints, read_named, start_params
-from metalearn.runs.seen import Seen, from_meta
+from metalearn.runs.metrics import Seen, from_meta
 from metalearn.storage.files import is_folder
 from metalearn.tasks.common.identities import Content, content_of
 from metalearn.training.chunks import chunk_functions, episodes_of, inputs_of_source, piece_functions, single_stages

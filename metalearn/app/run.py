@@ -18,9 +18,9 @@ from metalearn.app.unseen import UNKNOWN, check_unseen, seen_in, warn_of_seen_dr
 from metalearn.config.values import to_container
 from metalearn.errors import ConfigError, DataError, DiskError, DivergedError, RunError
 from metalearn.nn.native import describe
-from metalearn.reporting.episode_pictures import episode_picture, has_pictures
-from metalearn.reporting.loggers.protocol import Picture, Window
+from metalearn.reporting.loggers import Window
 from metalearn.reporting.logging import SILENT, RunLog
+from metalearn.reporting.page import Picture, episode_picture, has_pictures
 from metalearn.reporting.plots import adaptation, learning_curve
 from metalearn.reporting.report import REPORT, ShownLearner, ShownTask, write_report
 from metalearn.runs.checkpoint import (
@@ -44,8 +44,7 @@ from metalearn.runs.folder import (
     report_if_done,
     write_result,
 )
-from metalearn.runs.metrics import figures_of, main_metric, write_table
-from metalearn.runs.seen import KEY, Seen, from_meta, to_meta
+from metalearn.runs.metrics import KEY, Seen, figures_of, from_meta, main_metric, to_meta, write_table
 from metalearn.runs.signals import NEVER, Interrupted, Stops
 from metalearn.storage.files import is_disk_fault, unwritten, writing
 from metalearn.tasks.common.identities import class_names_of

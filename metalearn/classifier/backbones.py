@@ -5,11 +5,14 @@ import difflib
 import hashlib
 import importlib
 import importlib.util
+import io
+import logging
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from PIL import Image
 from torch import Tensor, nn
@@ -39,6 +42,7 @@ from metalearn.models.lite0 import (
     missing_packages,
 )
 from metalearn.models.lite0 import LICENCE as LITE0_LICENCE
+from metalearn.storage import cache
 from metalearn.tasks.common.pictures import PictureForm
 
 DEFAULT = "efficientnet_lite0"
@@ -46,6 +50,8 @@ DEFAULT = "efficientnet_lite0"
 
 OF_CODE = "module "
 """Begins the names of backbones that code has made."""
+
+log = logging.getLogger("metalearn")
 
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
@@ -190,6 +196,27 @@ def features_of(backbone: Backbone, pictures: Sequence[Tensor]) -> Tensor:
     with torch.inference_mode():
         found = torch.cat([backbone.features(picture[None]) for picture in pictures])
     return found.clone()
+
+
+def features_from_cache(backbone: Backbone, pictures: Sequence[Tensor]) -> Tensor:
+    """The features of pictures, float32 [n, width]; from the cache if they are there."""
+    digest = hashlib.sha256(f"{backbone.digest} {backbone.form}".encode())
+    for picture in pictures:
+        digest.update(hashlib.sha256(picture.numpy().tobytes()).digest())
+
+    def content() -> cache.Parts:
+        buffer = io.BytesIO()
+        np.save(buffer, features_of(backbone, pictures).numpy())
+        return [buffer.getvalue()]
+
+    try:
+        file, _, _ = cache.get(f"features-{digest.hexdigest()[:24]}.npy", content)
+    except cache.CacheError as error:
+        log.warning("%s", error)
+        return features_of(backbone, pictures)
+    with file:
+        found = np.load(file, allow_pickle=False)
+    return torch.from_numpy(found)
 
 
 def _efficientnet_lite0(weights: str | None) -> Backbone:

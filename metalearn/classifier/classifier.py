@@ -16,26 +16,95 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from metalearn.api.pictures import all_seen, listed
+from metalearn.api.pictures import all_seen, listed, seen, support_in
 from metalearn.checks import one_of, real_number, whole_number
 from metalearn.classifier import tuning, validation
-from metalearn.classifier.backbones import DEFAULT, OF_CODE, Backbone, backbone_of, features_of
-from metalearn.classifier.collected import Collected, features_from_cache, without_copies
+from metalearn.classifier.backbones import DEFAULT, OF_CODE, Backbone, backbone_of, features_from_cache, features_of
 from metalearn.classifier.heads import AUTO, HEADS, State, centred, class_means
-from metalearn.classifier.saved import Page, Place, Saved, Weights, read, write
+from metalearn.classifier.saved import MOST_SHOWN, Page, Place, Saved, Weights, fill, read, write
+from metalearn.classifier.validation import compared
 from metalearn.errors import ConfigError, DataError
 from metalearn.reporting.provenance import made_with
-from metalearn.saved import hub
+from metalearn.saved import exporter, hub
+from metalearn.saved.card import FOLDER, ONNX, TORCH, Card, Reached
+from metalearn.saved.exporter import NetworkToExport
 from metalearn.saved.form import CARD
-from metalearn.tasks.common.picture_folders import one_form
+from metalearn.tasks.common.picture_folders import first_few, one_form
+from metalearn.tasks.common.pictures import PictureForm
+
+log = logging.getLogger("metalearn")
+
+
+class Collected(NamedTuple):
+    """Pictures as the backbone sees them, uint8 [size, size, 3] each, with the names of their files and classes."""
+
+    names: list[str]
+    labels: list[Any]
+    pictures: list[Tensor]
+
+
+def collect(root: Path, form: PictureForm, *, key: str, strict: bool, least: int = 2) -> Collected:
+    """All pictures of the class folders below `root`. What cannot be read is passed over with a line, and so is each
+    copy of a picture.
+
+    Args:
+        key: how messages name the folder, as `FOLDER=`.
+        strict: refuse what would be passed over.
+        least: how many classes there must be.
+
+    Raises:
+        DataError: there are fewer than two classes, or a picture lies in two of them; or, if `strict`, something would
+            be passed over.
+    """
+    found = support_in(root, key, least, strict=strict)
+    assert found.classes is not None
+    pictures, wrong = list[tuple[str, str, Tensor]](), []
+    for file, label, picture in zip(found.files, found.classes, seen(found.paths, form), strict=True):
+        if isinstance(picture, str):
+            log.warning("%s%s: cannot be read: %s", key, root / file, picture)
+        else:
+            pictures.append((file, label, picture))
+    if broken := len(found.files) - len(pictures):
+        wrong.append(f"{broken} of {len(found.files)} pictures cannot be read")
+    kept, copies = without_copies(pictures, f"{key}{root}")
+    if copies:  # which tell nothing of new pictures
+        wrong.append(f"{len(copies)} pictures are copies of others of their classes: {first_few(copies)}")
+    if strict and wrong:
+        raise DataError(f"{key}{root}: --strict: {'; '.join(wrong)}; remove them")
+    for what in wrong:
+        log.warning("%s%s: passed over: %s", key, root, what)
+    gone = sorted(set(found.classes) - set(kept.labels))
+    if gone:
+        raise DataError(f"{key}{root}: no picture of these classes can be read: {first_few(gone)}; add some, or remove")
+    return kept
+
+
+def without_copies(pictures: Iterable[tuple[str, Any, Tensor]], where: str) -> tuple[Collected, list[str]]:
+    """The pictures without copies within a class, and the names of the copies.
+
+    Raises:
+        DataError: a picture is in two classes, so that no answer is right.
+    """
+    kept, copies, first = Collected([], [], []), [], dict[bytes, tuple[str, Any]]()
+    for name, label, picture in pictures:
+        digest = hashlib.sha256(picture.numpy().tobytes()).digest()
+        other, its = first.setdefault(digest, (name, label))
+        if its != label:
+            raise DataError(f"{where}: {name} is the same picture as {other}, in another class; remove one of them")
+        if other != name:
+            copies.append(name)
+            continue
+        kept.names.append(name)
+        kept.labels.append(label)
+        kept.pictures.append(picture)
+    return kept, copies
+
 
 SETTINGS = ("head", "folds", "seed")
 """Arguments of the constructor that are saved as they are."""
 
 _SAME = 1 - 1e-7
 """Cosine similarity from which two pictures are the same one: other processors give other last bits."""
-
-log = logging.getLogger("metalearn")
 
 
 class Answer(NamedTuple):
@@ -173,8 +242,6 @@ class PictureClassifier:
     def _show_wrong(self, found: Collected) -> "PictureClassifier":
         """Keeps for the page those of these pictures that are taken for another class. A name that several pictures
         have says of none which it is."""
-        from metalearn.classifier.page import MOST_SHOWN  # imports Hydra, which no answer needs
-
         wrong = [entry["picture"] for entry in self.report_.get("wrong", ())[:MOST_SHOWN]]
         pictures = dict(zip(found.names, found.pictures, strict=True))
         self._shown = {name: pictures[name] for name in wrong if name in pictures and self._names.count(name) == 1}
@@ -371,8 +438,6 @@ class PictureClassifier:
             ValueError: it has not learned, a package is missing, the program differs from this one by more than 1e-4,
                 or the folder cannot be written.
         """
-        from metalearn.classifier.exported import export
-
         self._check_fitted()
         return export(self, Path(path), file_format=format, licence=licence)
 
@@ -391,9 +456,6 @@ class PictureClassifier:
         Raises:
             ValueError: it has not learned; or the hub refuses it, or does not answer in time.
         """
-        from metalearn.classifier.exported import export
-        from metalearn.saved.card import FOLDER
-
         self._check_fitted()
         with tempfile.TemporaryDirectory() as parent:
             folder = Path(parent) / "classifier"
@@ -524,3 +586,122 @@ def _plain(label: Any) -> Any:
     if isinstance(value, float) and not value.is_integer():
         raise ValueError(f"y={value!r}: Unknown label type: continuous; give classes, as texts or whole numbers")
     return value
+
+
+OUTPUTS = ("probabilities", "similarity")
+
+
+def export(
+    classifier: "PictureClassifier",
+    out: Path,
+    *,
+    file_format: str,
+    licence: str | None,
+    name: str | None = None,
+    key: str = "path",
+) -> list[str]:
+    """Writes a classifier into the new folder `out`; returns what there is to say, in lines.
+
+    Args:
+        file_format: one of `metalearn.saved.card.FORMATS`.
+        licence: of the network's weights, if the backbone does not know it.
+        name: what the card calls it; None: as the folder.
+        key: what messages call `out`.
+
+    Raises:
+        ConfigError: as `metalearn.saved.exporter.export`.
+    """
+    backbone, report = classifier.opened(), classifier.report_
+    licence = licence or backbone.licence
+
+    def fill_folder(folder: Path) -> None:
+        if not backbone.state:
+            raise ConfigError(
+                f"format={FOLDER}: {backbone.name} cannot be made anew from its weights alone; type --format {ONNX} or "
+                f"--format {TORCH}"
+            )
+        fill(folder, classifier._saved(), Weights(backbone.state, licence), None)
+
+    def program() -> NetworkToExport:
+        learned = (report["head"], report["sharpness"], classifier._state, classifier._centre, classifier._means)
+        shown = [torch.from_numpy(picture) for picture in exporter.noise(backbone.form)]
+        probabilities, near = classifier._probabilities(torch.cat([backbone.features(x[None]) for x in shown]))
+        return NetworkToExport(
+            ExportedNetwork(backbone, *learned).eval(), torch.stack(shown).permute(0, 3, 1, 2).float() / 255,
+            (torch.from_numpy(probabilities), near), backbone.name, OUTPUTS,
+        )  # fmt: skip
+
+    about = exporter.picture_input(
+        backbone.form, classifier.classes_.tolist(), threshold=report["threshold"],
+        output="probabilities [n, classes]; similarity [n]",
+    )  # fmt: skip
+    card = _card(classifier, name or out.name, licence)
+    lines = exporter.export(key, out, file_format, fill=fill_folder, program=program, about=about, card=card)
+    if licence is None:
+        lines.append("licence: that of the network's weights is not known to this program; type --licence TEXT")
+    return lines
+
+
+class ExportedNetwork(nn.Module):
+    """The whole classifier: from pictures float32 [n, 3, size, size] in [0, 1] to the probabilities [n, classes] and
+    the similarity [n] to the nearest class mean, both float32."""
+
+    def __init__(self, backbone: Backbone, head: str, sharpness: float, state: State, centre: Tensor, means: Tensor):
+        super().__init__()
+        self.network, self.score, self.sharpness = backbone.network, HEADS[head].score, sharpness
+        # Clones: a view that is smaller than its storage is not saved as it is.
+        self.state = nn.ParameterDict({k: nn.Parameter(v.clone(), requires_grad=False) for k, v in state.items()})
+        self.register_buffer("centre", centre.clone())
+        self.register_buffer("means", means.clone())
+
+    def forward(self, pictures: Tensor) -> tuple[Tensor, Tensor]:
+        z = centred(self.network(pictures), self.get_buffer("centre"))
+        scores = self.score(dict(self.state.items()), z)
+        near = (z @ self.get_buffer("means").T).amax(dim=1)
+        return torch.softmax(scores * self.sharpness, dim=1).float(), near.float()
+
+
+def _card(classifier: "PictureClassifier", name: str, licence: str | None) -> Card:
+    report, backbone, origin = classifier.report_, classifier.opened(), classifier._origin
+    accuracy, reached = f"not known: {report.get('unknown')}", None
+    if report["accuracy"] is not None:
+        low, high = report["interval95"]
+        accuracy = (
+            f"{report['accuracy']:.1%} of pictures not learned from (95% interval {low:.1%} to {high:.1%}, "
+            f"{report['pictures']} pictures by cross-validation, chance {1 / report['classes']:.1%})"
+        )
+        reached = Reached("accuracy", report["accuracy"], "cross-validation over the pictures of the classes")
+    counts = torch.bincount(classifier._y, minlength=len(classifier.classes_)).tolist()
+    facts = {
+        "Accuracy": accuracy,
+        "Classes (pictures)": exporter.first_few_of(
+            f"{label} ({count})" for label, count in zip(classifier.classes_, counts, strict=True)
+        ),
+        "Data": f"{sum(counts)} pictures of {len(counts)} classes; SHA-256 of their features "
+        f"{classifier.data_digest()}",
+        "Network": f"{backbone.name}, {backbone.named or 'weights'}; SHA-256, with how pictures are shown, "
+        f"{backbone.digest}",
+        "Head": report["head"],
+        "Tuning": compared(report["tuning"]) if report.get("tuning") else "",
+        "Licence of the weights": licence or "not known",
+        **{item.capitalize(): origin.get(item, "not known") for item in ("date", "commit", "versions", "hardware")},
+    }
+    package = "'metalearn-train[pictures]'" if backbone.name == DEFAULT else "metalearn-train"
+    folder = _USE.replace("PACKAGE", package).replace("NAME", name).replace("FOLDER", Path(name).name)
+    use = {FOLDER: folder, **exporter.uses_of_pictures(", ".join(OUTPUTS))}
+    use[TORCH] += "\n\nIf `similarity` is below `threshold` in `preprocessing.json`, the picture shows none of them."
+    return Card(name, "image-classification", ["image-classification", "few-shot"], licence, facts, use, reached)
+
+
+_USE = """With `pip install PACKAGE`, and nothing else:
+
+```python
+from metalearn import PictureClassifier
+
+print(PictureClassifier.from_pretrained("NAME").answers(["picture.jpg"]))
+```
+
+or, in the folder that this one lies in, `metalearn predict FOLDER picture.jpg`.
+
+`params.safetensors` has the features of the pictures, so that `metalearn add` and `metalearn remove` work."""
+"""How to use the exported folder. NAME, FOLDER and PACKAGE are replaced."""

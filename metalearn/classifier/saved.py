@@ -11,12 +11,15 @@ from torch import Tensor
 
 from metalearn.checks import one_of
 from metalearn.classifier.heads import HEADS
+from metalearn.classifier.validation import compared, strangers_in_words, twice_in_words
 from metalearn.errors import ConfigError
 from metalearn.models.common.weights import LICENCE, NAMED
+from metalearn.reporting.charts import Line, chart
+from metalearn.reporting.page import Tile, page, picture_of
+from metalearn.reporting.provenance import made_with
 from metalearn.saved import form
 from metalearn.saved.form import MANIFEST, Kind, digest_of, kind_of, replaced_by
-from metalearn.storage.files import creating, is_folder, whole_folder
-from metalearn.storage.locks import held
+from metalearn.storage.files import creating, held, is_folder, whole_folder
 
 CLASSIFIER = Kind("classifier", 1, {
     "backbone": str, "weights": str, "digest": str, "settings": {"head": str, "folds": int, "seed": int},
@@ -139,8 +142,6 @@ def fill(
         whole = {name: value.contiguous() for name, value in weights.state.items()}
         save_file(whole, folder / WEIGHTS, {NAMED: saved.weights, LICENCE: weights.licence or ""})
     if page is not None:
-        from metalearn.classifier.page import REPORT, classifier_page  # imports Hydra, which no answer needs
-
         commands = [*commands, *([page.command] if page.command else [])]
         text = classifier_page(name, saved.report, saved.classes, saved.backbone, page.shown, commands)
         (folder / REPORT).write_text(text, encoding="ascii")
@@ -171,3 +172,73 @@ def read(folder: Path, key: str) -> tuple[Saved, Place]:
     saved = Saved(**{name: (meta | tensors | {"tuned": tuned})[name] for name in Saved._fields})
     weights = place / WEIGHTS
     return saved, Place(place.resolve(), digest_of(place / MANIFEST), weights if weights.exists() else None)
+
+
+REPORT = "report.html"
+
+MOST_SHOWN = 48
+"""The page shows so many of the pictures that were taken for another class."""
+_LARGEST_MATRIX = 40
+"""The confusion matrix of more classes is a list of its largest entries."""
+_MOST_CONFUSED = 30
+
+
+def classifier_page(
+    name: str, report: Mapping[str, Any], classes: Sequence[Any], backbone: str, shown: Mapping[str, Tensor],
+    commands: Sequence[str],
+) -> str:  # fmt: skip
+    """The page.
+
+    Args:
+        name: of the classifier.
+        report: as `validation.report_of` gives it.
+        classes: the labels.
+        backbone: what gives the features, in words.
+        shown: pictures uint8 [h, w, 3] by name, of those that were taken for another class, as far as they are known.
+        commands: what makes it again, in order; none if it was made in Python.
+    """
+    values = {"title": name, "report": report, "made": made_with() | {"features": backbone}, "commands": commands}
+    if report["accuracy"] is None:
+        return page("classifier.html", **values, unknown=report["unknown"])
+    strangers, names = report["strangers"], list(map(str, classes))
+    about = {
+        "head": report["head"],
+        **({"tuning": compared(report["tuning"])} if report.get("tuning") else {}),
+        "learned from": f"{report['learned_from']} pictures of {report['classes']} classes",
+        "“none of these”": "needs three classes or more" if strangers is None else strangers_in_words(strangers),
+        "calibration": f"probabilities are off by {report['calibration_error']:.1%} (expected calibration error)",
+    }
+    heads = sorted(report["by_head"].items(), key=lambda pair: -pair[1])
+    twice = twice_in_words(report).capitalize()
+    shots = chart(
+        "With fewer pictures of each class",
+        [Line("mean of random draws", [(int(k), value) for k, value in report["by_shots"].items()], (), "dots")],
+        x="pictures a class", y="accuracy (%)", percent=True, whole=True, note=twice and f"{twice}.",
+    )  # fmt: skip
+    confused = [
+        (names[label], names[answer], count)
+        for label, row in enumerate(report["confusion"])
+        for answer, count in enumerate(row)
+        if label != answer and count
+    ]
+    tiles, unseen = [], []
+    for entry in report["wrong"][:MOST_SHOWN]:
+        words = f"{entry['label']}, taken for {entry['answer']} ({entry['picture']})"
+        if entry["picture"] in shown:
+            tiles.append(Tile(picture_of(shown[entry["picture"]].permute(2, 0, 1) / 255), words, words, right=False))
+        else:
+            unseen.append(words)
+    return page(
+        "classifier.html",
+        **values,
+        about=about,
+        heads=[(head + " (chosen)" * (head == report["head"]), f"{value:.1%}") for head, value in heads],
+        shots=shots,
+        classes=names,
+        confused=sorted(confused, key=lambda pair: (-pair[2], *pair[:2])),
+        as_list=len(names) > _LARGEST_MATRIX,
+        most_confused=_MOST_CONFUSED,
+        wrong=tiles,
+        unseen=unseen,
+        most_shown=MOST_SHOWN,
+    )

@@ -30,8 +30,8 @@ from metalearn.errors import ConfigError, printable
 from metalearn.storage.files import creating, refuse_used
 
 if TYPE_CHECKING:
-    from metalearn.api.folders import Found
     from metalearn.api.learner import Prediction
+    from metalearn.api.pictures import Found
 
 
 @ended
@@ -73,10 +73,9 @@ def adapt(options: argparse.Namespace) -> int:
         if folder is not None:
             refuse_used(option, folder)
     set_up_process(options.threads)
-    from metalearn.api.export import export_task  # these import torch, after the line above
-    from metalearn.api.folders import queries_in, support_in
-    from metalearn.api.learner import Classification
-    from metalearn.api.load import load
+    # These import torch, after the line above.
+    from metalearn.api.learner import Classification, export_task, load
+    from metalearn.api.pictures import queries_in, support_in
 
     support = support_in(options.support)
     assert support.classes is not None
@@ -104,12 +103,12 @@ def report(
     out: Path, support: "Found", queries: "Found", predictions: "Sequence[Prediction]", transductive: bool
 ) -> None:
     """Writes the tables and pictures, and prints the accuracy if the classes of the queries are known."""
-    from metalearn.api import drawing, results
-    from metalearn.api.folders import in_support, summary
+    from metalearn.api import results
+    from metalearn.api.pictures import in_support, summary
 
     labels = list(dict.fromkeys(support.classes or ()))
     results.write_predictions(out / "predictions.csv", queries.files, predictions, labels)
-    drawing.page(out / "page.png", support, queries, predictions)
+    results.page(out / "page.png", support, queries, predictions)
     print(f"{summary(support)}; {len(predictions)} queries")
     if known := in_support(queries, support):
         print(f"support pictures among the queries: {known}; these say nothing about new pictures")
@@ -118,7 +117,7 @@ def report(
     else:
         table = results.confusion(predictions, queries.classes, labels)
         results.write_confusion(out / "confusion.csv", table, labels)
-        drawing.confusion_matrix(out / "confusion.png", table, labels)
+        results.confusion_matrix(out / "confusion.png", table, labels)
         reached = results.accuracy(predictions, queries.classes)
         figures = {
             "accuracy": reached.value, "interval95": [reached.low, reached.high], "correct": reached.correct,

@@ -20,7 +20,7 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--strict", action="store_true", help="refuse damaged pictures and copies")
     options = parser.parse_args(arguments)
     classifier = loaded(options)
-    from metalearn.classifier.collected import collect
+    from metalearn.classifier.classifier import collect
 
     before = classifier.pictures
     found = collect(options.folder, classifier.opened().form, key="FOLDER=", strict=options.strict, least=1)

@@ -84,8 +84,7 @@ def main(arguments: Sequence[str]) -> int:
         )  # fmt: skip
         lines = [f"{name}: {text}" for name, text in UNKNOWN.items() if facts[name] is None]
     elif kind == "task":
-        from metalearn.api.adapted import load_task
-        from metalearn.api.export import export_task
+        from metalearn.api.learner import export_task, load_task
 
         task = load_task(options.run, network=options.network, plugins=plugins)
         lines = export_task(task, out, file_format=options.format or "onnx", licence=licence, key="--out")
@@ -96,7 +95,7 @@ def main(arguments: Sequence[str]) -> int:
         lines = model.export(out, format=options.format or "onnx", licence=licence, key="--out")
     else:
         from metalearn.classifier.classifier import PictureClassifier
-        from metalearn.classifier.exported import export as export_classifier
+        from metalearn.classifier.classifier import export as export_classifier
 
         classifier = PictureClassifier.load(options.run, weights=options.weights, key="RUN")
         lines = export_classifier(classifier, out, file_format=options.format or "folder", licence=licence, key="--out")

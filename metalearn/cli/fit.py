@@ -92,8 +92,7 @@ def fit(options: argparse.Namespace, arguments: Sequence[str]) -> int:
         raise ConfigError(f"--steps={options.steps}: is for tuning; type --minutes 5 as well")
     set_up(options.threads)
     from metalearn.classifier.backbones import DEFAULT
-    from metalearn.classifier.classifier import PictureClassifier
-    from metalearn.classifier.collected import collect
+    from metalearn.classifier.classifier import PictureClassifier, collect
     from metalearn.classifier.tuning import STEPS
 
     classifier = PictureClassifier(

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from metalearn.cli.arguments import command_parser
 from metalearn.errors import RunError, printable
-from metalearn.reporting.index import INDEX, write_index
+from metalearn.reporting.report import INDEX, write_index
 
 OK, FAILED, BAD_USAGE = 0, 1, 2
 

@@ -55,7 +55,7 @@ def predict(options: argparse.Namespace) -> int:
         raise ConfigError(f"--out={out}: {reason}; type another name, such as answers.csv")
     classifier = loaded(options)
     from metalearn.api.pictures import seen
-    from metalearn.classifier.collected import features_from_cache
+    from metalearn.classifier.backbones import features_from_cache
 
     paths, names, pictures = list(files_in(options.pictures)), list[str](), []
     for path, picture in zip(paths, seen(paths, classifier.opened().form), strict=True):

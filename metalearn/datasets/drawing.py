@@ -19,8 +19,7 @@ from numpy.typing import NDArray
 
 from metalearn.datasets.packages import Client, Package, fetched
 from metalearn.errors import DataError
-from metalearn.storage import locks
-from metalearn.storage.files import write_atomically, writing
+from metalearn.storage.files import held, write_atomically, writing
 from metalearn.tasks.common.drawn_set import DrawnClass, DrawnSet, read_pictures, read_set, write_set
 from metalearn.tasks.common.episodes import SPLITS, Images
 from metalearn.tasks.common.written import INDEX
@@ -123,7 +122,7 @@ def made_once(out: Path, other: Callable[[DrawnSet], str], make: Callable[[], Dr
     """
     with writing(out):
         out.mkdir(parents=True, exist_ok=True)
-        lock = locks.held(out / ".lock", f"{out} is being made")
+        lock = held(out / ".lock", f"{out} is being made")
     try:
         with lock:
             if not (out / INDEX).exists():

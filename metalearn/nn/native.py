@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from metalearn.nn.precision import rounds_products
-from metalearn.storage.compiler import compiler_of_machine, library_of, version_of
+from metalearn.storage.cache import compiler_of_machine, library_of, version_of
 
 if TYPE_CHECKING:
     from metalearn.nn.gpu.network import GpuKernels

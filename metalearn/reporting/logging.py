@@ -12,12 +12,20 @@ from rich.logging import RichHandler
 
 from metalearn.checks import Invalid, one_of, true_or_false, whole_number
 from metalearn.config.values import Config
-from metalearn.reporting.loggers.protocol import Logger, OpenLogger, Picture, Sums, Values, Window
-from metalearn.reporting.loggers.to_csv import csv_logger
-from metalearn.reporting.loggers.to_jsonl import Lines
-from metalearn.reporting.loggers.to_mlflow import mlflow_logger
-from metalearn.reporting.loggers.to_tensorboard import tensorboard_logger
-from metalearn.reporting.loggers.to_wandb import MODES, wandb_logger
+from metalearn.reporting.loggers import (
+    MODES,
+    Lines,
+    Logger,
+    OpenLogger,
+    Sums,
+    Values,
+    Window,
+    csv_logger,
+    mlflow_logger,
+    tensorboard_logger,
+    wandb_logger,
+)
+from metalearn.reporting.page import Picture
 from metalearn.reporting.progress import CONSOLE, Done, RunProgress, on_terminal, unnoticed
 from metalearn.reporting.to_stderr import PrintableFormatter, ToStderr
 from metalearn.runs.metrics import METRIC_NAMES, describe

@@ -13,7 +13,7 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn
 
-from metalearn.reporting.loggers.protocol import Values, Window
+from metalearn.reporting.loggers import Values, Window
 
 CONSOLE = Console(stderr=True)
 

@@ -1,21 +1,23 @@
-"""report.html: a finished run on one page that needs nothing else, not even a network."""
+"""report.html, a finished run on one page; and index.html, all runs below a folder in one table that sorts. Both need
+nothing else, not even a network."""
 
+import os
+import urllib.parse
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from metalearn.config.values import Config
-from metalearn.reporting import figures
+from metalearn.config.saved import read_config, typed_keys
+from metalearn.config.values import Config, leaves
 from metalearn.reporting.charts import Chart, Line, chart
-from metalearn.reporting.episode_pictures import has_pictures, picture_of, shown_classes
-from metalearn.reporting.loggers.protocol import as_yaml
-from metalearn.reporting.loggers.to_jsonl import rows_of
-from metalearn.reporting.page import Tile, page
+from metalearn.reporting.loggers import METRICS, as_yaml, rows_of
+from metalearn.reporting.page import Tile, has_pictures, page, picture_of, shown_classes
+from metalearn.reporting.plots import COSTS, adaptation_chart, costs_of, gradient_chart, learning_charts
 from metalearn.reporting.provenance import made_with
 from metalearn.runs.metrics import METRIC_NAMES, describe, main_metric
-from metalearn.storage.files import write_atomically
+from metalearn.storage.files import read_object, write_atomically
 from metalearn.types import Adapt, Episode, Params
 
 REPORT = "report.html"
@@ -92,12 +94,12 @@ def write_report(
             "seed": result["seed"],
             "list of test tasks": test.get("task_list", "-"),
         },
-        curves=[*figures.learning_charts(rows), *_inner_steps(test, config)],
+        curves=[*learning_charts(rows), *_inner_steps(test, config)],
         episodes=[_episode(task) for task in tasks] if pictures else [],
-        fits=[figures.adaptation_chart(task.name, *learned, task.episode) for task in tasks] if curve else [],
-        costs=figures.COSTS,
-        workers=[list(costs.values()) for costs in figures.costs_of(rows)],
-        gradient=figures.gradient_chart(rows),
+        fits=[adaptation_chart(task.name, *learned, task.episode) for task in tasks] if curve else [],
+        costs=COSTS,
+        workers=[list(costs.values()) for costs in costs_of(rows)],
+        gradient=gradient_chart(rows),
         made=made_with() | ({"computed by": device.get("name") or device["type"].upper()} if device else {}),
         commands=commands,
         config=as_yaml(config),
@@ -143,3 +145,106 @@ def _episode(task: ShownTask) -> dict[str, Any]:
             tiles.append(Tile(picture_of(query.x[0, at]), f"{name}, predicted as {answer}", words, right))
         classes.append((name, tiles))
     return {"title": f"{task.name}: {wrong} of {len(predicted)} queries wrong", "classes": classes}
+
+
+INDEX = "index.html"
+
+_SIGNS = ("result.json", METRICS, ".hydra")
+"""A folder with one of these holds a run."""
+_DEEPEST = 4
+_MOST_KEYS = 12
+_DAMAGED = "damaged: "
+_OF_THE_RUN = ("run", "resume", "pause_after", "workers", "hydra", "logger", "launch", "checkpoint", "device")
+"""Keys, and groups, that do not say what is learned."""
+
+Cell = tuple[object, object]
+"""What is shown, and what sorts; None: that which is shown."""
+
+
+class FoundRun(NamedTuple):
+    """A run, by its path from the folder: the address of its report, its `status` in words, the keys that were typed,
+    the values of all, and the `_cells` of its result."""
+
+    path: Path
+    report: str | None
+    status: str
+    typed: Mapping[str, str]
+    config: Mapping[str, Any]
+    cells: Sequence[Cell]
+
+
+def write_index(folder: Path) -> int:
+    """Writes the page into the folder; returns the number of runs.
+
+    Raises:
+        FileNotFoundError: the folder is missing, or has no run below it.
+        RunError: it cannot be written.
+    """
+    runs = []
+    for here, folders, files in os.walk(folder):  # links are not followed
+        path = Path(here).relative_to(folder)
+        if path.parts and not {*folders, *files}.isdisjoint(_SIGNS):
+            runs.append(_found(folder, path))
+            folders.clear()
+        elif len(path.parts) >= _DEEPEST:
+            folders.clear()
+        folders[:] = sorted(name for name in folders if not name.startswith("."))
+    if not runs:
+        raise FileNotFoundError(f"{folder}: has no runs below it, {_DEEPEST} deep; type the folder of some")
+    write_atomically(folder / INDEX, page("index.html", title=folder.resolve().name, **_table(runs)))
+    return len(runs)
+
+
+def _found(folder: Path, path: Path) -> FoundRun:
+    run_dir = folder / path
+    report = "./" + urllib.parse.quote(os.fsencode(path / REPORT)) if (run_dir / REPORT).is_file() else None
+    saved, ended = run_dir / ".hydra/config.yaml", run_dir / "result.json"
+    try:
+        typed = {key: value for key, value in typed_keys(run_dir).items() if key.split(".")[0] not in _OF_THE_RUN}
+        config = dict(leaves(read_config(saved))) if saved.exists() else {}
+        result = read_object(ended) if ended.exists() else {"status": "no result, and no step logged"}
+        if not ended.exists() and (run_dir / METRICS).exists():
+            for row in rows_of(run_dir):
+                result["status"] = f"no result yet, step {row['step']}"
+        return FoundRun(path, report, str(result["status"]), typed, config, _cells(result))
+    except Exception as error:  # whatever is damaged in a folder: it is one row, and the others are shown
+        reason = next(iter(str(error).splitlines()), "") or type(error).__name__
+        return FoundRun(path, report, _DAMAGED + reason.removeprefix(f"{run_dir}/"), {}, {}, _cells({}))
+
+
+def _table(runs: Sequence[FoundRun]) -> dict[str, Any]:
+    """The table, and the words above it, as the template takes them."""
+    typed = list(dict.fromkeys(key for run in runs for key in run.typed))
+    values = {key: [run.typed.get(key, run.config.get(key, "")) for run in runs] for key in typed}
+    whole = [place for place, run in enumerate(runs) if not run.status.startswith(_DAMAGED)]
+    alike = [key for key in typed if len({str(values[key][place]) for place in whole}) == 1]
+    keys = [key for key in typed if key not in alike]
+    shown = keys[:_MOST_KEYS]
+    return {
+        "alike": " ".join(f"{key}={values[key][whole[0]]}" for key in alike),
+        "more": keys[_MOST_KEYS:],
+        "heads": ["run", "status", "test", "best validation", *shown, "steps", "seconds"],
+        "runs": [
+            {
+                "name": run.path,
+                "report": run.report,
+                "cells": [
+                    (run.status, None), *run.cells[:2], *((values[key][place], None) for key in shown), *run.cells[2:]
+                ],
+            }
+            for place, run in enumerate(runs)
+        ],
+    }  # fmt: skip
+
+
+def _cells(result: Mapping[str, Any]) -> list[Cell]:
+    """Of test, validation, steps and seconds what is shown, and what sorts."""
+    cells: list[Cell] = []
+    for outcome in (result.get("test") or {}, result.get("val") or {}):
+        metric = main_metric(outcome)
+        value, half = outcome.get(metric), outcome.get("ci95")
+        form, unit = (".2%", "") if metric == "accuracy" else (".4g", f" {metric}")
+        interval = "" if half is None else f" ± {half:{form}}"
+        cells.append(("", None) if value is None else (f"{value:{form}}{interval}{unit}", float(value)))
+    numbers = [result.get(name) for name in ("steps", "seconds")]
+    return [*cells, *(("", None) if number is None else (f"{number:,.0f}", number) for number in numbers)]

@@ -18,6 +18,8 @@ from metalearn.runs.checkpoint import CHECKPOINT, ORIGIN, Snapshot, fitted, has_
 from metalearn.runs.metrics import BY_SET, PARTS, describe, from_json, jsonable, main_metric
 from metalearn.saved.form import kind_of, replacing
 from metalearn.storage.files import (
+    held,
+    holder_of,
     is_disk_fault,
     read_json,
     refuse_nameless,
@@ -25,7 +27,6 @@ from metalearn.storage.files import (
     unwritten,
     write_atomically,
 )
-from metalearn.storage.locks import held, holder_of
 from metalearn.types import Params
 
 LOCK = ".lock"

@@ -1,17 +1,24 @@
-"""Files: JSON that is read, files and folders that are written whole or not at all, and what to say of a full disk."""
+"""Files: JSON that is read, files and folders that are written whole or not at all, locks, and disks that are full."""
 
+import contextlib
 import errno
+import functools
 import json
+import logging
 import os
 import shutil
+import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from filelock import FileLock, Timeout
 from safetensors import SafetensorError
 
 from metalearn.errors import ConfigError, DiskError, RunError
+
+log = logging.getLogger("metalearn")
 
 STANDS = "what was saved before stands, and the same command resumes the run"
 
@@ -181,3 +188,55 @@ def write_atomically(path: Path, text: str, *, mode: int = 0o666) -> None:
             file.flush()
             os.fsync(file.fileno())
         temporary.replace(path)
+
+
+_NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
+"""What file systems without locks answer."""
+
+
+@contextlib.contextmanager
+def held(path: Path, what: str, *, wait: bool = True) -> Iterator[None]:
+    """Holds the lock file `path`. On a file system without locks a message warns that nobody is kept out.
+
+    Args:
+        what: what the process that holds it does, for the message to one that waits, such as "x is being made".
+        wait: wait for another process that holds it, without a time limit.
+
+    Raises:
+        OSError: it cannot be opened.
+        TimeoutError: another process holds it, and is not waited for.
+    """
+    # In place of a missing flock, filelock would make a file that a killed process leaves held.
+    lock = FileLock(path, fallback_to_soft=False)
+    try:
+        try:
+            lock.acquire(blocking=False)
+        except Timeout:
+            if not wait:
+                raise
+            log.warning("%s by %s, which holds %s: waiting", what, holder_of(path), path)
+            lock.acquire()
+        with contextlib.suppress(OSError):  # a full disk
+            path.write_text(f"process {os.getpid()} on {socket.gethostname()}", encoding="utf-8")
+    except OSError as error:
+        if error.errno not in _NO_LOCKS:
+            raise
+        warn_once(f"{path}: its file system has no locks ({error.strerror}); let no other process work there")
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+def holder_of(path: Path) -> str:
+    """The process that holds a lock, as it has noted itself."""
+    try:
+        return path.read_text(encoding="utf-8") or "another process"
+    except (OSError, ValueError):
+        return "another process"
+
+
+@functools.cache
+def warn_once(message: str) -> None:
+    """Logs a warning, unless this process has logged it already."""
+    log.warning("%s", message)

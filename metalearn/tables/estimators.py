@@ -13,8 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from metalearn.algorithms.pfn import answers
-from metalearn.api.learner import Learner
-from metalearn.api.load import load
+from metalearn.api.learner import Learner, load
 from metalearn.checks import fraction
 from metalearn.errors import ConfigError
 from metalearn.reporting.provenance import made_with

@@ -20,7 +20,7 @@ from metalearn.config.compose import compose_config
 from metalearn.errors import ConfigError, DiskError
 from metalearn.reporting.logging import RunLog, Window, detach, log_to_file, run_log
 from metalearn.runs import checkpoint, folder
-from metalearn.storage.locks import holder_of
+from metalearn.storage.files import holder_of
 from tests.runs import Start, metrics, result_of, until
 
 TINY = (

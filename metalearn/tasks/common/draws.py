@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from metalearn.storage.compiler import library_of
+from metalearn.storage.cache import library_of
 
 SOURCE = Path(__file__).with_name("draws.c")
 

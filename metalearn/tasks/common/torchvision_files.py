@@ -6,7 +6,7 @@ from typing import NamedTuple
 import numpy as np
 
 from metalearn.errors import DataError
-from metalearn.storage.locks import held
+from metalearn.storage.files import held
 from metalearn.tasks.common.samples import Labelled
 
 TEST = 10_000

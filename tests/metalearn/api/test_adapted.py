@@ -13,8 +13,7 @@ import torch
 from torch import nn
 
 import metalearn
-from metalearn.api.adapted import LEARNER
-from metalearn.api.learner import Classification, Regression
+from metalearn.api.learner import LEARNER, Classification, Regression
 from metalearn.errors import ConfigError
 from metalearn.saved.form import META, TENSORS
 from tests.metalearn.api.test_load import ALGORITHMS

@@ -16,15 +16,14 @@ from safetensors.torch import load_file
 from torch import nn
 
 from metalearn.classifier.backbones import Backbone, of_module
-from metalearn.classifier.classifier import PictureClassifier
-from metalearn.classifier.collected import Collected
+from metalearn.classifier.classifier import Collected, PictureClassifier
 from metalearn.classifier.saved import CLASSIFIER, WEIGHTS, Weights, fill, read, write
 from metalearn.classifier.validation import report_of_changed
 from metalearn.cli import export, fit, predict
 from metalearn.errors import ConfigError, DataError
 from metalearn.saved import form
 from metalearn.saved.form import MANIFEST, digest_of, replacing
-from metalearn.storage.locks import held
+from metalearn.storage.files import held
 from tests import drawn_pictures
 from tests.metalearn.classifier.test_classifier import said
 

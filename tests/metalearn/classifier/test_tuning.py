@@ -13,8 +13,7 @@ from torch import nn
 
 from metalearn.classifier import validation
 from metalearn.classifier.backbones import Backbone, of_module
-from metalearn.classifier.classifier import PictureClassifier
-from metalearn.classifier.collected import Collected
+from metalearn.classifier.classifier import Collected, PictureClassifier
 from metalearn.cli import fit
 from metalearn.cli.fit import summary
 from metalearn.errors import ConfigError

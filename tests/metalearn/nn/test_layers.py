@@ -22,7 +22,7 @@ from metalearn.nn import native, precision
 from metalearn.nn.conv import conv2d, laid_out
 from metalearn.nn.layers import linear, max_pool2d, shared_linear
 from metalearn.nn.norm import LINEAR, batch_norm
-from metalearn.storage import compiler
+from metalearn.storage import cache
 from tests.kernels import require_kernels
 from tests.runs import ROOT, slow
 
@@ -227,10 +227,10 @@ def test_layers_take_tensors_that_are_not_dense(way: str) -> None:
 def processor(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Kernels as GCC makes them for this processor, or for one of those for which it keeps products apart from sums;
     these are kept in a cache of their own."""
-    found = compiler.compiler_of_machine()
+    found = cache.compiler_of_machine()
     if request.param == "this" or found is None:
         return
-    if compiler.GCC not in compiler.version_of(found):
+    if cache.GCC not in cache.version_of(found):
         pytest.skip("this compiler makes the same of a sum for every processor")
     monkeypatch.setenv("CC", shlex.join([*found, "--param=avoid-fma-max-bits=512"]))
     request.getfixturevalue("fresh_cache")
@@ -308,7 +308,7 @@ def start_and_compile() -> "subprocess.Popen[bytes]":
 def compiler_for(machine: str) -> list[str]:
     """The command of a C compiler for a kind of processor; skips the test where there is none."""
     if platform.machine() == machine:
-        found = compiler.compiler_of_machine() or pytest.skip("no C compiler")
+        found = cache.compiler_of_machine() or pytest.skip("no C compiler")
         if "ziglang" in found:
             pytest.skip("zig has other names for processors")
         return found
@@ -328,7 +328,7 @@ def compiler_for(machine: str) -> list[str]:
 )  # fmt: skip
 def test_the_kernels_compile_for_other_processors_than_this(real: str, machine: str, processor: str) -> None:
     found = compiler_for(machine)
-    words = compiler.command_of(found, compiler.version_of(found))
+    words = cache.command_of(found, cache.version_of(found))
     sources = [str(source) for source in native.SOURCES if source.suffix == ".c"]
     options = [f"-march={processor}", f"-DREAL={real}", "-Wall", "-Wextra", "-fsyntax-only"]
     command = [*(word for word in words if word not in ("-march=native", "-shared")), *options, *sources]
@@ -374,7 +374,7 @@ def test_without_gcc_the_compiler_is_that_of_ziglang(tmp_path: Path, monkeypatch
     monkeypatch.delenv("CC", raising=False)
     for there in (None, object()):
         monkeypatch.setattr(importlib.util, "find_spec", lambda name, there=there: there)
-        assert compiler.compiler_of_machine() == ([sys.executable, "-m", "ziglang", "cc"] if there else None)
+        assert cache.compiler_of_machine() == ([sys.executable, "-m", "ziglang", "cc"] if there else None)
 
 
 def test_max_pool2d_takes_the_largest() -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from metalearn.cli import index
-from metalearn.reporting.index import write_index
+from metalearn.reporting.report import write_index
 from tests.metalearn.reporting.test_report import RESULT, Page
 
 HOSTILE = "a<script>b"

@@ -14,7 +14,7 @@ from typing import TextIO
 import pytest
 
 from metalearn.reporting import progress
-from metalearn.reporting.loggers.protocol import Window
+from metalearn.reporting.loggers import Window
 from metalearn.reporting.logging import SILENT, bar_log
 from metalearn.reporting.progress import RunProgress
 from tests.runs import ROOT, slow

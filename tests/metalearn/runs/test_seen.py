@@ -25,7 +25,7 @@ from metalearn.config.compose import compose_config
 from metalearn.errors import ConfigError
 from metalearn.runs.checkpoint import read
 from metalearn.runs.folder import evaluation_report
-from metalearn.runs.seen import Seen, from_meta, overlap
+from metalearn.runs.metrics import Seen, from_meta, overlap
 from metalearn.tasks.cifar100 import cifar_fs, fc100
 from metalearn.tasks.common.episodes import SPLITS, EpisodeSpec, Seeds
 from metalearn.tasks.common.identities import identities_of

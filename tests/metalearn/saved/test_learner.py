@@ -25,7 +25,7 @@ from metalearn.cli import adapt, evaluate
 from metalearn.cli import export as export_script
 from metalearn.config.saved import changed_config
 from metalearn.errors import ConfigError
-from metalearn.runs.learner import read
+from metalearn.runs.checkpoint import read_learner
 from metalearn.saved.form import MANIFEST, META, TENSORS
 from metalearn.tasks.glyphs import character
 from tests.own_network import Small
@@ -266,7 +266,7 @@ def test_a_forged_model_is_refused_by_its_schema(name: str, model: Path, capfd: 
 def test_no_data_is_downloaded_to_where_a_model_says(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("METALEARN_DATA", "here")
     forge(model, with_part("dataset", _target_="metalearn.tasks.omniglot.omniglot", root="/elsewhere"))
-    assert changed_config(read(model).meta["config"], [], {}).dataset.root == "here"
+    assert changed_config(read_learner(model).meta["config"], [], {}).dataset.root == "here"
 
 
 # Class folders in, a table out

@@ -14,7 +14,7 @@ from metalearn.app.unseen import REPORT, check_unseen, seen_drawers, seen_in, wa
 from metalearn.config.build import build
 from metalearn.config.compose import compose_config
 from metalearn.errors import DataError
-from metalearn.runs.seen import KEY, SEEN_DRAWERS, Seen, from_meta, to_meta
+from metalearn.runs.metrics import KEY, SEEN_DRAWERS, Seen, from_meta, to_meta
 from metalearn.tasks.common.drawn_set import DrawnClass, write_set
 from metalearn.types import Episode, GivesSamples, TaskSource
 

@@ -6,7 +6,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from metalearn.storage.compiler import compiler_of_machine
+from metalearn.storage.cache import compiler_of_machine
 from metalearn.tasks.common import draws
 from metalearn.tasks.common.draws import TaskDraws, draw_many, draw_one
 from metalearn.tasks.common.episodes import EpisodeSpec, Seeds

@@ -1,0 +1,436 @@
+"""Where the lines of a run go besides the terminal and train.log: metrics.jsonl, which every run has, and the loggers
+that the config chooses."""
+
+import contextlib
+import csv
+import hashlib
+import io
+import json
+import logging
+import os
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+import yaml  # type: ignore[import-untyped]
+
+from metalearn.config.saved import typed_keys
+from metalearn.config.values import Config, leaves
+from metalearn.errors import RunError
+from metalearn.reporting.page import Picture
+from metalearn.runs.metrics import from_json, jsonable
+from metalearn.storage.files import logged_lines, read_json, write_atomically, writing
+
+Values = dict[str, float]
+
+Sums = dict[str, tuple[float, int]]
+"""For each figure, its sum over some steps and the number of steps."""
+
+log = logging.getLogger("metalearn")
+
+
+class Window(NamedTuple):
+    """The steps to log: the last one that is `done`, the last one that is `validated`, their number, and the tasks (or
+    samples: `unit`) of each. `pending` has the sums over steps that are done, but not in a line yet. `digest` is the
+    digest of metrics.jsonl after the steps done, or None. Each `val_every` steps `val_tasks` are validated, and
+    `test_tasks` at the end."""
+
+    done: int
+    validated: int
+    steps: int
+    meta_batch_size: int
+    unit: str = "tasks"
+    pending: Mapping[str, tuple[float, int]] = MappingProxyType({})
+    digest: str | None = None
+    val_every: int = 1
+    val_tasks: int = 0
+    test_tasks: int = 0
+
+    def keeps(self, split: str, step: int) -> bool:
+        """Whether a point of an earlier session stays, since this run will not compute it again."""
+        return 0 < step <= {"train": self.done, "val": self.validated, "test": 0}[split]
+
+
+class Logger(NamedTuple):
+    """`start` gets the config and a few episodes as pictures by name; `scalars` the values of a step of a split;
+    `result` the config and the final figures; `close` ends it."""
+
+    start: Callable[[Config, Mapping[str, Picture]], None]
+    scalars: Callable[[int, str, Values], None]
+    result: Callable[[Config, Values], None]
+    close: Callable[[], None]
+
+
+OpenLogger = Callable[[Path, Window], Logger]
+
+
+def flat(config: Config) -> dict[str, bool | int | float | str]:
+    """The config by dotted keys, with plain values only: lists and None as text."""
+    return {name: v if isinstance(v, bool | int | float | str) else str(v) for name, v in leaves(config)}
+
+
+def as_yaml(config: Config) -> str:
+    """The config as text, in its own order."""
+    return str(yaml.safe_dump(config, sort_keys=False, allow_unicode=True))
+
+
+def run_name(folder: Path) -> str:
+    """The name of a run elsewhere: its experiment and its name."""
+    return f"{folder.parent.name}/{folder.name}"
+
+
+class Sent:
+    """A file in the run folder that notes the points sent to another program, which cannot take a point back.
+
+    A run that goes on makes the steps after its checkpoint again, with the same values. They are not sent twice.
+    `id` is the run's name in that program; None: it has nothing of this run yet.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        content = read_json(path)
+        self.id: str | None = content.get("id")
+        self._steps: dict[str, int] = content.get("steps", {})
+
+    def keep(self, new_id: str) -> None:
+        """Notes the run's name in the other program."""
+        self.id = new_id
+        self._save()
+
+    def claim(self, split: str, step: int) -> bool:
+        """Whether a point has not been sent yet; from now on it counts as sent."""
+        if step <= self._steps.get(split, 0):
+            return False
+        self._steps[split] = step
+        self._save()
+        return True
+
+    def _save(self) -> None:
+        write_atomically(self._path, json.dumps({"id": self.id, "steps": self._steps}) + "\n")
+
+
+def opened(name: str, open_it: Callable[[], Any]) -> Logger:
+    """A logger that sends to another program. A failure after the start does not end the run: it is reported once, and
+    the logger gets nothing more.
+
+    Args:
+        name: of its key in the group logger.
+        open_it: gives an object with the methods of `Logger`.
+
+    Raises:
+        RunError: it cannot be opened.
+    """
+    try:
+        logger = open_it()
+    except Exception as error:  # of the other program's code: any type
+        raise RunError(
+            f"logger.{name}: cannot be opened: {error}; type logger.{name}=false to go on without"
+        ) from error
+    failed = False
+
+    def guarded(call: Callable[..., None]) -> Callable[..., None]:
+        def run(*arguments: Any) -> None:
+            nonlocal failed
+            if not failed:
+                try:
+                    call(*arguments)
+                except Exception as error:  # of the other program's code: any type
+                    failed = True
+                    log.warning("logger.%s: has failed and gets nothing more: %s", name, error)
+                    log.debug("where logger.%s failed:", name, exc_info=True)  # for train.log
+
+        return run
+
+    return Logger(guarded(logger.start), guarded(logger.scalars), guarded(logger.result), guarded(logger.close))
+
+
+METRICS = "metrics.jsonl"
+"""The file of a run folder."""
+
+Row = dict[str, Any]
+
+
+def rows_of(run_dir: Path) -> Iterator[Row]:
+    """The complete lines of metrics.jsonl: a running program may be writing the last one.
+
+    Raises:
+        FileNotFoundError: the folder holds no run.
+        ValueError: a line is no JSON.
+    """
+    path = run_dir / METRICS
+    if not path.exists():
+        raise FileNotFoundError(f"{run_dir}: holds no {METRICS}; type the folder of a run that has begun")
+    with path.open(encoding="utf-8") as file:
+        try:
+            yield from (json.loads(line) for line in file if line.endswith("\n"))
+        except ValueError as error:
+            raise ValueError(f"{path}: has a line that is no JSON ({error})") from error
+
+
+class Lines:
+    """The file of a run that logs. If a run continues, the lines of what it will do again are removed."""
+
+    def __init__(self, folder: Path, window: Window) -> None:
+        self._path = folder / METRICS
+        kept = []
+        for line in logged_lines(self._path):
+            try:
+                row = json.loads(line)
+                if window.keeps(row["split"], row["step"]):
+                    kept.append(line.decode())
+            except (ValueError, KeyError, TypeError):
+                continue  # it is damaged, which the digest shows
+        self._digest = hashlib.sha256("".join(kept).encode())
+        if window.digest not in (None, self.digest()):
+            log.warning("%s: its lines up to step %d are not those that this run has written", self._path, window.done)
+        write_atomically(self._path, "".join(kept))
+        with writing(self._path):
+            self._file = self._path.open("a", encoding="utf-8")
+
+    def write(self, step: int, split: str, values: Values) -> None:
+        line = json.dumps(jsonable({"step": step, "split": split, **values})) + "\n"
+        with writing(self._path):
+            self._file.write(line)
+            self._file.flush()
+        self._digest.update(line.encode())
+
+    def digest(self) -> str:
+        """The SHA-256 of all lines so far."""
+        return self._digest.hexdigest()
+
+    def close(self) -> None:
+        with writing(self._path), self._file:
+            os.fsync(self._file.fileno())
+
+
+TABLE = "metrics.csv"
+
+
+def csv_logger(folder: Path, window: Window) -> Logger:
+    """A row for each line of metrics.jsonl, which the run has cut to the steps done. A new figure adds a column.
+
+    Raises:
+        RunError: it cannot be written.
+    """
+    table = _Table(folder)
+    return Logger(_nothing, table.scalars, _nothing, table.close)
+
+
+def _nothing(config: Config, more: Mapping[str, Picture] | Values) -> None:
+    """The config is in the run folder already."""
+
+
+class _Table:
+    def __init__(self, folder: Path) -> None:
+        self._folder, self._path = folder, folder / TABLE
+        self._rewrite()
+
+    def scalars(self, step: int, split: str, values: Values) -> None:
+        row = {"step": step, "split": split, **values}
+        if not row.keys() <= set(self._columns):
+            self.close()
+            self._rewrite()  # with this row: metrics.jsonl has it already
+            return
+        with writing(self._path):
+            csv.DictWriter(self._file, self._columns, restval="").writerow(row)
+            self._file.flush()
+
+    def close(self) -> None:
+        self._file.close()
+
+    def _rewrite(self) -> None:
+        """Writes the table of all rows, and opens it for those to come."""
+        rows = [from_json(row) for row in rows_of(self._folder)]
+        self._columns = list(dict.fromkeys(["step", "split", *(name for row in rows for name in row)]))
+        text = io.StringIO(newline="")
+        writer = csv.DictWriter(text, self._columns, restval="")
+        writer.writeheader()
+        writer.writerows(rows)
+        write_atomically(self._path, text.getvalue())
+        with writing(self._path):
+            self._file = self._path.open("a", encoding="utf-8", newline="")
+
+
+# TensorBoard sorts groups by name and opens the first two: those shall be the curves, not single points.
+_GROUPS = {"test": "z_test"}
+
+
+def tensorboard_logger(folder: Path, window: Window) -> Logger:
+    """Events in the run folder. If the run goes on, events after the steps done are purged.
+
+    Raises:
+        RunError: they cannot be written.
+    """
+    board = _Board(folder, window)
+    return Logger(board.start, board.scalars, board.result, board.close)
+
+
+class _Board:
+    def __init__(self, folder: Path, window: Window) -> None:
+        from torch.utils.tensorboard import SummaryWriter  # takes a second to import
+
+        self._folder, self._window = folder, window
+        self._excepthook = threading.excepthook
+        threading.excepthook = self._ended
+        with writing(folder):
+            self._writer: Any = SummaryWriter(str(folder), purge_step=window.done + 1 if window.done else 0)
+
+    def start(self, config: Config, pictures: Mapping[str, Picture]) -> None:
+        if self._window.done:
+            return  # an earlier session has written them, at step 0
+        text = "".join(f"    {line}\n" for line in as_yaml(config).splitlines())  # code in Markdown
+        with writing(self._folder):
+            self._writer.add_text("config", text, 0)
+            for name, picture in pictures.items():
+                self._writer.add_image(f"episodes/{name}", picture, 0, dataformats="HWC")
+
+    def scalars(self, step: int, split: str, values: Values) -> None:
+        with writing(self._folder):
+            for name, value in values.items():
+                self._writer.add_scalar(f"{_GROUPS.get(split, split)}/{name}", value, step)
+
+    def result(self, config: Config, figures: Values) -> None:
+        values, typed = flat(config), dict[str, str]()
+        with contextlib.suppress(OSError, ValueError):  # damaged: the run does not end for it
+            typed = typed_keys(self._folder)
+        changed = {key: value for key, value in values.items() if any(f"{key}.".startswith(f"{t}.") for t in typed)}
+        named = {f"{_GROUPS['test']}/{name.rpartition('/test_')[2]}": value for name, value in figures.items()}
+        with writing(self._folder):
+            self._writer.add_hparams(changed | values, named, run_name=".", global_step=self._window.steps)
+
+    def close(self) -> None:
+        with writing(self._folder):
+            self._writer.close()
+        threading.excepthook = self._excepthook
+
+    def _ended(self, args: threading.ExceptHookArgs) -> None:
+        """Prints the traceback of a thread, but for the writer's: the next call here raises its error."""
+        if type(args.thread).__name__ != "_AsyncWriterThread":
+            self._excepthook(args)
+
+
+MODES = ("offline", "online")
+
+
+def wandb_logger(project: str, mode: str | None) -> OpenLogger:
+    """A run of the project; its files lie in `wandb` in the run folder.
+
+    Args:
+        project: its name.
+        mode: one of `MODES`; None: what WANDB_MODE says, else `offline`.
+    """
+
+    chosen = mode or os.environ.get("WANDB_MODE", "offline")
+    return lambda folder, window: opened("wandb", lambda: _WandbRun(folder, project, chosen))
+
+
+class _WandbRun:
+    def __init__(self, folder: Path, project: str, mode: str) -> None:
+        os.environ.setdefault("WANDB_ERROR_REPORTING", "false")  # else errors are sent, in offline mode too
+        os.environ["WANDB_CACHE_DIR"] = str(folder.resolve() / "wandb" / "cache")  # where its links lead
+        import wandb  # takes a second
+
+        self._wandb: Any = wandb
+        self._sent = Sent(folder / "wandb.json")
+        self._is_new = self._sent.id is None
+        name = self._sent.id or uuid.uuid4().hex[:12]
+        (folder / "wandb").mkdir(exist_ok=True)
+        settings = wandb.Settings(
+            console="off", disable_git=True, disable_code=True, x_disable_stats=True, x_save_requirements=False,
+            silent=True,
+        )  # fmt: skip
+        self._run: Any = wandb.init(
+            project=project, id=name, name=run_name(folder), dir=str(folder), mode=mode, settings=settings,
+            resume="allow" if mode == "online" else None,
+        )  # fmt: skip
+        self._sent.keep(name)
+
+    def start(self, config: Config, pictures: Mapping[str, Picture]) -> None:
+        self._run.config.update(flat(config), allow_val_change=True)
+        if self._is_new:
+            self._run.log({f"episodes/{name}": self._wandb.Image(value) for name, value in pictures.items()}, step=0)
+
+    def scalars(self, step: int, split: str, values: Values) -> None:
+        if self._sent.claim(split, step):
+            self._run.log({f"{split}/{name}": value for name, value in values.items()}, step=step)
+
+    def result(self, config: Config, figures: Values) -> None:
+        self._run.summary.update(figures)
+
+    def close(self) -> None:
+        self._run.finish()
+
+
+DATABASE = "mlflow.db"
+
+_LONGEST_PARAM = 500
+"""The most characters of a parameter's value that every store of MLflow takes."""
+_MOST_PARAMS = 100
+"""The most parameters in one call."""
+
+
+def mlflow_logger(experiment: str, uri: str | None) -> OpenLogger:
+    """A run of the experiment.
+
+    Args:
+        experiment: its name.
+        uri: of the tracking server or database; None: what MLFLOW_TRACKING_URI says, else `mlflow.db` in the run
+            folder. MLflow has given up its stores of plain files.
+    """
+
+    chosen = uri or os.environ.get("MLFLOW_TRACKING_URI")
+    return lambda folder, window: opened("mlflow", lambda: _MlflowRun(folder, window, experiment, chosen))
+
+
+class _MlflowRun:
+    def __init__(self, folder: Path, window: Window, experiment: str, uri: str | None) -> None:
+        os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
+        from mlflow import MlflowClient, entities  # takes seconds
+
+        for chatty in ("mlflow", "alembic"):
+            logging.getLogger(chatty).setLevel(logging.WARNING)
+        self._entities: Any = entities
+        home = folder.resolve()
+        self._client: Any = MlflowClient(tracking_uri=uri or f"sqlite:///{home / DATABASE}")
+        self._status, self._steps = "KILLED", window.steps  # killed, unless a result comes
+        self._sent = Sent(folder / "mlflow.json")
+        self._is_new = self._sent.id is None
+        if self._sent.id is None:
+            artifacts = None if uri else (home / "mlartifacts").as_uri()
+            old = self._client.get_experiment_by_name(experiment)
+            number = old.experiment_id if old else self._client.create_experiment(experiment, artifacts)
+            self._sent.keep(self._client.create_run(number, run_name=run_name(folder)).info.run_id)
+        else:
+            self._client.update_run(self._sent.id, status="RUNNING")
+
+    def start(self, config: Config, pictures: Mapping[str, Picture]) -> None:
+        if not self._is_new:
+            return  # the parameters of a run cannot be changed
+        texts = [(name, str(value)[:_LONGEST_PARAM]) for name, value in flat(config).items()]
+        params = [self._entities.Param(name, text) for name, text in texts]
+        for first in range(0, len(params), _MOST_PARAMS):
+            self._client.log_batch(self._sent.id, params=params[first : first + _MOST_PARAMS])
+        self._client.log_text(self._sent.id, as_yaml(config), "config.yaml")
+        for name, picture in pictures.items():
+            self._client.log_image(self._sent.id, picture, f"episodes/{name}.png")
+
+    def scalars(self, step: int, split: str, values: Values) -> None:
+        if self._sent.claim(split, step):
+            self._log({f"{split}/{name}": value for name, value in values.items()}, step)
+
+    def result(self, config: Config, figures: Values) -> None:
+        if self._sent.claim("result", self._steps):
+            self._log(figures, self._steps)
+        self._status = "FINISHED"
+
+    def close(self) -> None:
+        self._client.set_terminated(self._sent.id, self._status)
+
+    def _log(self, values: Values, step: int) -> None:
+        now = int(1000 * time.time())
+        metrics = [self._entities.Metric(name, value, now, step) for name, value in values.items()]
+        self._client.log_batch(self._sent.id, metrics=metrics)
