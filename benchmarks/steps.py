@@ -13,28 +13,25 @@ from distributed.reduce import mean
 from distributed.strategies.common.work import Work, WorkPlan
 from distributed.strategies.local import local
 from distributed.tree_sum import tree_sum
-from metalearn.reporting.logging import SILENT
-from metalearn.runs.checkpoint import NO_CHECKPOINTS
-from metalearn.runs.signals import NEVER
 from metalearn.training.chunks import chunk_functions
-from metalearn.training.loop import Run, TrainState, Units, UpdateHere, new_learner, tasks_in_chunks
-from metalearn.training.on_device import DeviceWork, UpdateOnDevice
+from metalearn.training.on_device import DeviceUpdater, DeviceWork
 from metalearn.training.optimizers import Rates, adam
-from metalearn.training.settings import TrainerSettings
+from metalearn.training.settings import TrainerSettings, Units
+from metalearn.training.trainer import HostUpdater, Trainer, TrainState
 from metalearn.types import Algorithm, ChunkResult, Episode, TaskSource
 
 RATE = 0.001
 
 
-def run_of(
+def trainer_of(
     algorithm: Algorithm,
     source: TaskSource,
     tasks: int,
     chunk: int,
     device: torch.device,
     dtype: torch.dtype = torch.float32,
-) -> tuple[Run, TrainState]:
-    """A run that has `tasks` tasks (or samples) a step, `chunk` of them together, and its learner; Adam at `RATE`.
+) -> Trainer:
+    """A trainer that has `tasks` tasks (or samples) a step, `chunk` of them together; Adam at `RATE`.
 
     As in train.py, the parameters stay on the CPU and chunks are computed on `device`.
     """
@@ -45,42 +42,36 @@ def run_of(
     settings = TrainerSettings(
         steps=1, meta_batch_size=tasks, task_chunk="auto", val_every=1, val_tasks=2, test_tasks=2
     )
-    run = Run(
-        settings, local(plan=plan, timeout=60)(), outer, plan.reduce, units, units, NO_CHECKPOINTS, SILENT, {}, NEVER
-    )
     start = algorithm.init(torch.Generator().manual_seed(SEED))
-    return run, new_learner({name: value.to(dtype) for name, value in start.items()}, outer.start)
+    state = TrainState.new({name: value.to(dtype) for name, value in start.items()}, outer.start)
+    return Trainer(settings, state, local(plan=plan, timeout=60)(), outer, plan.reduce, units, units)
 
 
-def take_step(run: Run, learner: TrainState, step: int) -> Sequence[ChunkResult]:
+def take_step(trainer: Trainer, step: int) -> Sequence[ChunkResult]:
     """Step number `step`, from 1 on, with its own tasks."""
-    batch = run.settings.meta_batch_size
-    tasks = tasks_in_chunks((step - 1) * batch, batch, run.training.chunk)
-    return UpdateHere(run, learner).advance(tasks, step, RATE)[0]
+    return HostUpdater(trainer).advance(trainer.tasks_of(step), step, RATE)[0]
 
 
 def on_device(
     algorithm: Algorithm, source: TaskSource, tasks: int, chunk: int, device: torch.device, *, steps: int, every: int
-) -> tuple[Run, TrainState, UpdateOnDevice]:
-    """A run of so many steps that stay on a device, its learner, and what takes the steps; figures are there after
-    `every` so many."""
-    run, learner = run_of(algorithm, source, tasks, chunk, device)
-    run = run._replace(settings=replace(run.settings, steps=steps))
+) -> tuple[Trainer, DeviceUpdater]:
+    """A trainer whose steps stay on a device, and what takes them; figures are there after `every` steps."""
+    trainer = trainer_of(algorithm, source, tasks, chunk, device)
+    trainer.settings = replace(trainer.settings, steps=steps)
     work = DeviceWork(algorithm, source, device, torch.float32, tree_sum, every)
-    return run, learner, UpdateOnDevice(run, learner, work)
+    return trainer, DeviceUpdater(trainer, work)
 
 
-def advance_on_device(run: Run, updater: UpdateOnDevice, first: int, count: int) -> float:
+def advance_on_device(trainer: Trainer, updater: DeviceUpdater, first: int, count: int) -> float:
     """Takes `count` steps from number `first` on, reads their figures, and returns the last loss of a task."""
-    batch, results = run.settings.meta_batch_size, list[ChunkResult]()
+    results = list[ChunkResult]()
     for step in range(first, first + count):
-        tasks = tasks_in_chunks((step - 1) * batch, batch, run.training.chunk)
-        results = list(updater.advance(tasks, step, RATE)[0])
+        results = list(updater.advance(trainer.tasks_of(step), step, RATE)[0])
         if (step - first + 1) % updater.every == 0:
             updater.settle()
     if count % updater.every:
         updater.settle()
-    return float(results[0].metrics["loss"]) / batch
+    return float(results[0].metrics["loss"]) / trainer.settings.meta_batch_size
 
 
 def train_tasks(episodes: Callable[[Tensor], Episode]) -> Any:

@@ -9,12 +9,13 @@ from torch.utils.data import DataLoader
 
 from distributed.tree_sum import tree_sum
 from metalearn.app.job import installed, to_job
-from metalearn.app.parts import assemble, evaluation_chunk, training_chunk
+from metalearn.app.parts import assemble
 from metalearn.app.process import set_up_torch
 from metalearn.config.compose import compose_config
 from metalearn.runs.metrics import main_metric, summary
 from metalearn.training.chunks import chunk_functions
-from metalearn.training.loop import TrainState, tasks_in_chunks, update
+from metalearn.training.settings import tasks_in_chunks
+from metalearn.training.trainer import TrainState
 
 
 class MetaLearner(lightning.LightningModule):  # type: ignore[misc]
@@ -41,8 +42,8 @@ class MetaLearner(lightning.LightningModule):  # type: ignore[misc]
         own = [self.compute.map(fixed, tasks, done + 1).grads for tasks in chunks[self.global_rank :: devices]]
         grads = [{n: g.reshape(devices, *fixed[n].shape) for n, g in part.items()} for part in self.all_gather(own)]
         in_order = [{n: g[device] for n, g in part.items()} for part in grads for device in range(devices)]
-        gradient = self.parts.reduce(in_order, [len(tasks) for tasks in chunks])
-        update(TrainState(self.params(), self.outer), gradient, rate)
+        gradient = self.parts.plan.reduce(in_order, [len(tasks) for tasks in chunks])
+        TrainState(self.params(), self.outer).update(gradient, rate)
 
     def validation_step(self, tasks: Tensor) -> None:
         values = self.compute.evaluate(self.params(), "val", tasks)
@@ -51,7 +52,7 @@ class MetaLearner(lightning.LightningModule):  # type: ignore[misc]
 
 if __name__ == "__main__":
     devices, learner = int(sys.argv[1]), MetaLearner(sys.argv[2:])
-    loop, chunk, val_chunk = learner.parts.settings, training_chunk(learner.parts), evaluation_chunk(learner.parts)
+    loop, chunk, val_chunk = learner.parts.settings, learner.parts.training_chunk(), learner.parts.evaluation_chunk()
     train = [tasks_in_chunks(s * loop.meta_batch_size, loop.meta_batch_size, chunk) for s in range(loop.steps)]
     val = tasks_in_chunks(0, loop.val_tasks, val_chunk, "val")
     if len(train[0]) % devices:

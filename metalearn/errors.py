@@ -2,7 +2,6 @@
 
 import difflib
 from collections.abc import Iterable
-from typing import Any
 
 
 def printable(text: str) -> str:
@@ -47,12 +46,11 @@ class DiskError(RunError):
 
 
 class DivergedError(RunError):
-    """A run whose loss or gradient is not finite; `step` was not applied. `progress` is where the run stood, if known,
-    as `metalearn.training.loop.Progress`."""
+    """A run whose loss or gradient is not finite; `step` was not applied."""
 
-    def __init__(self, message: str, step: int, progress: Any = None) -> None:
+    def __init__(self, message: str, step: int) -> None:
         super().__init__(message)
-        self.step, self.progress = step, progress
+        self.step = step
 
 
 class ForeignPackageError(ImportError):

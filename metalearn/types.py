@@ -373,7 +373,13 @@ update the parameters (0 where others do), and `gradient_norm`, if it has seen t
 
 
 class Updater(Protocol):
-    """Takes the meta-steps of a run: has the chunks computed, and updates the parameters, wherever they are."""
+    """Takes the meta-steps of a run: has the chunks computed, and updates the parameters, wherever they are.
+
+    `every` is how many steps it can take until the host must read their figures: above 1 if it does not wait for a
+    device at every step, so that the metrics of its results are there after `settle`.
+    """
+
+    every: int
 
     def advance(self, chunks: Sequence[Tensor], step: int, rate: float) -> StepResult:
         """Takes one step at `rate`. The chunks' results may be without gradients.
@@ -383,26 +389,16 @@ class Updater(Protocol):
         """
         ...
 
-    def fetch(self) -> None:
-        """Brings the parameters and the optimiser in this process up to date."""
-        ...
-
-
-@runtime_checkable
-class DefersFigures(Protocol):
-    """An `Updater` that does not wait for a device at every step: the metrics of its results are there after `settle`.
-
-    `every` is how many steps it can take until then.
-    """
-
-    every: int
-
     def settle(self) -> None:
         """Waits for the steps so far.
 
         Raises:
             NotFiniteError: a loss or gradient is not finite; that step and the later ones are not applied.
         """
+        ...
+
+    def fetch(self) -> None:
+        """Brings the parameters and the optimiser in this process up to date."""
         ...
 
 

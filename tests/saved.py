@@ -18,7 +18,7 @@ from metalearn.config.values import to_container
 from metalearn.runs.checkpoint import write
 from metalearn.runs.metrics import KEY, Seen, to_meta
 from metalearn.saved.form import MANIFEST, META, TENSORS, digest_of
-from metalearn.training.loop import Progress, new_learner, snapshot
+from metalearn.training.trainer import TrainState
 from tests.runs import ROOT
 
 SECRET = "s3cret-of-the-environment"
@@ -33,12 +33,12 @@ def saved_run(run_dir: Path, *overrides: str, seen: bool = False) -> Parts:
     checkpoint names its classes if `seen`; else they are not known."""
     composed = compose_config([*overrides, f"hydra.run.dir={run_dir}"])
     parts = assemble(to_job(*composed, script(ROOT / "train.py"), []))
-    learner = new_learner(parts.start, parts.outer.start)
+    state = TrainState.new(parts.start, parts.outer.start)
     (run_dir / ".hydra").mkdir(parents=True)
     (run_dir / ".hydra/config.yaml").write_text("seed: 0\n")
     classes = seen_in(parts.source, 1) if seen else Seen(complete=False)
     meta = {"config": to_container(composed.config), KEY: to_meta(classes)}
-    checkpoint = write(run_dir / "checkpoints", snapshot(learner, Progress(), meta, {}))
+    checkpoint = write(run_dir / "checkpoints", state.snapshot(meta, {}))
     (run_dir / "checkpoints/best").symlink_to(checkpoint.name)
     return parts
 

@@ -34,12 +34,12 @@ def _measured(recipe: Recipe, precision: str, device: str, short: bool) -> dict[
         algorithm, chunk = algorithm_of(recipe, PLAIN[recipe.kind]), chunk_of(recipe, where)
         source = train_tasks(episodes_of(recipe))
         began = time.perf_counter()
-        run, _, updater = on_device(algorithm, source, recipe.tasks, chunk, where, steps=3 * steps, every=steps)
+        trainer, updater = on_device(algorithm, source, recipe.tasks, chunk, where, steps=3 * steps, every=steps)
         made = time.perf_counter() - began
-        advance_on_device(run, updater, 1, steps)
+        advance_on_device(trainer, updater, 1, steps)
         finish(device)
         began = time.perf_counter()
-        loss = advance_on_device(run, updater, steps + 1, steps)
+        loss = advance_on_device(trainer, updater, steps + 1, steps)
         finish(device)
         a_step = (time.perf_counter() - began) / steps
     flops = flops_of(recipe, PLAIN[recipe.kind], device)

@@ -11,8 +11,8 @@ from benchmarks.gpu_check.rows import CheckRow, WrongError, row_of
 from benchmarks.machine import finish
 from benchmarks.steps import advance_on_device, on_device
 from benchmarks.ways import PLAIN, RECIPES, Recipe, algorithm_of, character_source
-from metalearn.training.loop import Run, TrainState
-from metalearn.training.on_device import UpdateOnDevice, without_waits
+from metalearn.training.on_device import DeviceUpdater, without_waits
+from metalearn.training.trainer import Trainer
 from metalearn.types import Params
 
 MEASURED = ("5w1s", "5w1s-5steps", "20w1s", "20w1s-5steps")
@@ -31,11 +31,11 @@ def resident(device: str, *, short: bool) -> Iterator[CheckRow]:
 
 def _measured(recipe: Recipe, device: str, steps: int) -> dict[str, Any]:
     began = time.perf_counter()
-    run, learner, updater = _started(recipe, device, recipe.tasks, 2 * steps + EVERY)
+    trainer, updater = _started(recipe, device, recipe.tasks, 2 * steps + EVERY)
     made = time.perf_counter() - began
-    advance_on_device(run, updater, 1, steps)
+    advance_on_device(trainer, updater, 1, steps)
     finish(device)
-    first = _params(learner, updater)
+    first = _params(trainer, updater)
     began = time.perf_counter()
     batch = recipe.tasks
     with without_waits(torch.device(device)):  # between two readings of figures
@@ -43,9 +43,9 @@ def _measured(recipe: Recipe, device: str, steps: int) -> dict[str, Any]:
             updater.advance([torch.arange((step - 1) * batch, step * batch)], step, 0.001)
     updater.settle()
     whole = (time.perf_counter() - began) / updater.every
-    again, other, twin = _started(recipe, device, recipe.tasks, steps)
+    again, twin = _started(recipe, device, recipe.tasks, steps)
     advance_on_device(again, twin, 1, steps)
-    _same("another run", first, _params(other, twin))
+    _same("another run", first, _params(again, twin))
     return {
         "seconds until the first step": made,
         "ms a step": 1000 * whole,
@@ -57,15 +57,15 @@ def _measured(recipe: Recipe, device: str, steps: int) -> dict[str, Any]:
     }
 
 
-def _started(recipe: Recipe, device: str, chunk: int, steps: int) -> tuple[Run, TrainState, UpdateOnDevice]:
+def _started(recipe: Recipe, device: str, chunk: int, steps: int) -> tuple[Trainer, DeviceUpdater]:
     algorithm, source = algorithm_of(recipe, PLAIN[recipe.kind]), character_source(recipe.ways, recipe.queries)[1]
     every = min(EVERY, steps)
     return on_device(algorithm, source, recipe.tasks, chunk, torch.device(device), steps=steps, every=every)
 
 
-def _params(learner: TrainState, updater: UpdateOnDevice) -> Params:
+def _params(trainer: Trainer, updater: DeviceUpdater) -> Params:
     updater.fetch()
-    return {name: value.detach().clone() for name, value in learner.params.items()}
+    return {name: value.detach().clone() for name, value in trainer.state.params.items()}
 
 
 def _same(what: str, ours: Params, other: Params) -> None:
@@ -74,7 +74,7 @@ def _same(what: str, ours: Params, other: Params) -> None:
         raise WrongError(f"{what} has other bits of {', '.join(differing)}")
 
 
-def _graph_ms(updater: UpdateOnDevice) -> float:
+def _graph_ms(updater: DeviceUpdater) -> float:
     """The milliseconds of a step on the device alone; it is done at the end, since it takes the same tasks again."""
     if updater.graph is None:
         return 0.0
@@ -92,9 +92,9 @@ def _in_chunks(recipe: Recipe, device: str, short: bool) -> dict[str, Any]:
         recipe = recipe._replace(tasks=8)
     found = []
     for chunk in (recipe.tasks, 8, 1):
-        run, learner, updater = _started(recipe, device, chunk, 5)
-        advance_on_device(run, updater, 1, 2 if short else 5)
-        found.append(_params(learner, updater))
+        trainer, updater = _started(recipe, device, chunk, 5)
+        advance_on_device(trainer, updater, 1, 2 if short else 5)
+        found.append(_params(trainer, updater))
     for chunk, params in zip((8, 1), found[1:], strict=True):
         _same(f"a run in chunks of {chunk}", params, found[0])
     return {"another run has equal bits": "yes"}

@@ -14,10 +14,10 @@ from benchmarks.gpu_check.learners import ALGORITHMS, training_of
 from benchmarks.gpu_check.rows import CheckRow, at_most, row_of
 from benchmarks.machine import finish
 from benchmarks.processes import STEPS_A_RUN
-from benchmarks.steps import run_of, take_step, train_tasks
+from benchmarks.steps import take_step, train_tasks, trainer_of
 from benchmarks.ways import PLAIN, RECIPES, algorithm_of, character_source, chunk_of, episodes_of
 from metalearn.training.chunks import DATA_SECONDS
-from metalearn.training.loop import TrainState, figures
+from metalearn.training.trainer import TrainState, figures
 
 STEPS = 5
 
@@ -55,8 +55,8 @@ def _algorithm(name: str, device: str, steps: int) -> dict[str, Any]:
 def _trained(name: str, device: str, dtype: torch.dtype, steps: int) -> tuple[list[float], TrainState]:
     """The loss of every step, and the learner. The loop raises DivergedError for a loss that is not finite."""
     algorithm, source, batch = training_of(name)
-    run, learner = run_of(algorithm, source, batch, batch // 2, torch.device(device), dtype)
-    return [figures(take_step(run, learner, step))["loss"] for step in range(1, steps + 1)], learner
+    trainer = trainer_of(algorithm, source, batch, batch // 2, torch.device(device), dtype)
+    return [figures(take_step(trainer, step))["loss"] for step in range(1, steps + 1)], trainer.state
 
 
 def recipe(device: str, *, short: bool) -> Iterator[CheckRow]:
@@ -72,11 +72,11 @@ def recipe(device: str, *, short: bool) -> Iterator[CheckRow]:
 def _recipe_steps(device: str, steps: int, batch: int, held: list[dict[str, int]]) -> dict[str, Any]:
     (chosen,) = (one._replace(tasks=batch) for one in RECIPES if one.name == RECIPE)
     algorithm, where = algorithm_of(chosen, PLAIN[chosen.kind]), torch.device(device)
-    run, learner = run_of(algorithm, train_tasks(episodes_of(chosen)), batch, chunk_of(chosen, where), where)
+    trainer = trainer_of(algorithm, train_tasks(episodes_of(chosen)), batch, chunk_of(chosen, where), where)
     rows, seconds = [], []
     for step in range(1, steps + 1):
         began = time.perf_counter()
-        rows.append(figures(take_step(run, learner, step)))
+        rows.append(figures(take_step(trainer, step)))
         finish(device)
         seconds.append(time.perf_counter() - began)
         if step in (steps // 10, steps):

@@ -171,6 +171,8 @@ class Pipeline(ChunkStrategy):
     """All shards, as rank zero uses them. It is its own updater: gradients stay where the shards are, so there is no
     `map`, and each worker updates the parameters of its shard."""
 
+    every = 1  # the host reads the figures of each step
+
     def __init__(self, ends: Sequence[int], reduce: Combine, micro_batches: int, timeout: float) -> None:
         self._bounds = list(pairwise([0, *ends]))
         self._reduce, self._micro_batches, self._timeout = reduce, micro_batches, timeout
@@ -189,6 +191,9 @@ class Pipeline(ChunkStrategy):
         self._here = params, optimizer
         self.push(params, optimizer.state_dict())
         return self
+
+    def settle(self) -> None:
+        """Each step waits for its figures."""
 
     def fetch(self) -> None:
         """Copies the shards' parameters and the state of their optimisers to those that the updater began with."""

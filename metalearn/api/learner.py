@@ -57,7 +57,7 @@ from metalearn.storage.files import is_folder, whole_folder
 from metalearn.tasks.common.pictures import PictureForm
 from metalearn.training.chunks import chunk_functions
 from metalearn.training.compatibility import check_evaluation
-from metalearn.training.loop import tasks_in_chunks
+from metalearn.training.settings import tasks_in_chunks
 from metalearn.types import Algorithm, Batch, Loss, Model, Params, TaskSource
 
 _NUMBERS_TOGETHER = 2**18

@@ -28,13 +28,11 @@ from metalearn.app.job import Job, installed
 from metalearn.app.parts import (
     Parts,
     chosen_loss,
-    connect,
-    first_tasks,
     plain_samples_of,
     put_together,
     with_outputs,
 )
-from metalearn.app.run import check_finite, log_network, make_run, seen_by
+from metalearn.app.run import check_finite, log_network, seen_by
 from metalearn.app.unseen import REFUSE, REPORT, check_unseen
 from metalearn.checks import one_of
 from metalearn.config.build import build
@@ -46,11 +44,8 @@ from metalearn.nn.precision import computing_with
 from metalearn.nn.surroundings import with_gradients
 from metalearn.reporting.loggers import Window
 from metalearn.reporting.logging import SILENT, bar_log
-from metalearn.runs.checkpoint import NO_CHECKPOINTS, Checkpointer, Snapshot
-from metalearn.runs.metrics import Seen
-from metalearn.runs.signals import NEVER
+from metalearn.runs.checkpoint import NO_CHECKPOINTS, Snapshot
 from metalearn.training.compatibility import check_compatible
-from metalearn.training.loop import Progress, fit, new_learner
 from metalearn.types import Algorithm, Loss, Metric, Model
 
 log = logging.getLogger("metalearn")
@@ -120,11 +115,11 @@ def train(
         except OmegaConfBaseException as error:
             reason = str(error).splitlines()[0]
             raise ConfigError(f"{reason}; give that key a value by metalearn.named(NAME, KEY=VALUE)") from error
-        check_compatible(parts.algorithm, parts.model, parts.start, parts.source, first_tasks(parts))
+        check_compatible(parts.algorithm, parts.model, parts.start, parts.source, parts.first_tasks())
         check_unseen(seen_by(parts, None), parts.source, "val", seen_classes)
         log_network(parts.model)
         best, validation = _trained(parts, job, progress)
-        check_finite(job.config, "val", validation, Progress(parts.settings.steps))
+        check_finite(job.config, "val", validation, parts.settings.steps)
         # The sizes of a source of the user's own say nothing of how a photograph shall be shown.
         named = isinstance(tasks, str | Named)
         return learner_of(
@@ -144,7 +139,6 @@ def _trained(parts: Parts, job: Job, progress: bool) -> tuple[Snapshot, dict[str
         0, 0, settings.steps, settings.meta_batch_size, parts.algorithm.trained_on,
         val_every=settings.val_every, val_tasks=settings.val_tasks,
     )  # fmt: skip
-    log = bar_log(window) if progress else SILENT
     kept: list[Snapshot] = []
 
     def keep(snapshot: Snapshot, best: bool) -> None:
@@ -152,13 +146,14 @@ def _trained(parts: Parts, job: Job, progress: bool) -> tuple[Snapshot, dict[str
             params = {name: value.detach().clone() for name, value in snapshot.params.items()}
             kept[:] = [snapshot._replace(params=params)]
 
-    in_memory = Checkpointer(NO_CHECKPOINTS.due, keep, lambda: kept[0] if kept else None, lambda step, best: False)
-    run = make_run(job, parts, connect(parts), in_memory, log, NEVER, Seen())
+    trainer = parts.trainer(parts.connect(), parts.new_state())
+    trainer.checkpointer = NO_CHECKPOINTS._replace(save=keep)
+    trainer.log = bar_log(window) if progress else SILENT
     try:
-        reached = fit(run, new_learner(parts.start, parts.outer.start, settings.ema_decay), Progress())
+        trainer.fit()
     finally:
-        log.close()
-    return kept[0], reached.best or {}
+        trainer.log.close()
+    return kept[0], trainer.state.best or {}
 
 
 # From the arguments to the parts

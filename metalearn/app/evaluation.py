@@ -14,7 +14,7 @@ from metalearn.algorithms.common.ensemble import ensemble, joined
 from metalearn.app import ranks
 from metalearn.app.job import Job, Program, Role, role_of, to_job
 from metalearn.app.outcome import BAD_CONFIG, FAILED, OK, report_error
-from metalearn.app.parts import Parts, assemble, connect, evaluation_chunk, put_together, trained_otherwise
+from metalearn.app.parts import Parts, assemble, put_together, trained_otherwise
 from metalearn.app.process import set_up_torch
 from metalearn.app.run import DATA
 from metalearn.app.unseen import UNKNOWN, check_unseen, warn_of_seen_drawers
@@ -30,7 +30,7 @@ from metalearn.runs.metrics import Seen, figures_of, from_meta, write_table
 from metalearn.saved.form import TENSORS, digest_of
 from metalearn.storage.files import creating, is_folder
 from metalearn.training.compatibility import check_evaluation
-from metalearn.training.loop import tasks_in_chunks
+from metalearn.training.settings import tasks_in_chunks
 from metalearn.types import Metrics, Params, Strategy
 
 log = logging.getLogger("metalearn")
@@ -149,7 +149,7 @@ def warn_of_other_data(parts: Parts, config: DictConfig, member: Member, overrid
         f"{name}.{key}" for name in ("dataset", "algorithm") for key in differences(saved[name], present[name])
     } - {"dataset.root", "dataset.shards", "dataset.download"}
     typed = any(text.startswith("dataset.root=") for text in overrides)
-    if not typed and not changed and parts.content().is_known_otherwise(member.saved.meta.get(DATA)):
+    if not typed and not changed and parts.content.is_known_otherwise(member.saved.meta.get(DATA)):
         log.warning(
             "dataset.root=%s: holds other data than %s=%s was trained on; bring those back, or type this key to "
             "evaluate on these", present["dataset"].get("root"), member.key, member.path,
@@ -192,7 +192,7 @@ def lead(
             {"checkpoint": str(one.folder), "params": digest_of(one.folder / TENSORS), "step": one.saved.meta["step"]}
             for one in members
         ]
-        strategy = connect(parts)
+        strategy = parts.connect()
         with ranks.closing(strategy):
             began = time.perf_counter()
             values = values_of(parts, strategy, params, split, shown=True)
@@ -223,7 +223,7 @@ def values_of(parts: Parts, strategy: Strategy, params: Params, split: str, *, s
     progress = RunProgress(Window(0, 0, 0, 1, test_tasks=count)) if shown else None
     done = progress.evaluating(split, count) if progress else unnoticed
     try:
-        return strategy.evaluate(params, split, tasks_in_chunks(0, count, evaluation_chunk(parts), split), done)
+        return strategy.evaluate(params, split, tasks_in_chunks(0, count, parts.evaluation_chunk(), split), done)
     finally:
         if progress:
             progress.close()

@@ -4,9 +4,9 @@ network depends on."""
 import functools
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
 
 import torch
 from omegaconf import DictConfig, OmegaConf
@@ -29,15 +29,24 @@ from metalearn.errors import ConfigError, MixedWorkersError
 from metalearn.models.module import to_note
 from metalearn.nn.precision import type_of
 from metalearn.reporting.logging import OpenLog
-from metalearn.runs.checkpoint import Checkpointer, has_checkpoints, read_named, start_params
+from metalearn.runs.checkpoint import Checkpointer, Snapshot, has_checkpoints, read_named, start_params
 from metalearn.runs.metrics import Seen, from_meta
 from metalearn.storage.files import is_folder
 from metalearn.tasks.common.identities import Content, content_of
 from metalearn.training.chunks import chunk_functions, episodes_of, inputs_of_source, piece_functions, single_stages
-from metalearn.training.loop import Reduce, Run, TrainState, tasks_in_chunks
 from metalearn.training.on_device import DeviceWork, steps_on_device
 from metalearn.training.optimizers import OuterOptimizer
-from metalearn.training.settings import AUTO, Chunk, TrainerSettings, chunk_in_group, chunk_size, tasks_that_fit
+from metalearn.training.settings import (
+    AUTO,
+    Chunk,
+    TrainerSettings,
+    Units,
+    chunk_in_group,
+    chunk_size,
+    tasks_in_chunks,
+    tasks_that_fit,
+)
+from metalearn.training.trainer import Trainer, TrainState
 from metalearn.types import (
     Algorithm,
     ComesInGroups,
@@ -62,33 +71,136 @@ FOLLOWING = ("model.ways", "model.network.num_classes")
 """Keys that follow dataset.ways."""
 
 
-class Parts(NamedTuple):
-    """The components that the config describes; `start` holds the meta-parameters before the first step, `start_seen`
-    the classes that they have seen, and `start_notes` a line for each thing that `init_from` could not give. `content`
-    reads the data, once."""
+@dataclass(frozen=True, eq=False)
+class Parts:
+    """What a run is made of: the components that its config describes.
 
+    Attributes:
+        start: the meta-parameters before the first step.
+        start_notes: lines for the start of the log, such as what `init_from` could not give.
+        start_seen: the classes that `start` has seen.
+        plan: what the strategy distributes.
+        begin_work: starts the strategy.
+        updates: as in `Trainer`.
+    """
+
+    job: Job
     settings: TrainerSettings
     source: TaskSource
     model: Model
+    algorithm: Algorithm
     start: Params
     start_notes: list[str]
     start_seen: Seen
-    algorithm: Algorithm
-    device: torch.device
     outer: OuterOptimizer
-    reduce: Reduce
-    connect: Callable[[], Strategy]
+    plan: WorkPlan
+    begin_work: Callable[[], Strategy]
     checkpointer: Checkpointer
     open_log: OpenLog
-    content: Callable[[], Content]
-    workers: int = 1
-    compare: Callable[[], None] = lambda: None
-    updater: Callable[[Run, TrainState], Updater] | None = None
+    updates: Callable[[Trainer], Updater] | None
+
+    @property
+    def device(self) -> torch.device:
+        """The device that this rank computes on."""
+        return self.plan.work.device
 
     @property
     def transductive(self) -> bool:
         """Whether the queries of a task see each other."""
         return self.model.transductive or self.algorithm.transductive
+
+    @functools.cached_property
+    def content(self) -> Content:
+        """What the data are, which are read for it."""
+        return content_of(self.source)
+
+    def connect(self) -> Strategy:
+        """Joins this rank to its world, on its own device.
+
+        Raises:
+            MixedWorkersError: this worker differs from rank zero, or another one does and the world has not begun.
+        """
+        config = self.job.config
+        if self.device.type == "cuda":
+            torch.cuda.set_device(self.device)
+        if self.job.workers > 1:
+            likeness = partial(likeness_of, config, lambda: self.content, self.device)
+            compare_workers(likeness, mixed=config.launch.mixed)
+        try:
+            return self.begin_work()
+        except UnlikeWorkerError as error:
+            raise MixedWorkersError(
+                f"{error}; bring all hosts to one version, config and data, or start the run with launch.mixed=true, "
+                "which promises no bits"
+            ) from error
+
+    def new_state(self) -> TrainState:
+        """The state before the first step."""
+        return TrainState.new(self.start, self.outer.start, self.settings.ema_decay)
+
+    def restored(self, saved: Snapshot) -> TrainState:
+        """The state in a checkpoint, with the optimiser and the average that the config describes."""
+        return TrainState.restored(saved, self.outer.start, self.settings.ema_decay)
+
+    def trainer(self, strategy: Strategy, state: TrainState) -> Trainer:
+        """The trainer of this rank. It leaves nothing behind."""
+        return Trainer(
+            self.settings,
+            state,
+            strategy,
+            self.outer,
+            self.plan.reduce,
+            training=Units(self.training_chunk(), self.algorithm.trained_on),
+            evaluation=Units(self.evaluation_chunk(), self.algorithm.evaluated_on),
+            pause_after=self.job.config.pause_after,
+            updates=self.updates,
+        )
+
+    def first_tasks(self) -> Episode:
+        """The first training task; of plain samples as many as the smallest micro-batch of the run has, but two at
+        most.
+
+        This call finds, verifies and decodes the data.
+
+        Raises:
+            DataError: data that is missing or damaged.
+        """
+        first = torch.tensor([0])
+        if self.algorithm.trained_on == "samples":
+            chunk, settings = self._chunk_of(1), self.settings
+            counts = [settings.meta_batch_size]
+            if self.algorithm.evaluated_on == "samples":
+                counts += [settings.val_tasks, settings.test_tasks]
+            first = torch.arange(min(2, *(count % chunk or chunk for count in counts)))
+        return episodes_of(self.source, "train", first, self.algorithm.computes)
+
+    def training_chunk(self) -> Chunk:
+        """Tasks, or samples, that are computed together in training."""
+        if isinstance(self.source, ComesInGroups):
+            return _in_group(self.settings, self.source, self.device)
+        (support, query) = self.first_tasks()
+        tasks = self.algorithm.trained_on == "tasks"
+        return self._chunk_of(support.x.shape[1] + query.x.shape[1] if tasks else 1)
+
+    def _chunk_of(self, images: int) -> int:
+        pairs = in_pairs(self.algorithm, self.model, self.start, self.device)
+        return chunk_size(self.settings, self.model, images, self.device, self.job.workers, pairs=pairs)
+
+    def idle_workers(self) -> int:
+        """How many workers get no chunk of a step."""
+        chunks = tasks_in_chunks(0, self.settings.meta_batch_size, self.training_chunk())
+        return max(0, self.job.workers - len(chunks))
+
+    def evaluation_chunk(self) -> Chunk:
+        """Tasks, or samples, that are computed together in validation and test."""
+        settings = self.settings
+        chunk = evaluated_at_once(settings, self.algorithm, self.model, self.source, self.device)
+        if not isinstance(chunk, int) or self.device.type == "cpu" or isinstance(settings.task_chunk, int):
+            return chunk
+        if self.algorithm.evaluated_on == "samples" and self.model.transductive:
+            return chunk  # samples are normalised together, so their number must not follow from that of the workers
+        # On a GPU as many fit as there are; every worker gets a share. No task sees the others of its chunk.
+        return min(chunk, math.ceil(min(settings.val_tasks, settings.test_tasks) / self.job.workers))
 
 
 def assemble(job: Job) -> Parts:
@@ -187,52 +299,48 @@ def put_together(job: Job, source: TaskSource, model: Model, algorithm: Algorith
     averages, by_norm = settings.ema_decay is not None, outer.by_norm
     plan = WorkPlan(work, job.workers, build(config, "partitioner"), reduce, averages=averages, by_norm=by_norm)
     check_sizes(settings, source)
-    content = functools.cache(partial(content_of, source))
+    if job.workers > 1:
+        code_digest(tuple(config.plugins))  # before the files may change: a fork computes by what is imported already
     return Parts(
+        job=job,
         settings=settings,
         source=source,
         model=model,
+        algorithm=algorithm,
         start=start,
         start_notes=[*notes, *start_notes],
         start_seen=start_seen,
-        algorithm=algorithm,
-        device=work.device,
         outer=outer,
-        reduce=reduce,
-        connect=build(config, "strategy", plan=plan),
+        plan=plan,
+        begin_work=build(config, "strategy", plan=plan),
         checkpointer=build(config, "checkpoint")(job.run_dir),
         open_log=build(config, "logger"),
-        content=content,
-        workers=job.workers,
-        compare=comparison(config, content, work.device) if job.workers > 1 else lambda: None,
-        updater=steps_of(
+        updates=steps_on_gpu(
             config, plan, algorithm, source, pairs=partial(in_pairs, algorithm, model, start, work.device)
         ),
     )
 
 
-def steps_of(
+def steps_on_gpu(
     config: DictConfig, plan: WorkPlan, algorithm: Algorithm, source: TaskSource, *, pairs: Callable[[], bool]
-) -> Callable[[Run, TrainState], Updater] | None:
-    """What takes the steps where one process computes on a GPU: they stay there. None: the loop takes them.
+) -> Callable[[Trainer], Updater] | None:
+    """What takes the steps where one process computes on a GPU: they stay there. None: the host takes them.
 
     Raises:
-        ConfigError: the loop takes them, and `trainer.draw_ahead` asks for processes.
+        ConfigError: the host takes them, and `trainer.draw_ahead` asks for processes.
     """
     ahead = config.trainer.draw_ahead
-    if plan.work.device.type != "cuda" or plan.workers != 1 or config.strategy.get(TARGET) not in LOCAL:
-        if ahead not in (AUTO, 0):
-            raise ConfigError(
-                f"trainer.draw_ahead={ahead}: processes draw tasks ahead where one worker computes on a GPU, and here "
-                "workers compute otherwise; type trainer.draw_ahead=auto"
-            )
-        return None
-
-    every = config.logger.get("every", 1)
-    dtype = type_of(config.precision)
-    return steps_on_device(
-        DeviceWork(algorithm, source, plan.work.device, dtype, tree_sum, every, plan.only_adds, pairs, ahead)
-    )
+    if plan.work.device.type == "cuda" and plan.workers == 1 and config.strategy.get(TARGET) in LOCAL:
+        every, dtype = config.logger.get("every", 1), type_of(config.precision)
+        return steps_on_device(
+            DeviceWork(algorithm, source, plan.work.device, dtype, tree_sum, every, plan.only_adds, pairs, ahead)
+        )
+    if ahead not in (AUTO, 0):
+        raise ConfigError(
+            f"trainer.draw_ahead={ahead}: processes draw tasks ahead where one worker computes on a GPU, and here "
+            "workers compute otherwise; type trainer.draw_ahead=auto"
+        )
+    return None
 
 
 def initial_params(config: DictConfig, algorithm: Algorithm, run_dir: Path) -> tuple[Params, list[str], Seen]:
@@ -298,31 +406,6 @@ def make_work(
     return Work(**functions._asdict(), device=device, plain=algorithm.trained_on == "samples", pieces=pieces)
 
 
-def comparison(config: DictConfig, content: Callable[[], Content], device: torch.device) -> Callable[[], None]:
-    """What lets this worker be compared with those of other hosts, and with those that join."""
-    code_digest(tuple(config.plugins))  # now, before the files may change: a fork computes by what is imported already
-    own = partial(likeness_of, config, content, device)
-    return lambda: compare_workers(own, mixed=config.launch.mixed)
-
-
-def connect(parts: Parts) -> Strategy:
-    """Joins this rank to its world, on its own device.
-
-    Raises:
-        MixedWorkersError: this worker differs from rank zero, or another one does and the world has not begun.
-    """
-    if parts.device.type == "cuda":
-        torch.cuda.set_device(parts.device)
-    parts.compare()
-    try:
-        return parts.connect()
-    except UnlikeWorkerError as error:
-        raise MixedWorkersError(
-            f"{error}; bring all hosts to one version, config and data, or start the run with launch.mixed=true, which "
-            "promises no bits"
-        ) from error
-
-
 # Sizes
 
 
@@ -347,39 +430,6 @@ def check_sizes(settings: TrainerSettings, source: TaskSource) -> None:
         )
 
 
-def first_tasks(parts: Parts) -> Episode:
-    """The first training task; of plain samples as many as the smallest micro-batch of the run has, but two at most.
-
-    This call finds, verifies and decodes the data.
-
-    Raises:
-        DataError: data that is missing or damaged.
-    """
-    if parts.algorithm.trained_on == "tasks":
-        return episodes_of(parts.source, "train", torch.tensor([0]), parts.algorithm.computes)
-    settings = parts.settings
-    chunk = _chunk_of(parts, 1)
-    counts = [settings.meta_batch_size]
-    if parts.algorithm.evaluated_on == "samples":
-        counts += [settings.val_tasks, settings.test_tasks]
-    smallest = min(count % chunk or chunk for count in counts)
-    return episodes_of(parts.source, "train", torch.arange(min(smallest, 2)), parts.algorithm.computes)
-
-
-def training_chunk(parts: Parts) -> Chunk:
-    """Tasks, or samples, that are computed together in training."""
-    if isinstance(parts.source, ComesInGroups):
-        return _in_group(parts.settings, parts.source, parts.device)
-    (support, query) = first_tasks(parts)
-    images = support.x.shape[1] + query.x.shape[1] if parts.algorithm.trained_on == "tasks" else 1
-    return _chunk_of(parts, images)
-
-
-def _chunk_of(parts: Parts, images: int) -> int:
-    pairs = in_pairs(parts.algorithm, parts.model, parts.start, parts.device)
-    return chunk_size(parts.settings, parts.model, images, parts.device, parts.workers, pairs=pairs)
-
-
 def _in_group(settings: TrainerSettings, source: ComesInGroups, device: torch.device) -> Chunk:
     try:
         return chunk_in_group(settings, source, device)
@@ -392,26 +442,10 @@ def in_pairs(algorithm: Algorithm, model: Model, start: Params, device: torch.de
     return algorithm.adds_in_pairs and model.network is not None and model.network.computes(start, device)
 
 
-def idle_workers(parts: Parts) -> int:
-    """How many workers get no chunk of a step."""
-    return max(0, parts.workers - len(tasks_in_chunks(0, parts.settings.meta_batch_size, training_chunk(parts))))
-
-
-def evaluation_chunk(parts: Parts) -> Chunk:
-    """Tasks, or samples, that are computed together in validation and test."""
-    chunk = evaluated_at_once(parts.settings, parts.algorithm, parts.model, parts.source, parts.device)
-    if not isinstance(chunk, int) or parts.device.type == "cpu" or isinstance(parts.settings.task_chunk, int):
-        return chunk
-    if parts.algorithm.evaluated_on == "samples" and parts.model.transductive:
-        return chunk  # samples are normalised together, so their number must not follow from that of the workers
-    # On a GPU as many fit as there are; every worker gets a share. No task sees the others of its chunk.
-    return min(chunk, math.ceil(min(parts.settings.val_tasks, parts.settings.test_tasks) / parts.workers))
-
-
 def evaluated_at_once(
     settings: TrainerSettings, algorithm: Algorithm, model: Model, source: TaskSource, device: torch.device
 ) -> Chunk:
-    """As `evaluation_chunk`.
+    """As `Parts.evaluation_chunk`, as many as fit.
 
     `trainer.task_chunk` counts what is trained on. If evaluation is on something else, as many as fit are taken.
     """

@@ -29,9 +29,9 @@ from metalearn.app.outcome import (
     report_error,
     without_memory,
 )
-from metalearn.app.parts import Parts, connect
+from metalearn.app.parts import Parts
 from metalearn.app.process import has_one_thread
-from metalearn.app.run import DONE, check_run, follow, hand_out, look_into_folder, result_of, train_and_test
+from metalearn.app.run import DONE, check_run, follow, look_into_folder, train
 from metalearn.app.with_hydra import run_by_hydra
 from metalearn.app.world_file import comes_and_goes, published
 from metalearn.config.check import computes_elsewhere, on_several_hosts, started_by_launcher
@@ -47,9 +47,9 @@ from metalearn.errors import (
 from metalearn.reporting.logging import detach, log_to_file, log_to_terminal
 from metalearn.runs import checkpoint, folder
 from metalearn.runs.folder import FolderState
-from metalearn.runs.signals import Interrupted, Stops, StopSignal
+from metalearn.runs.signals import Interrupted, StopSignal
 from metalearn.storage.files import comes_from_disk, is_disk_fault
-from metalearn.training.loop import Paused, Progress, Stopped
+from metalearn.training.trainer import Paused
 from metalearn.types import Strategy
 
 HANDED_ON = ("METALEARN_", "WANDB_", "MLFLOW_", "NCCL_", "PYTHONPATH")
@@ -71,11 +71,11 @@ def start(rank_main: Callable[[Job], int], job: Job, parts: Parts) -> int:
     the exit code."""
     first_host = job.config.launch.node_rank == 0
     log_to_terminal(logging.INFO if first_host else logging.ERROR)  # rank zero's launcher reports for all hosts
-    state, done = look_into_folder(job, parts) if first_host else (None, None)
+    state, done = look_into_folder(parts) if first_host else (None, None)
     if done is not None and not ask_rank_zero(job):
         print(printable(done))
         return OK
-    check_run(job, parts, state.snapshot if state else None)
+    check_run(parts, state.snapshot if state else None)
     with _refusals():  # before the run folder is made or changed
         if computes_elsewhere(job.config):
             on_ray.check(_ray_cluster(job), job.workers)
@@ -180,16 +180,16 @@ def lead(job: Job, parts: Parts) -> int:
     launched = started_by_launcher()
     log_to_terminal(logging.ERROR if launched else logging.INFO)  # the launcher has logged what is checked here
     if not launched:  # before the run folder is made or changed
-        state, done = look_into_folder(job, parts)
+        state, done = look_into_folder(parts)
         if done is not None:
             return _report(job, parts, done)
-        check_run(job, parts, state.snapshot)
+        check_run(parts, state.snapshot)
     with folder.lock(job.run_dir, wait=job.in_sweep):
-        state, done = look_into_folder(job, parts)  # another process may have been in it before the lock was held
+        state, done = look_into_folder(parts)  # another process may have been in it before the lock was held
         if done is not None:
             return _report(job, parts, done)
         if launched:
-            check_run(job, parts, state.snapshot)
+            check_run(parts, state.snapshot)
         log_to_terminal()
         if job.in_sweep:
             return _train_and_close(job, parts, state)
@@ -206,7 +206,7 @@ def _report(job: Job, parts: Parts, done: str) -> int:
     print(printable(done), flush=True)
     if ask_rank_zero(job):
         try:
-            strategy = connect(parts)
+            strategy = parts.connect()
             strategy.share(DONE)
             strategy.close()
         except (RuntimeError, ConnectionError, TimeoutError, MixedWorkersError) as error:
@@ -220,10 +220,10 @@ def _train_and_close(job: Job, parts: Parts, state: FolderState) -> int:
     handler = log_to_file(job.run_dir / "train.log")
     try:
         with stop.interruptible():
-            strategy = connect(parts)
+            strategy = parts.connect()
         assert strategy.drives
         with closing(strategy), published(job):
-            return _train(job, parts, state, strategy, stop)
+            return train(parts, state, strategy, stop)
     except DivergedError as error:
         return report_error(error, DIVERGED)
     except MixedWorkersError as error:
@@ -259,32 +259,6 @@ def closing(strategy: Strategy) -> Iterator[None]:
     strategy.close()
 
 
-def _train(job: Job, parts: Parts, state: FolderState, strategy: Strategy, stop: StopSignal) -> int:
-    """Trains to the end, or to a stop that was asked for, and writes what became of the run; returns the exit code."""
-    pause = job.run_dir / folder.STOP
-    stops = Stops(lambda: stop.requested or pause.exists(), stop.interruptible)
-    try:
-        result = train_and_test(job, parts, state, strategy, stops)
-    except Paused as paused:
-        folder.write_result(job.run_dir, result_of(job, folder.PAUSED, paused.progress))
-        log.info("%s", paused)
-        return OK
-    except Stopped as stopped:
-        strategy.dismiss()
-        if not stop.requested:
-            folder.write_result(job.run_dir, result_of(job, folder.PRUNED, stopped.progress))
-        log.info("%s", stopped)
-        return stop.exit_code  # 0 if a file has asked for it
-    except DivergedError as error:
-        folder.write_result(
-            job.run_dir, result_of(job, "diverged", (error.progress or Progress())._replace(step=error.step - 1))
-        )
-        raise
-    hand_out(job)
-    print(printable(folder.run_report(job.run_dir, result)))
-    return OK
-
-
 # Other ranks
 
 
@@ -296,15 +270,15 @@ def serve_run(job: Job, parts: Parts) -> int:
         if done:
             print(printable(done))
         return OK
-    check_run(job, parts, None)
-    return serve(job, parts, lambda strategy: follow(job, parts, strategy))
+    check_run(parts, None)
+    return serve(job, parts, lambda strategy: follow(parts, strategy))
 
 
 def serve(job: Job, parts: Parts, follow: Callable[[Strategy], object]) -> int:
     """The other ranks: compute what rank zero asks for; or, under a strategy that all ranks drive, `follow` it."""
     joins = JOINS in os.environ and not started_by_launcher()
     try:
-        strategy = connect(parts)
+        strategy = parts.connect()
         # Rank zero gets the same signals, if they are for the whole run. It saves, then ends this rank too.
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         signal.signal(signal.SIGTERM, (lambda *_: wish_to_leave()) if comes_and_goes(job) else signal.SIG_IGN)

@@ -304,11 +304,10 @@ def _try_on_tasks(parts: Any, others: Sequence[str]) -> None:
         ConfigError: it does not fit them.
         DataError: data that is missing or damaged; not if another launcher may start the trials where it is.
     """
-    from metalearn.app.parts import first_tasks
     from metalearn.training.compatibility import check_compatible
 
     try:
-        check_compatible(parts.algorithm, parts.model, parts.start, parts.source, first_tasks(parts))
+        check_compatible(parts.algorithm, parts.model, parts.start, parts.source, parts.first_tasks())
     except DataError:
         if not any(text.startswith("hydra/launcher=") for text in others):
             raise

@@ -22,9 +22,9 @@ from metalearn.nn.native import on_gpu
 from metalearn.nn.surroundings import PassSeeds, surrounded
 from metalearn.training.ahead import Ahead, processes_for
 from metalearn.training.chunks import DATA_SECONDS, chunk_of, episodes_of, placing
-from metalearn.training.loop import Run, TrainState, Units, UpdateHere, meta_gradient, tasks_in_chunks
 from metalearn.training.optimizers import FlatOptimizer, joined
-from metalearn.training.settings import AUTO, Chunk
+from metalearn.training.settings import AUTO, Chunk, Units, tasks_in_chunks
+from metalearn.training.trainer import HostUpdater, Trainer, meta_gradient
 from metalearn.types import (
     STATE,
     Algorithm,
@@ -77,32 +77,32 @@ class NotRecordedError(Exception):
     """Why a step cannot be a graph."""
 
 
-def steps_on_device(work: DeviceWork) -> Callable[[Run, TrainState], Updater]:
+def steps_on_device(work: DeviceWork) -> Callable[[Trainer], Updater]:
     """A function that makes the `Updater` of a run: one on the device, or, where a step cannot stay there, that of the
-    host, which a line of the log explains."""
+    host, which a line of the log explains. Where a chunk does not fit the device, the trainer gets smaller ones."""
 
-    def start(run: Run, learner: TrainState) -> Updater:
-        if run.settings.steps == 0:
-            return UpdateHere(run, learner)
+    def start(trainer: Trainer) -> Updater:
+        if trainer.settings.steps == 0:
+            return HostUpdater(trainer)
         while True:
             try:
-                updater = UpdateOnDevice(run, learner, work)
+                updater = DeviceUpdater(trainer, work)
             except NotRecordedError as reason:
                 log.warning("every operation of a step is started by the host, which is slower: %s", reason)
-                return UpdateHere(run, learner)
+                return HostUpdater(trainer)
             except torch.cuda.OutOfMemoryError as error:
-                chunk = run.training.chunk
+                chunk = trainer.training.chunk
                 if not isinstance(chunk, int):
                     raise
                 # About half as many tasks at once, where that changes no bit.
-                stays = work.pairs() and (chunk >= run.settings.meta_batch_size or chunk.bit_count() == 1)
+                stays = work.pairs() and (chunk >= trainer.settings.meta_batch_size or chunk.bit_count() == 1)
                 smaller = 2 ** max(0, (chunk - 1).bit_length() - 1)
-                what = f"{chunk} {run.training.unit} at once do not fit the memory of {work.device}"
+                what = f"{chunk} {trainer.training.unit} at once do not fit the memory of {work.device}"
                 if not stays or smaller == chunk:
                     advice = f"type trainer.task_chunk={smaller}" if smaller < chunk else "type a smaller model"
                     raise RunError(f"{what} ({first_line(error)}); {advice}") from error
                 log.warning("%s, so %d are computed at once; the parameters stay the same", what, smaller)
-                run = run._replace(training=run.training._replace(chunk=smaller))
+                trainer.training = trainer.training._replace(chunk=smaller)
             else:
                 log.info("%s; the host reads figures every %d steps", updater.line, updater.every)
                 return updater
@@ -278,7 +278,7 @@ def pinned(values: list[Tensor], device: torch.device) -> list[Tensor]:
 # The step
 
 
-class UpdateOnDevice:
+class DeviceUpdater:
     """The `Updater` of a process whose steps stay on its device.
 
     Attributes:
@@ -286,37 +286,38 @@ class UpdateOnDevice:
         graph: the CUDA graph of a step; None on a CPU.
     """
 
-    def __init__(self, run: Run, learner: TrainState, work: DeviceWork) -> None:
+    def __init__(self, trainer: Trainer, work: DeviceWork) -> None:
         """Raises NotRecordedError: a step cannot stay on the device."""
         if not work.only_adds:
             raise NotRecordedError("the reducer does more than add, so it gets the gradients on the host")
         if work.dtype == torch.float64:
             raise NotRecordedError("precision=float64 takes its rates in float64, and torch's fused Adam does not")
-        if not isinstance(learner.optimizer, FlatOptimizer):
+        state = trainer.state
+        if not isinstance(state.optimizer, FlatOptimizer):
             raise NotRecordedError("the optimiser is none of metalearn.training.optimizers")
         self.every = min(work.every, MOST_STEPS)
-        self._run, self._learner, self._work = run, learner, work
-        device, batch = work.device, run.settings.meta_batch_size
-        self._names = [name for name in learner.params if not name.startswith(STATE)]
-        values = {name: value.detach().to(device) for name, value in learner.params.items()}
+        self._trainer, self._work = trainer, work
+        device, batch = work.device, trainer.settings.meta_batch_size
+        self._names = [name for name in state.params if not name.startswith(STATE)]
+        values = {name: value.detach().to(device) for name, value in state.params.items()}
         self._flat = joined([values[name] for name in self._names]) if self._names else torch.empty(0, device=device)
         self._params = self._with_weights(self._flat, values)
-        self._average = learner.average
+        self._average = state.average
         self._averaged = self._flat if self._average is None else joined(
             [self._average.params[name].to(device) for name in self._names]
         )  # fmt: skip
         self._weight = torch.zeros((), device=device)
-        self._optimizer = run.outer.start(self._params)
-        self._optimizer.load_state_dict(learner.optimizer.state_dict())
+        self._optimizer = trainer.outer.start(self._params)
+        self._optimizer.load_state_dict(state.optimizer.state_dict())
         self._grads = torch.zeros(-(-self._flat.numel() // ROWS) * ROWS, device=device, dtype=work.dtype)
         self._rate, self._rate_was = torch.zeros((), device=device), 0.0
         self._bad = torch.ones((), device=device)
         self._slot = torch.zeros(1, dtype=torch.int64, device=device)
         self._first, self._taken = 0, 0
         self._ahead: Ahead | None = None
-        self._by_host = not isinstance(run.training.chunk, int)
+        self._by_host = not isinstance(trainer.training.chunk, int)
         self._varies = False
-        self._feed = feed_of(work, batch, run.training.chunk)
+        self._feed = feed_of(work, batch, trainer.training.chunk)
         with _trying():
             figures = self._figures_of_step()  # the first one brings constants to the device
         if not self._by_host:
@@ -345,10 +346,10 @@ class UpdateOnDevice:
             self._bad.zero_()
             self._slot.zero_()
             self._first = step
-            self._ahead = drawing(self._feed, self._work, step, self._run.last)
+            self._ahead = drawing(self._feed, self._work, step, self._trainer.last)
             weakref.finalize(self, self._ahead.stop)  # a run that ends early lets go of its pictures
         began = time.perf_counter()
-        with self._run.stops.interruptible():  # another process may take its time, or hang
+        with self._trainer.stops.interruptible():  # another process may take its time, or hang
             drawn = self._ahead.of(step)
         waited = time.perf_counter() - began
         feed = self._feed
@@ -374,7 +375,7 @@ class UpdateOnDevice:
         self._taken += 1
         metrics = {name: row[column] for column, name in enumerate(self._metrics)}
         metrics[DATA_SECONDS] = torch.tensor(waited, dtype=torch.float64)
-        result = ChunkResult({}, metrics, self._run.settings.meta_batch_size)
+        result = ChunkResult({}, metrics, self._trainer.settings.meta_batch_size)
         return [result], {"update_seconds": 0.0, "gradient_norm": row[-2]}  # type: ignore[dict-item]
 
     def _take(self, rate: float, *, recorded: bool = True) -> None:
@@ -399,13 +400,13 @@ class UpdateOnDevice:
 
     def fetch(self) -> None:
         with torch.no_grad():
-            for name, value in self._learner.params.items():
+            for name, value in self._trainer.state.params.items():
                 value.copy_(self._params[name])
             if self._average is not None:
                 averages = self._with_weights(self._averaged, self._params)
                 for name, value in self._average.params.items():
                     value.copy_(averages[name])
-        self._learner.optimizer.load_state_dict(self._optimizer.state_dict())
+        self._trainer.state.optimizer.load_state_dict(self._optimizer.state_dict())
 
     def _with_weights(self, flat: Tensor, params: Params) -> Params:
         """The parameters with views of `flat` in the place of the weights; state stays."""
@@ -415,13 +416,13 @@ class UpdateOnDevice:
     def _figures_of_step(self) -> dict[str, Tensor]:
         """Computes a step, and changes the parameters unless it is bad."""
         no_number: Any = _NoNumber()
-        chunks = _chunks_of(self._feed.tasks(), self._run.training)
+        chunks = _chunks_of(self._feed.tasks(), self._trainer.training)
         with surrounded(seeds=_NoSeeds(0, 0, ()), ways=self._feed.ways):
             parts = [self._work.algorithm.meta_grad(self._params, chunk, no_number) for chunk in chunks]
         result = self._work.add(parts)
         states = {name: value for name, value in result.grads.items() if name.startswith(STATE)}
         as_one = {ALL: joined(result.grads[name] for name in self._names), **states}
-        gradient, change = meta_gradient(self._run.reduce, [result._replace(grads=as_one)])
+        gradient, change = meta_gradient(self._trainer.reduce, [result._replace(grads=as_one)])
         self._grads[: self._flat.numel()] = gradient[ALL]
         numbers = self._grads[: self._flat.numel()]
         # In two steps: torch gives a sum of all to few multiprocessors. In float64 nothing finite overflows.

@@ -3,15 +3,37 @@
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
+from torch import Tensor
 
 from metalearn.checks import Invalid, fraction, one_of, whole_number
-from metalearn.types import ComesInGroups, Model
+from metalearn.types import ComesInGroups, Model, Unit
 
 Chunk = int | Callable[[str, int], int]
 """How many tasks are computed together; or, where tasks come in groups, a function from the split and the number of a
 task to the number after its chunk."""
+
+
+class Units(NamedTuple):
+    """How many units a chunk has, and whether a unit is a task or a sample."""
+
+    chunk: Chunk
+    unit: Unit
+
+
+def tasks_in_chunks(first: int, count: int, size: Chunk, split: str = "train") -> list[Tensor]:
+    """The task numbers from `first` on, `count` of them, in chunks of `size`; the last chunk has what is left."""
+    if isinstance(size, int):
+        return list(torch.split(torch.arange(first, first + count), size))
+    chunks, last = list[Tensor](), first + count
+    while first < last:
+        end = min(size(split, first), last)
+        chunks.append(torch.arange(first, end))
+        first = end
+    return chunks
+
 
 CHUNK_CELLS = {"cpu": 20_000, "cuda": 500_000}
 """The most cells of the tables of a chunk with `task_chunk=auto`, by type of device, where tasks come in groups."""

@@ -10,9 +10,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from metalearn.app import evaluation
 from metalearn.app.evaluation import Member, pinned
-from metalearn.app.parts import Parts, connect
+from metalearn.app.parts import Parts
 from metalearn.cli import evaluate
 from metalearn.config.compose import compose_config, parsed
 from metalearn.config.saved import changed_config
@@ -179,16 +178,16 @@ def test_a_training_under_way_does_not_change_what_is_evaluated(
 ) -> None:
     saved_run(tmp_path / "run", *TINY, "algorithm=maml")
     best = tmp_path / "run/checkpoints/best"
-    read = best.resolve()
+    read, join = best.resolve(), Parts.connect
 
     def find_a_better_one(parts: Parts) -> Strategy:
         shutil.copytree(read, later := read.with_name("step_000009"))
         (later / "params.safetensors").write_bytes(b"other parameters")
         best.unlink()
         best.symlink_to(later.name)
-        return connect(parts)
+        return join(parts)
 
-    monkeypatch.setattr(evaluation, "connect", find_a_better_one)
+    monkeypatch.setattr(Parts, "connect", find_a_better_one)
     assert evaluate.main([f"checkpoint={best}", f"output={tmp_path / 'out'}"]) == 0
     result = result_of(tmp_path / "out")
     assert best.resolve() != read and result["checkpoint"] == str(read)

@@ -17,7 +17,7 @@ import torch
 from safetensors.torch import load_file
 
 from metalearn.cli import train
-from metalearn.training import loop
+from metalearn.training import trainer
 from tests.runs import (
     PROGRAM,
     ROOT,
@@ -108,20 +108,23 @@ def test_patience_ends_a_run_at_the_same_step_after_a_pause(tmp_path: Path) -> N
 def test_only_the_validation_of_a_pause_gives_way_to_a_worse_one(monkeypatch: pytest.MonkeyPatch) -> None:
     """A run of 15 steps that validates every 10, and goes on to 20; and one that pauses after 7."""
     settings = SimpleNamespace(val_every=10, steps=15, val_tasks=1, best_by="metric")
-    log, evaluation = SimpleNamespace(evaluation=lambda *_: None), SimpleNamespace(unit="tasks")
-    here: Any = SimpleNamespace(settings=settings, log=log, evaluation=evaluation)
-    monkeypatch.setattr(loop, "evaluate", lambda run, params, *_: params)
-    monkeypatch.setattr(loop, "summary", lambda values, unit: {"mse": values, "loss": values})
+    strategy = SimpleNamespace(evaluate=lambda params, *_: params["error"])
+    monkeypatch.setattr(trainer, "summary", lambda value, unit: {"mse": float(value), "loss": float(value)})
 
-    def validated(progress: loop.Progress, step: int, value: float) -> loop.Progress:
-        return loop.validate(here, cast(Any, SimpleNamespace(evaluated=value)), progress._replace(step=step))[0]
+    def best_of(*errors: tuple[int, float], longer: int = 15) -> int:
+        """The step of the best of these validations; the last one is of a run of so many steps."""
+        state = trainer.TrainState({}, cast(Any, None))
+        units = trainer.Units(1, "tasks")
+        run = trainer.Trainer(cast(Any, settings), state, cast(Any, strategy), cast(Any, None), max, units, units)  # type: ignore[arg-type]
+        for step, error in errors:
+            settings.steps = longer if (step, error) == errors[-1] else 15
+            state.step, state.params = step, {"error": torch.tensor(error)}
+            run.validate()
+        assert state.best is not None
+        return int(state.best["step"])
 
-    ended = validated(validated(loop.Progress(), 10, 3.6), 15, 3.4)
-    settings.steps = 20
-    longer = validated(ended, 20, 3.7)
-    assert longer.best is not None and longer.best["step"] == 15
-    paused = validated(validated(loop.Progress(), 7, 3.0), 10, 3.6)
-    assert paused.best is not None and paused.best["step"] == 10
+    assert best_of((10, 3.6), (15, 3.4), (20, 3.7), longer=20) == 15
+    assert best_of((7, 3.0), (10, 3.6)) == 10
 
 
 def test_a_run_draws_before_its_result_is_written(tmp_path: Path) -> None:

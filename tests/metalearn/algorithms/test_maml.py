@@ -117,8 +117,7 @@ from metalearn.algorithms.maml import maml
 from metalearn.training.chunks import chunk_functions
 from metalearn.app.process import keep_freed_memory
 from metalearn.models.conv4 import conv4
-from metalearn.training.loop import tasks_in_chunks
-from metalearn.training.settings import TrainerSettings, chunk_size
+from metalearn.training.settings import TrainerSettings, chunk_size, tasks_in_chunks
 from metalearn.tasks.common.episodes import EpisodeSpec, Seeds
 from metalearn.tasks.glyphs import glyphs
 

@@ -13,9 +13,9 @@ from torch import Generator, Tensor
 from distributed.reduce import mean_of_sums
 from metalearn.algorithms.common import inner
 from metalearn.algorithms.reptile import mini_batches, reptile
-from metalearn.training.loop import meta_gradient, new_learner, update
 from metalearn.training.optimizers import Rates
 from metalearn.training.optimizers import sgd as outer_sgd
+from metalearn.training.trainer import TrainState, meta_gradient
 from metalearn.types import Algorithm, Batch, Episode, Params
 from tests.metalearn import written_out
 from tests.metalearn.learners import FLOAT64, close, network, part_of, random, tasks
@@ -46,11 +46,11 @@ def carrying(meta_batch: int, **changes: object) -> Algorithm:
 
 def stepped(learner: Algorithm, params: Params, episodes: list[Episode], rate: float) -> Params:
     """The meta-parameters after a meta-step of the training loop on each episode, by gradient descent."""
-    trained = new_learner(params, outer_sgd(rates=Rates(rate), momentum=0.0).start)
+    trained = TrainState.new(params, outer_sgd(rates=Rates(rate), momentum=0.0).start)
     for step, episode in enumerate(episodes, start=1):
         now = {name: value.detach() for name, value in trained.params.items()}
         halves = [learner.meta_grad(now, part_of(learner, episode, [i]), step) for i in range(len(episode.query.y))]
-        update(trained, dict.__or__(*meta_gradient(mean_of_sums, halves)), rate)
+        trained.update(dict.__or__(*meta_gradient(mean_of_sums, halves)), rate)
     return {name: value.detach() for name, value in trained.params.items()}
 
 

@@ -21,9 +21,9 @@ from metalearn.app.run import resume_or_begin
 from metalearn.errors import ConfigError, RunError
 from metalearn.runs.checkpoint import Snapshot, checkpointing, latest, read, rewind, start_params, write
 from metalearn.runs.folder import FolderState, inspect
-from metalearn.training.loop import Progress, new_learner, restore, snapshot
 from metalearn.training.optimizers import Rates, adam
 from metalearn.training.settings import TrainerSettings
+from metalearn.training.trainer import TrainState
 from tests.runs import slow
 
 ERRORS = {10: 0.3, 50: 0.1}
@@ -49,22 +49,23 @@ class Outcome(NamedTuple):
 def train(run_dir: Path, to: int, keep_best: int = 2) -> Outcome:
     """A run that saves every ten steps, as the loop does; it goes on from what the folder holds."""
     checkpointer = checkpointing(every=10, keep=2, keep_best=keep_best)(run_dir)
-    job, parts = (
-        SimpleNamespace(run_dir=run_dir, config=SimpleNamespace(resume="auto")),
-        SimpleNamespace(
-            start={"w": torch.zeros(2)}, start_notes=[], outer=OUTER, settings=SETTINGS, checkpointer=checkpointer
-        ),
+    parts = SimpleNamespace(
+        job=SimpleNamespace(run_dir=run_dir, config=SimpleNamespace(resume="auto")),
+        start_notes=[],
+        checkpointer=checkpointer,
+        new_state=lambda: TrainState.new({"w": torch.zeros(2)}, OUTER.start),
+        restored=lambda saved: TrainState.restored(saved, OUTER.start),
     )
-    learner, progress = resume_or_begin(cast(Any, job), cast(Any, parts), FolderState(latest(run_dir), None, False))
-    for step in range(progress.step + 10, to + 1, 10):
+    state = resume_or_begin(cast(Any, parts), FolderState(latest(run_dir), None, False))
+    for step in range(state.step + 10, to + 1, 10):
         with torch.no_grad():
-            learner.params["w"].add_(step).mul_(1.5)
+            state.params["w"].add_(step).mul_(1.5)
         validation, improved = {"mse": ERRORS.get(step, 0.5), "step": step}, step in ERRORS
-        progress = progress._replace(step=step, best=validation if improved else progress.best, latest=validation)
-        checkpointer.save(snapshot(learner, progress, {"config": {}, "validation": validation}, {}), improved)
+        state.step, state.best, state.latest = step, validation if improved else state.best, validation
+        checkpointer.save(state.snapshot({"config": {}, "validation": validation}, {}), improved)
     best = checkpointer.best()
-    assert best is not None and progress.best is not None
-    return Outcome(progress.best["step"], best.meta["step"], listing(run_dir), learner.params["w"].tolist())
+    assert best is not None and state.best is not None
+    return Outcome(state.best["step"], best.meta["step"], listing(run_dir), state.params["w"].tolist())
 
 
 def listing(run_dir: Path) -> dict[str, str]:
@@ -219,7 +220,7 @@ def test_a_content_that_cannot_be_used_gives_the_older_checkpoint(name: str, con
     start = {"w": torch.zeros(2)}
     (before / ".hydra").mkdir()
     config = OmegaConf.create({"resume": "auto", "trainer": {"steps": 100}})
-    found = inspect(before, config, start, lambda saved: restore(saved, OUTER.start)).snapshot
+    found = inspect(before, config, start, lambda saved: TrainState.restored(saved, OUTER.start)).snapshot
     assert found is not None and found.meta["step"] == found.state["progress"]["step"] == 30
 
 
@@ -267,14 +268,15 @@ def ranked(tmp_path: Path) -> Path:
     run_dir = tmp_path / "ranked"
     run_dir.mkdir()
     best, checkpointer = 0.0, checkpointing(every=100, keep=2, keep_best=3)(run_dir)
-    learner = new_learner({"w": torch.zeros(1)}, OUTER.start)
+    learner = TrainState.new({"w": torch.zeros(1)}, OUTER.start)
     for step in (*ACCURACIES, 75):
         accuracy = ACCURACIES.get(step)
         validation = None if accuracy is None else {"accuracy": accuracy, "step": step}
         improved = accuracy is not None and accuracy > best
         best = max(best, accuracy or 0.0) if improved else best
         meta = {"config": {}, "validation": validation}
-        checkpointer.save(snapshot(learner, Progress(step), meta, {}), improved)
+        learner.step = step
+        checkpointer.save(learner.snapshot(meta, {}), improved)
     return run_dir
 
 

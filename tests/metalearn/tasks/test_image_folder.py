@@ -17,7 +17,7 @@ from PIL import Image
 
 import metalearn
 from metalearn.app.job import script, to_job
-from metalearn.app.parts import assemble, first_tasks
+from metalearn.app.parts import assemble
 from metalearn.config.compose import compose_config
 from metalearn.errors import ConfigError, DataError
 from metalearn.tasks.image_folder import image_folder
@@ -575,7 +575,7 @@ def test_the_outputs_of_the_network_follow_the_classes_that_are_trained_on(algor
     assert parts.start["head.weight"].shape[0] == job.config.model.ways == classes
     assert job.whole is not None and job.whole.model.ways == classes, "Hydra records what is trained"
     assert parts.start_notes[1:] == [f"model.ways={classes}, an output for each class, in place of dataset.ways=2"]
-    check_compatible(parts.algorithm, parts.model, parts.start, parts.source, first_tasks(parts))
+    check_compatible(parts.algorithm, parts.model, parts.start, parts.source, parts.first_tasks())
     if algorithm == "supervised":
         many = to_job(*compose_config([*overrides[:-2]]), script(ROOT / "train.py"), [])
         with pytest.raises(ConfigError, match=r"has 10 samples; type trainer.val_tasks=10 trainer.test_tasks=10 or f"):

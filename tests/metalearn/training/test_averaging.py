@@ -8,8 +8,8 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from metalearn.training.loop import Average, Progress, new_learner, restore, snapshot
 from metalearn.training.optimizers import Rates, sgd
+from metalearn.training.trainer import Average, TrainState
 from metalearn.types import Params
 from tests.runs import slow, train_in
 
@@ -40,25 +40,25 @@ def test_it_is_the_weighted_mean_of_all_steps_and_the_latest_state() -> None:
 
 
 def test_a_checkpoint_has_the_average_and_goes_on_from_the_latest() -> None:
-    learner = new_learner(drawn(1), START, DECAY)
+    learner = TrainState.new(drawn(1), START, DECAY)
     assert learner.average is not None
     learner.average.add(drawn(1))
     learner.average.add(drawn(2))
-    saved = snapshot(learner, Progress(2), {}, {})
+    saved = learner.snapshot({}, {})
     assert torch.equal(saved.params["w"], learner.average.params["w"])
-    with_average, _ = restore(saved, START, DECAY)
+    with_average = TrainState.restored(saved, START, DECAY)
     assert torch.equal(with_average.params["w"], drawn(1)["w"])
     assert with_average.average is not None
     with_average.average.add(drawn(3))
     learner.average.add(drawn(3))
     assert torch.equal(with_average.average.params["w"], learner.average.params["w"])
-    without, _ = restore(saved, START)
+    without = TrainState.restored(saved, START)
     assert without.average is None and torch.equal(without.evaluated["w"], drawn(1)["w"])
 
 
 def test_one_that_was_not_saved_begins_at_the_next_step() -> None:
-    saved = snapshot(new_learner(drawn(1), START), Progress(1), {}, {})
-    learner, _ = restore(saved, START, DECAY)
+    saved = TrainState.new(drawn(1), START).snapshot({}, {})
+    learner = TrainState.restored(saved, START, DECAY)
     assert learner.average is not None
     learner.average.add(drawn(2))
     assert torch.equal(learner.evaluated["w"], drawn(2)["w"])

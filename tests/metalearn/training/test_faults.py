@@ -11,14 +11,11 @@ from distributed.strategies.common.work import Work, WorkPlan
 from distributed.strategies.local import local
 from distributed.tree_sum import tree_sum
 from metalearn.errors import RunError
-from metalearn.reporting.logging import SILENT
-from metalearn.runs.checkpoint import NO_CHECKPOINTS
-from metalearn.runs.signals import NEVER
 from metalearn.training.chunks import chunk_functions
 from metalearn.training.faults import FAULTS, explain
-from metalearn.training.loop import Progress, Run, TrainState, Units, fit, new_learner
 from metalearn.training.optimizers import Rates, adam
-from metalearn.training.settings import TrainerSettings
+from metalearn.training.settings import TrainerSettings, Units
+from metalearn.training.trainer import Trainer, TrainState
 from metalearn.types import Batch, Episode, Params
 from tests.metalearn.learners import FLOAT64, LEARNERS, Tasks, network, start_of
 
@@ -38,7 +35,7 @@ class Spoiled(Tasks):
         return episode
 
 
-def run_of(name: str, steps: int) -> tuple[Run, TrainState]:
+def trainer_of(name: str, steps: int) -> Trainer:
     learner = LEARNERS[name](network())
     functions = chunk_functions(learner, Spoiled(learner), CPU, FLOAT64, tree_sum)
     plan = WorkPlan(Work(**functions._asdict(), device=CPU), 1, partition.batch_partitioner, reduce.mean())
@@ -46,25 +43,23 @@ def run_of(name: str, steps: int) -> tuple[Run, TrainState]:
         steps=steps, meta_batch_size=5, task_chunk=3, val_every=100, val_tasks=4, test_tasks=2, eval_seed=0
     )
     outer = adam(rates=Rates(1e-3), beta1=0.9, beta2=0.999, eps=1e-8)
-    run = Run(
-        settings, local(plan=plan, timeout=9.0)(), outer, reduce.mean(), Units(3, learner.trained_on),
-        Units(2, learner.evaluated_on), NO_CHECKPOINTS, SILENT, {}, NEVER,
+    return Trainer(
+        settings, TrainState.new(start_of(learner), outer.start), local(plan=plan, timeout=9.0)(), outer, reduce.mean(),
+        training=Units(3, learner.trained_on), evaluation=Units(2, learner.evaluated_on),
     )  # fmt: skip
-    return run, new_learner(start_of(learner), outer.start)
 
 
 @pytest.mark.parametrize("name", ["maml", "reptile", "imaml", "protonet", "finetune", "simpleshot_centred"])
 def test_the_task_that_spoils_a_step_is_named(name: str) -> None:
     """Tasks 0 to 9 make two good steps; the third has 12 and 13 in it, and is not applied."""
-    run, learner = run_of(name, steps=5)
-    good, after_two = run_of(name, steps=2)
-    fit(good, after_two, Progress())
+    spoiled, good = trainer_of(name, steps=5), trainer_of(name, steps=2)
+    good.fit()
     unit = "sample" if name in ("finetune", "simpleshot_centred") else "task"
     with pytest.raises(
         RunError, match=rf"step 3: {unit} 13, on worker0: its inputs are not finite .*\. The step is not"
     ):
-        fit(run, learner, Progress())
-    assert all(torch.equal(learner.params[key], after_two.params[key]) for key in learner.params)
+        spoiled.fit()
+    assert all(torch.equal(value, good.state.params[name]) for name, value in spoiled.state.params.items())
 
 
 def test_a_diagnosis_is_explained() -> None:

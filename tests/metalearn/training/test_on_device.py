@@ -9,7 +9,6 @@ import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks.gpu_check.learners import training_of
-from benchmarks.steps import RATE, advance_on_device, on_device, run_of, take_step
+from benchmarks.steps import RATE, advance_on_device, on_device, take_step, trainer_of
 from distributed.tree_sum import tree_sum
 from metalearn.algorithms.common.fixed import with_fixed
 from metalearn.algorithms.maml import maml
@@ -38,9 +37,9 @@ from metalearn.tasks.priors.gp import gp_prior
 from metalearn.tasks.priors.source import PriorTasks
 from metalearn.tasks.sinusoid import sinusoid
 from metalearn.training import on_device as module
-from metalearn.training.loop import Average, Progress, Run, Stopped, TrainState, UpdateHere, fit, new_learner
-from metalearn.training.on_device import DeviceWork, PicturesByNumber, UpdateOnDevice, WholeEpisodes, steps_on_device
+from metalearn.training.on_device import DeviceUpdater, DeviceWork, PicturesByNumber, WholeEpisodes, steps_on_device
 from metalearn.training.optimizers import Rates, sgd
+from metalearn.training.trainer import Average, HostUpdater, Stopped, Trainer, TrainState
 from metalearn.types import Algorithm, Batch, ChunkResult, Episode, NotFiniteError, Params, TaskSource
 
 CPU, TASKS = torch.device("cpu"), 4
@@ -73,52 +72,51 @@ def compared(
     algorithm: Algorithm, source: TaskSource, steps: int, tasks: int = TASKS, chunk: int = TASKS
 ) -> tuple[TrainState, TrainState]:
     """The learner after steps on the device, which is that of the host, and one at its start."""
-    run, here = run_of(algorithm, source, tasks, chunk, CPU)
-    further, learner, updater = on_device(algorithm, source, tasks, chunk, CPU, steps=steps, every=steps)
-    advance_on_device(further, updater, 1, steps)
+    host = trainer_of(algorithm, source, tasks, chunk, CPU)
+    device, updater = on_device(algorithm, source, tasks, chunk, CPU, steps=steps, every=steps)
+    advance_on_device(device, updater, 1, steps)
     updater.fetch()
     for step in range(1, steps + 1):
-        take_step(run, here, step)
-    same(learner, here)
-    return learner, run_of(algorithm, source, tasks, chunk, CPU)[1]
+        take_step(host, step)
+    same(device.state, host.state)
+    return device.state, trainer_of(algorithm, source, tasks, chunk, CPU).state
 
 
 @pytest.mark.parametrize(("source", "feed"), [(characters, PicturesByNumber), (waves, WholeEpisodes)])
 @pytest.mark.parametrize("chunk", [TASKS, 2])
 def test_steps_are_those_of_the_host(source: Callable[[], TaskSource], feed: type, chunk: int) -> None:
     algorithm, tasks = learner_of(source()), source()
-    run, here = run_of(algorithm, tasks, TASKS, chunk, CPU)
-    _, learner, updater = on_device(algorithm, tasks, TASKS, chunk, CPU, steps=5, every=5)
+    host = trainer_of(algorithm, tasks, TASKS, chunk, CPU)
+    device, updater = on_device(algorithm, tasks, TASKS, chunk, CPU, steps=5, every=5)
     assert type(updater._feed) is feed
     taken = []
     for step in range(1, 6):
-        wanted = take_step(run, here, step)
+        wanted = take_step(host, step)
         (result,), figures = updater.advance([torch.arange((step - 1) * TASKS, step * TASKS)], step, RATE)
         taken.append((result.metrics["loss"], figures["gradient_norm"], sum(r.metrics["loss"] for r in wanted)))
     updater.settle()
     updater.fetch()
     for loss, norm, wanted_loss in taken:
         assert loss.item() == pytest.approx(float(wanted_loss), rel=1e-5) and norm > 0
-    same(learner, here)
-    mine, wanted_state = (state.optimizer.state_dict()["state"][0] for state in (learner, here))
+    same(device.state, host.state)
+    mine, wanted_state = (one.state.optimizer.state_dict()["state"][0] for one in (device, host))
     assert mine.keys() == wanted_state.keys() and mine["step"] == wanted_state["step"] == 5
     torch.testing.assert_close(mine["exp_avg"], wanted_state["exp_avg"], rtol=0.02, atol=1e-5)  # float32, kinks
 
 
 def test_a_run_that_goes_on_has_the_bits_of_one_that_was_not_cut() -> None:
     source, algorithm = characters(), learner_of(characters())
-    run, whole, updater = on_device(algorithm, source, TASKS, TASKS, CPU, steps=6, every=6)
-    advance_on_device(run, updater, 1, 6)
+    whole, updater = on_device(algorithm, source, TASKS, TASKS, CPU, steps=6, every=6)
+    advance_on_device(whole, updater, 1, 6)
     updater.fetch()
-    run, cut, updater = on_device(algorithm, source, TASKS, TASKS, CPU, steps=6, every=6)
-    advance_on_device(run, updater, 1, 2)
+    trainer, updater = on_device(algorithm, source, TASKS, TASKS, CPU, steps=6, every=6)
+    advance_on_device(trainer, updater, 1, 2)
     updater.fetch()
-    again = new_learner(cut.params, run.outer.start)
-    again.optimizer.load_state_dict(cut.optimizer.state_dict())
-    further = UpdateOnDevice(run, again, work_of(algorithm, source, every=6))
-    advance_on_device(run, further, 3, 4)
+    trainer.state = TrainState.restored(trainer.state.snapshot({}, {}), trainer.outer.start)
+    further = DeviceUpdater(trainer, work_of(algorithm, source, every=6))
+    advance_on_device(trainer, further, 3, 4)
     further.fetch()
-    assert all(again.params[name].equal(value) for name, value in whole.params.items())
+    assert all(trainer.state.params[name].equal(value) for name, value in whole.state.params.items())
 
 
 def work_of(algorithm: Algorithm, source: TaskSource, every: int = 4, **others: Any) -> DeviceWork:
@@ -128,14 +126,14 @@ def work_of(algorithm: Algorithm, source: TaskSource, every: int = 4, **others: 
 def test_momentum_and_an_average_stay_on_the_device_too() -> None:
     source, algorithm = waves(), learner_of(waves())
     outer = sgd(rates=Rates(RATE), momentum=0.9)
-    run, _ = run_of(algorithm, source, TASKS, TASKS, CPU)
-    run = run._replace(outer=outer, settings=replace(run.settings, steps=4))
     start = algorithm.init(torch.Generator().manual_seed(0))
-    here, learner = (
-        one._replace(average=Average(0.5, one.params, steps=1))
-        for one in (new_learner(start, outer.start) for _ in range(2))
-    )
-    updater, host = UpdateOnDevice(run, learner, work_of(algorithm, source)), UpdateHere(run, here)
+    trainers = [trainer_of(algorithm, source, TASKS, TASKS, CPU) for _ in range(2)]
+    for trainer in trainers:
+        trainer.outer, trainer.settings = outer, replace(trainer.settings, steps=4)
+        trainer.state = TrainState.new(start, outer.start)
+        trainer.state.average = Average(0.5, trainer.state.params, steps=1)
+    updater, host = DeviceUpdater(trainers[0], work_of(algorithm, source)), HostUpdater(trainers[1])
+    learner, here = (trainer.state for trainer in trainers)
     for step in range(1, 5):
         tasks = [torch.arange((step - 1) * TASKS, step * TASKS)]
         for one in (updater, host):
@@ -168,12 +166,13 @@ class Poisoned:
 def test_a_step_that_is_not_finite_is_skipped_with_all_later_ones_and_named() -> None:
     source = Poisoned(waves(), task=9)
     algorithm = learner_of(waves())
-    run, learner, updater = on_device(algorithm, source, TASKS, TASKS, CPU, steps=8, every=8)
-    advance_on_device(run, updater, 1, 2)
+    trainer, updater = on_device(algorithm, source, TASKS, TASKS, CPU, steps=8, every=8)
+    advance_on_device(trainer, updater, 1, 2)
     updater.fetch()
+    learner = trainer.state
     before = {name: value.clone() for name, value in learner.params.items()}
     with pytest.raises(NotFiniteError, match="step 3") as raised:
-        advance_on_device(run, updater, 3, 3)
+        advance_on_device(trainer, updater, 3, 3)
     updater.fetch()
     assert raised.value.step == 3
     assert all(learner.params[name].equal(value) for name, value in before.items())
@@ -188,24 +187,25 @@ class Noted(RunLog):
         self.steps.append((step, dict(values)))
 
 
-def whole_run(source: TaskSource, steps: int, every: int) -> tuple[Noted, Run, TrainState]:
+def whole_run(source: TaskSource, steps: int, every: int) -> tuple[Noted, Trainer]:
     algorithm, log = learner_of(waves()), Noted()
-    run, learner = run_of(algorithm, source, TASKS, TASKS, CPU)
-    settings = replace(run.settings, steps=steps, val_every=100)
-    updater = steps_on_device(work_of(algorithm, source, every)) if every else None
-    return log, run._replace(settings=settings, log=log, updater=updater), learner
+    trainer = trainer_of(algorithm, source, TASKS, TASKS, CPU)
+    trainer.settings, trainer.log = replace(trainer.settings, steps=steps, val_every=100), log
+    trainer.updates = steps_on_device(work_of(algorithm, source, every)) if every else None
+    return log, trainer
 
 
 def test_the_loop_logs_every_step_in_its_turn() -> None:
-    (log, run, learner), (of_host, there, other) = whole_run(waves(), 7, 3), whole_run(waves(), 7, 0)
-    progress, wanted = fit(run, learner, Progress()), fit(there, other, Progress())
+    (log, device), (of_host, host) = whole_run(waves(), 7, 3), whole_run(waves(), 7, 0)
+    device.fit()
+    host.fit()
     assert [step for step, _ in log.steps] == [step for step, _ in of_host.steps] == list(range(1, 8))
     for (_, ours), (_, theirs) in zip(log.steps, of_host.steps, strict=True):
         assert ours.keys() == theirs.keys()
         assert ours["loss"] == pytest.approx(theirs["loss"], rel=1e-5)
         assert ours["gradient_norm"] == pytest.approx(theirs["gradient_norm"], rel=1e-4)
-    assert progress.step == wanted.step == 7
-    assert progress.seconds == pytest.approx(sum(v["step_seconds"] for _, v in log.steps), rel=0.9)
+    assert device.state.step == host.state.step == 7
+    assert device.state.seconds == pytest.approx(sum(v["step_seconds"] for _, v in log.steps), rel=0.9)
 
 
 def test_a_wait_for_tasks_is_cut_and_the_steps_before_are_logged_and_saved() -> None:
@@ -218,26 +218,27 @@ def test_a_wait_for_tasks_is_cut_and_the_steps_before_are_logged_and_saved() -> 
             raise Interrupted
         yield
 
-    (log, run, learner), (_, there, other) = whole_run(waves(), 9, 4), whole_run(waves(), 5, 4)
-    with pytest.raises(Stopped, match="stopped after step 5, which is saved") as raised:
-        fit(run._replace(stops=Stops(lambda: False, interruptible)), learner, Progress())
-    assert raised.value.progress.step == 5 and [step for step, _ in log.steps] == [1, 2, 3, 4, 5]
-    fit(there, other, Progress())
-    assert all(learner.params[name].equal(value) for name, value in other.params.items())
+    (log, stopped), (_, short) = whole_run(waves(), 9, 4), whole_run(waves(), 5, 4)
+    stopped.stops = Stops(lambda: False, interruptible)
+    with pytest.raises(Stopped, match="stopped after step 5, which is saved"):
+        stopped.fit()
+    assert stopped.state.step == 5 and [step for step, _ in log.steps] == [1, 2, 3, 4, 5]
+    short.fit()
+    assert all(stopped.state.params[name].equal(value) for name, value in short.state.params.items())
 
 
 def test_the_loop_names_the_task_of_a_step_that_it_reads_later() -> None:
-    log, run, learner = whole_run(Poisoned(waves(), task=9), 8, 8)
+    log, trainer = whole_run(Poisoned(waves(), task=9), 8, 8)
     with pytest.raises(DivergedError, match=r"step 3: task 9, on worker0") as raised:
-        fit(run, learner, Progress())
+        trainer.fit()
     assert raised.value.step == 3 and [step for step, _ in log.steps] == [1, 2]
 
 
 def taken_by_host(caplog: pytest.LogCaptureFixture, algorithm: Algorithm, source: TaskSource, **others: Any) -> str:
     """Why the host takes the steps of a run."""
-    run, learner = run_of(algorithm, source, TASKS, TASKS, CPU)
+    trainer = trainer_of(algorithm, source, TASKS, TASKS, CPU)
     with caplog.at_level("WARNING", "metalearn"):
-        assert type(steps_on_device(work_of(algorithm, source, **others))(run, learner)) is UpdateHere
+        assert type(steps_on_device(work_of(algorithm, source, **others))(trainer)) is HostUpdater
     return caplog.text
 
 
@@ -346,8 +347,8 @@ def test_pictures_that_are_not_those_of_the_episodes_are_not_gathered(
 
 def test_a_run_that_ends_early_ends_its_thread() -> None:
     source = characters()
-    run, _, updater = on_device(learner_of(source), source, TASKS, TASKS, CPU, steps=10_000, every=2)
-    advance_on_device(run, updater, 1, 2)
+    trainer, updater = on_device(learner_of(source), source, TASKS, TASKS, CPU, steps=10_000, every=2)
+    advance_on_device(trainer, updater, 1, 2)
     threads = [thread for thread in threading.enumerate() if thread.name.startswith("tasks ahead")]
     assert threads
     del updater
@@ -357,31 +358,30 @@ def test_a_run_that_ends_early_ends_its_thread() -> None:
         assert not thread.is_alive()
 
 
-class Small(UpdateOnDevice):
+class Small(DeviceUpdater):
     """A device that computes two tasks at once, and no more."""
 
-    def __init__(self, run: Run, *others: Any) -> None:
-        if run.training.chunk > 2:
+    def __init__(self, trainer: Trainer, work: DeviceWork) -> None:
+        if not isinstance(trainer.training.chunk, int) or trainer.training.chunk > 2:
             raise torch.cuda.OutOfMemoryError("CUDA out of memory. Tried to allocate 3.00 GiB")
-        super().__init__(run, *others)
+        super().__init__(trainer, work)
 
 
 def started_as(
-    kind: type[UpdateOnDevice], monkeypatch: pytest.MonkeyPatch, chunk: int = 6, pairs: bool = True
-) -> UpdateOnDevice:
-    """What takes the steps of a run of six tasks a step, where it is of such a class."""
+    kind: type[DeviceUpdater], monkeypatch: pytest.MonkeyPatch, chunk: int = 6, pairs: bool = True
+) -> list[int]:
+    """The sizes of the chunks of a step of six tasks, where what takes it is of such a class."""
     source, algorithm = waves(), learner_of(waves())
-    run, learner = run_of(algorithm, source, 6, chunk, CPU)
-    monkeypatch.setattr(module, "UpdateOnDevice", kind)
-    updater = steps_on_device(work_of(algorithm, source, pairs=lambda: pairs))(run, learner)
-    assert isinstance(updater, kind)
-    return updater
+    trainer = trainer_of(algorithm, source, 6, chunk, CPU)
+    monkeypatch.setattr(module, "DeviceUpdater", kind)
+    assert isinstance(steps_on_device(work_of(algorithm, source, pairs=lambda: pairs))(trainer), kind)
+    return [len(tasks) for tasks in trainer.tasks_of(1)]
 
 
 def test_what_does_not_fit_the_memory_is_halved(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    assert started_as(Small, monkeypatch)._run.training.chunk == 2
+    assert started_as(Small, monkeypatch) == [2, 2, 2]
     for chunk in (4, 2):
         assert f"so {chunk} are computed at once; the parameters stay the same" in caplog.text
 
@@ -428,7 +428,7 @@ class Card:
         monkeypatch.setattr(torch.cuda, "set_stream", lambda stream: setattr(self, "current", stream.name))
 
 
-class Recorded(UpdateOnDevice):
+class Recorded(DeviceUpdater):
     """It records its graph on such a card, and `fails(chunk)` in the recording."""
 
     card: Card
@@ -442,7 +442,7 @@ class Recorded(UpdateOnDevice):
 
     def _whole_step(self) -> None:
         if self.card.recording:
-            type(self).fails(self._run.training.chunk)
+            type(self).fails(self._trainer.training.chunk)
         super()._whole_step()
 
 
@@ -456,7 +456,7 @@ def test_what_does_not_fit_while_a_graph_is_recorded_is_halved_too(
             raise torch.cuda.OutOfMemoryError("CUDA out of memory. Tried to allocate 3.00 GiB")
 
     Recorded.card, Recorded.fails, Recorded.kept = Card(monkeypatch), fails, ()
-    assert started_as(Recorded, monkeypatch)._run.training.chunk == 2 and len(Recorded.kept) == 2
+    assert started_as(Recorded, monkeypatch) == [2, 2, 2] and len(Recorded.kept) == 2
     assert "so 2 are computed at once; the parameters stay the same" in caplog.text
 
 
@@ -468,22 +468,27 @@ def test_the_first_error_of_a_recording_is_the_reason(
 
     Recorded.card = card = Card(monkeypatch)
     Recorded.fails = fails
-    monkeypatch.setattr(module, "UpdateOnDevice", Recorded)
+    monkeypatch.setattr(module, "DeviceUpdater", Recorded)
     assert "operation not permitted" in taken_by_host(caplog, learner_of(waves()), waves())
     assert card.current == "usual"
 
 
-def test_the_host_computes_the_chunks_that_fit_the_device() -> None:
-    source, algorithm = waves(), learner_of(waves())
-    run, learner = run_of(algorithm, source, 6, 6, CPU)
-    counts = []
-    noted = run._replace(
-        strategy=SimpleNamespace(map=lambda params, tasks, step: counts.append([len(t) for t in tasks]) or []),  # type: ignore[arg-type,func-returns-value]
-        training=run.training._replace(chunk=4),
-    )
-    with pytest.raises(IndexError):
-        UpdateHere(noted, learner).advance([torch.arange(6)], 1, 0.1)
-    assert counts == [[4, 2]]
+def test_the_host_computes_the_chunks_that_fit_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Neither(Small):
+        def __init__(self, trainer: Trainer, work: DeviceWork) -> None:
+            super().__init__(trainer, work)
+            raise module.NotRecordedError("it cannot be recorded")
+
+    log, trainer = whole_run(waves(), 1, 1)
+    counts, computed = [], trainer.strategy.map
+    monkeypatch.setattr(module, "DeviceUpdater", Neither)
+    monkeypatch.setattr(
+        trainer.strategy, "map",
+        lambda params, tasks, step: counts.append([len(t) for t in tasks]) or computed(params, tasks, step),
+    )  # fmt: skip
+    trainer.updates = steps_on_device(work_of(learner_of(waves()), waves(), pairs=lambda: True))
+    trainer.fit()
+    assert counts == [[2, 2]] and len(log.steps) == 1
 
 
 class Growing:
@@ -557,14 +562,13 @@ def test_tasks_that_come_in_groups_stay_on_the_device(caplog: pytest.LogCaptureF
     def end(split: str, task: int) -> int:
         return task + 2 - task % 2
 
-    def started(run: Run) -> Run:
-        return run._replace(training=run.training._replace(chunk=end), settings=replace(run.settings, steps=6))
-
-    run, here = run_of(algorithm, source, TASKS, 2, CPU)
-    kept, learner = run_of(algorithm, source, TASKS, 2, CPU)
+    device, host = (trainer_of(algorithm, source, TASKS, 2, CPU) for _ in range(2))
+    for trainer in (device, host):
+        trainer.training = trainer.training._replace(chunk=end)
+        trainer.settings = replace(trainer.settings, steps=6)
     with caplog.at_level("INFO", "metalearn"):
-        updater = steps_on_device(work_of(algorithm, source)._replace(every=3))(started(kept), learner)
-    assert isinstance(updater, UpdateOnDevice)
+        updater = steps_on_device(work_of(algorithm, source)._replace(every=3))(device)
+    assert isinstance(updater, DeviceUpdater)
     assert "stay on the device; tasks differ in shape, so the host starts the operations" in caplog.text
     shapes = set()
     for step in range(1, 7):
@@ -573,10 +577,10 @@ def test_tasks_that_come_in_groups_stay_on_the_device(caplog: pytest.LogCaptureF
         updater.advance(tasks, step, RATE)
         if step % 3 == 0:
             updater.settle()
-        UpdateHere(started(run), here).advance(tasks, step, RATE)
+        HostUpdater(host).advance(tasks, step, RATE)
     updater.fetch()
     assert len(shapes) > 2 and "differ in their shapes or classes" not in caplog.text
-    same(learner, here)
+    same(device.state, host.state)
 
 
 @pytest.mark.parametrize("kind", [DataError, RuntimeError])
@@ -590,7 +594,7 @@ def test_an_error_of_a_later_step_comes_out_as_it_is(kind: type[Exception]) -> N
         return exact.meta_grad(params, episode, step)
 
     algorithm, source = exact._replace(meta_grad=failing), Growing()
-    run, _, updater = on_device(algorithm, source, TASKS, TASKS, CPU, steps=4, every=4)  # type: ignore[arg-type]
-    advance_on_device(run, updater, 1, 2)
+    trainer, updater = on_device(algorithm, source, TASKS, TASKS, CPU, steps=4, every=4)  # type: ignore[arg-type]
+    advance_on_device(trainer, updater, 1, 2)
     with pytest.raises(kind, match=r"^model\.classes=10: a task has 11 classes$"):
-        advance_on_device(run, updater, 3, 3)
+        advance_on_device(trainer, updater, 3, 3)

@@ -8,7 +8,6 @@ import pytest
 import torch
 
 from metalearn.runs.checkpoint import Snapshot
-from metalearn.training.loop import Progress, TrainState, new_learner, restore, snapshot, update
 from metalearn.training.optimizers import (
     Clipping,
     FlatOptimizer,
@@ -21,6 +20,7 @@ from metalearn.training.optimizers import (
     scheduled,
     sgd,
 )
+from metalearn.training.trainer import TrainState
 from metalearn.types import Params
 
 
@@ -126,7 +126,8 @@ def steps_of(learner: TrainState, first: int, last: int) -> None:
     """The steps from `first` to `last`, at rates that change."""
     for step in range(first, last + 1):
         grads = drawn(step, learner.params["a"].dtype)
-        update(learner, {name: value * learner.params[name].detach() for name, value in grads.items()}, 0.02 / step)
+        learner.update({name: value * learner.params[name].detach() for name, value in grads.items()}, 0.02 / step)
+        learner.step = step
 
 
 def equal(first: Params, second: Params) -> bool:
@@ -140,7 +141,7 @@ def test_they_compute_what_torch_does_to_the_same_bits(
 ) -> None:
     monkeypatch.setattr(torch.Tensor, "bfloat16", torch.Tensor.clone)  # Muon rounds so, and ours does not
     made, theirs = (PAIRS | FURTHER)[name]
-    ours, torchs = (new_learner(drawn(0, dtype), start) for start in (made.start, theirs))
+    ours, torchs = (TrainState.new(drawn(0, dtype), start) for start in (made.start, theirs))
     for learner in (ours, torchs):
         steps_of(learner, 1, 300 if name in PAIRS else 40)
     if name == "clipped":  # torch adds up the norms of the parameters, and rounds otherwise
@@ -154,10 +155,10 @@ def test_they_compute_what_torch_does_to_the_same_bits(
 @pytest.mark.parametrize("name", FURTHER)
 def test_a_state_goes_on_to_the_same_bits(name: str) -> None:
     start = FURTHER[name][0].start
-    whole, stopped = (new_learner(drawn(0, torch.float32), start) for _ in range(2))
+    whole, stopped = (TrainState.new(drawn(0, torch.float32), start) for _ in range(2))
     steps_of(whole, 1, 20)
     steps_of(stopped, 1, 10)
-    resumed, _ = restore(snapshot(stopped, Progress(10), {}, {}), start)
+    resumed = TrainState.restored(stopped.snapshot({}, {}), start)
     steps_of(resumed, 11, 20)
     assert equal(resumed.params, whole.params)
 
@@ -166,12 +167,12 @@ def test_a_state_goes_on_to_the_same_bits(name: str) -> None:
 def test_a_step_on_a_device_is_that_of_the_host_or_none(name: str) -> None:
     """What a GPU computes, here on the CPU, whose fused Adam rounds otherwise."""
     start = FURTHER[name][0].start
-    host, device = (new_learner(drawn(0, torch.float32), start) for _ in range(2))
+    host, device = (TrainState.new(drawn(0, torch.float32), start) for _ in range(2))
     assert isinstance(device.optimizer, FlatOptimizer)
     flat = joined(device.params.values()).detach()
     for step in range(1, 11):
         grads, rate = drawn(step, torch.float32), 0.02 / step
-        update(host, grads, rate)
+        host.update(grads, rate)
         before = flat.clone()
         device.optimizer.step_of_device(flat, joined(grads.values()), torch.tensor(rate), torch.tensor(1.0))
         assert torch.equal(flat, before)
@@ -194,19 +195,19 @@ def test_a_state_of_torch_goes_on_here_and_ours_there_to_the_same_bits(name: str
     """Earlier checkpoints hold a state of torch's. It goes through a file, as they do."""
     made, theirs = PAIRS[name]
     starts = [theirs, made.start] if stops == "torch" else [made.start, theirs]
-    whole, stopped = (new_learner(drawn(0, torch.float32), start) for start in (theirs, starts[0]))
+    whole, stopped = (TrainState.new(drawn(0, torch.float32), start) for start in (theirs, starts[0]))
     steps_of(whole, 1, 20)
     steps_of(stopped, 1, 10)
-    torch.save(snapshot(stopped, Progress(10), {}, {}).state, tmp_path / "state.pt")
+    torch.save(stopped.snapshot({}, {}).state, tmp_path / "state.pt")
     saved = Snapshot(stopped.params, torch.load(tmp_path / "state.pt", weights_only=True), {"step": 10})
-    resumed, progress = restore(saved, starts[1])
-    assert progress == Progress(10)
+    resumed = TrainState.restored(saved, starts[1])
+    assert resumed.step == 10
     steps_of(resumed, 11, 20)
     assert equal(resumed.params, whole.params)
 
 
 def test_a_saved_state_does_not_change_with_the_next_step() -> None:
-    learner = new_learner(drawn(0, torch.float32), PAIRS["adam"][0].start)
+    learner = TrainState.new(drawn(0, torch.float32), PAIRS["adam"][0].start)
     steps_of(learner, 1, 1)
     saved = learner.optimizer.state_dict()["state"][0]
     before = {name: value.clone() for name, value in saved.items()}
@@ -217,13 +218,13 @@ def test_a_saved_state_does_not_change_with_the_next_step() -> None:
 def test_a_restored_optimizer_has_the_state_of_the_checkpoint_and_the_settings_of_the_config() -> None:
     """The next step of Adam with β₁ = 0.5, written out, from a state that β₁ = 0.9 has made."""
     common: dict[str, Any] = {"rates": Rates(0.1), "beta2": 0.9, "eps": 1e-3}
-    before = new_learner({"w": torch.tensor([1.0, 2.0], dtype=torch.float64)}, adam(beta1=0.9, **common).start)
+    before = TrainState.new({"w": torch.tensor([1.0, 2.0], dtype=torch.float64)}, adam(beta1=0.9, **common).start)
     gradient = torch.tensor([0.5, -0.25], dtype=torch.float64)
-    update(before, {"w": gradient}, 0.1)
+    before.update({"w": gradient}, 0.1)
 
-    learner, _ = restore(snapshot(before, Progress(1), {"config": {}}, {}), adam(beta1=0.5, **common).start)
+    learner = TrainState.restored(before.snapshot({}, {}), adam(beta1=0.5, **common).start)
     start = learner.params["w"].detach().clone()
-    update(learner, {"w": gradient}, 0.1)
+    learner.update({"w": gradient}, 0.1)
     m = 0.5 * (0.1 * gradient) + 0.5 * gradient
     v = 0.9 * (0.1 * gradient**2) + 0.1 * gradient**2
     expected = start - 0.1 * (m / (1 - 0.5**2)) / ((v / (1 - 0.9**2)).sqrt() + 1e-3)
@@ -233,5 +234,5 @@ def test_a_restored_optimizer_has_the_state_of_the_checkpoint_and_the_settings_o
 def test_parameters_of_any_layout_are_learned_in_one() -> None:
     """That which checkpoints and messages give them: in another one, the last bits of products may differ."""
     turned = torch.arange(6.0).reshape(2, 3).t()
-    learner = new_learner({"w": turned}, sgd(rates=Rates(lr=0.1), momentum=0.0).start)
+    learner = TrainState.new({"w": turned}, sgd(rates=Rates(lr=0.1), momentum=0.0).start)
     assert learner.params["w"].is_contiguous() and learner.params["w"].equal(turned)

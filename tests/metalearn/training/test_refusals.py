@@ -16,8 +16,8 @@ from metalearn.models.mlp import mlp
 from metalearn.tasks.common.episodes import EpisodeSpec, Seeds, shapes_of
 from metalearn.tasks.glyphs import glyphs
 from metalearn.training.chunks import chunk_functions, chunk_of, episodes_of
-from metalearn.training.loop import new_learner
 from metalearn.training.optimizers import Rates, adam, scheduled
+from metalearn.training.trainer import TrainState
 from metalearn.types import Batch, Episode, Unit
 
 
@@ -101,11 +101,11 @@ def rate(**wrong: Any) -> None:
 def state_of_others(**others: Tensor) -> None:
     """The state of an optimiser of the parameters a and b."""
     start = adam(rates=Rates(0.01), beta1=0.8, beta2=0.95, eps=1e-5).start
-    saved = new_learner({"a": torch.ones(2), "b": torch.ones(3)}, start)
+    saved = TrainState.new({"a": torch.ones(2), "b": torch.ones(3)}, start)
     for value in saved.params.values():
         value.grad = torch.ones_like(value)
     saved.optimizer.step()
-    new_learner(others, start).optimizer.load_state_dict(saved.optimizer.state_dict())
+    TrainState.new(others, start).optimizer.load_state_dict(saved.optimizer.state_dict())
 
 
 def shots(value: object) -> None:

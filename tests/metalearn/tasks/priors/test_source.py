@@ -20,8 +20,7 @@ from metalearn.tasks.common.episodes import Seeds
 from metalearn.tasks.priors import Shape
 from metalearn.tasks.priors.source import own_prior
 from metalearn.training.chunks import chunk_of
-from metalearn.training.loop import tasks_in_chunks
-from metalearn.training.settings import CHUNK_CELLS, TrainerSettings, chunk_in_group
+from metalearn.training.settings import CHUNK_CELLS, TrainerSettings, chunk_in_group, tasks_in_chunks
 from metalearn.types import Episode
 from tests.own_prior import table
 from tests.runs import ROOT
