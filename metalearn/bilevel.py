@@ -16,8 +16,7 @@ from torch.autograd.function import once_differentiable
 from torch.func import functional_call, grad, jvp, vjp
 from torch.utils import _pytree as pytree
 
-from metalearn.algorithms.common.functional import conjugate_gradient
-from metalearn.algorithms.common.inner import SGD, InnerOptimizer, adam, momentum, rmsprop, sgd
+from metalearn.algorithms.common.inner import SGD, InnerOptimizer, adam, conjugate_gradient, momentum, rmsprop, sgd
 from metalearn.checks import Invalid, first_line, one_of, real_number, whole_number
 from metalearn.nn.twice import plain_attention, second_order_attention
 

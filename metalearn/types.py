@@ -1,10 +1,15 @@
 """The types that every part of the program shares."""
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
 
 import torch
 from torch import Generator, Tensor
+
+from metalearn.nn.layers import per_task
+from metalearn.nn.network import CompiledNetwork, gradient_at, leaves, usual_metrics
+from metalearn.nn.packing import is_packed, sum_of_tasks
 
 Params = dict[str, Tensor]
 """Parameters by name. Meta-parameters are plain leaves without a graph; inside an inner loop every
@@ -101,45 +106,9 @@ class Stage(NamedTuple):
     layers: tuple[Any, ...] = ()
 
 
-class Network(Protocol):
-    """A network that is compiled as a whole. Its parameters may be packed: one tensor [t, P] in place of many."""
-
-    def computes(self, params: Params, device: torch.device | None = None) -> bool:
-        """Whether it can compute with these parameters, by their type and shapes, on their device or another."""
-        ...
-
-    def refusal(self, params: Params) -> str | None:
-        """The reason why its layers cannot be compiled on any machine; None if they can."""
-        ...
-
-    def pack(self, params: Params, tasks: int) -> Params:
-        """Meta-parameters in packed form for `tasks` tasks, sharing memory; gradients add up over the tasks."""
-        ...
-
-    def replaced(self, packed: Params, values: Params) -> Params:
-        """Packed parameters with other values of some of them: [*shape], which all tasks share, or [t, *shape]."""
-        ...
-
-    def unpack(self, params: Params) -> Params:
-        """Packed parameters, or sums of such [P], by name; and other parameters as they are."""
-        ...
-
-    def outputs(self, params: Params, x: Tensor, support_x: Tensor | None = None) -> Tensor:
-        """The outputs of the last layer, [t, n, d]."""
-        ...
-
-    def metrics(
-        self, params: Params, x: Tensor, y: Tensor, support_x: Tensor | None = None, *, twice: bool = False
-    ) -> Metrics:
-        """Each task's loss and metric; `twice` keeps what the second derivative of the loss needs."""
-        ...
-
-    def gradient(self, params: Params, x: Tensor, y: Tensor, *, twice: bool = False) -> Params:
-        """The gradient of each task's loss by its packed parameters; with `twice`, it has a derivative of its own."""
-        ...
-
-    def stepped(self, params: Params, x: Tensor, y: Tensor, rate: float, *, twice: bool = False) -> Params:
-        """Packed parameters after a step of gradient descent; without `twice`, the gradient counts as a constant."""
+class Features(Protocol):
+    def __call__(self, x: Tensor, support_x: Tensor | None = None, /) -> Tensor:
+        """The features [t, n, d] of samples, by the statistics of a support set if one is given."""
         ...
 
 
@@ -189,12 +158,74 @@ class Model(NamedTuple):
     features: Apply | None = None
     head: Stage | None = None
     norms: tuple[str, ...] = ()
-    network: Network | None = None
-    body: Network | None = None
+    network: CompiledNetwork | None = None
+    body: CompiledNetwork | None = None
     cautions: tuple[str, ...] = ()
     fixed: Callable[[Generator], Params] | None = None
     loss: Loss | None = None
     in_context: InContext | None = None
+
+    # What algorithms ask of a model, whatever computes it. `theta` are the parameters of all tasks, as `start` gives
+    # them: of a compiled network one row a task, else each with a leading task dimension.
+
+    def start(self, params: Params, tasks: int) -> Params:
+        """Where the inner steps of `tasks` tasks start: meta-parameters for every task, sharing memory. Gradients add
+        up over the tasks."""
+        if self.network is not None and self.network.computes(params):
+            return self.network.pack(params, tasks)
+        return per_task(params, tasks)
+
+    def metrics(self, theta: Params, batch: Batch, support_x: Tensor | None = None, *, twice: bool = False) -> Metrics:
+        """The `loss` and the metric of each task [t].
+
+        Args:
+            theta: the parameters of all tasks.
+            batch: the samples, and what is to be predicted.
+            support_x: the support set, whose statistics normalise if the model is not transductive.
+            twice: whether the loss will be differentiated twice.
+        """
+        if self.network is not None and is_packed(theta):
+            return self.network.metrics(theta, *batch, support_x, twice=twice)
+        outputs = self.apply(theta, batch.x, support_x)
+        return usual_metrics(outputs, batch.y) if self.loss is None else self.loss.of_tasks(outputs, batch.y)
+
+    def gradient(self, theta: Params, batch: Batch, *, twice: bool = False) -> Params:
+        """The gradient of each task's loss by its parameters. With `twice`, it has a derivative of its own."""
+        with torch.enable_grad():
+            if self.network is not None and is_packed(theta):
+                return self.network.gradient(theta, *batch, twice=twice)
+            at = theta if twice else leaves(theta)
+            return gradient_at(at, self.metrics(at, batch)["loss"], twice=twice)
+
+    def step(self, theta: Params, batch: Batch, rate: float, *, twice: bool = False) -> Params:
+        """The parameters after a step of gradient descent, θ − rate · ∇L(θ). Without `twice`, the derivative of the
+        step takes the gradient as a constant."""
+        if self.network is not None and is_packed(theta):
+            return self.network.stepped(theta, *batch, rate, twice=twice)  # the same bits, in one pass over memory
+        grads = self.gradient(theta, batch, twice=twice)
+        return {name: p.add(grads[name], alpha=-rate) for name, p in theta.items()}
+
+    def features_of(self, params: Params, tasks: int) -> Features:
+        """The features by meta-parameters that `tasks` tasks share. The model must have features."""
+        if self.body is not None and self.body.computes(params):
+            return partial(self.body.outputs, self.body.pack(params, tasks))
+        assert self.features is not None
+        return partial(self.features, per_task(params, tasks))
+
+    def replaced(self, theta: Params, values: Params) -> Params:
+        """The parameters of all tasks with other values of some: [*shape], which all tasks share, or [t, *shape]."""
+        if self.network is not None and is_packed(theta):
+            return self.network.replaced(theta, values)
+        shared = {name: value for name, value in values.items() if value.dim() < theta[name].dim()}
+        return theta | values | per_task(shared, len(next(iter(theta.values()))))
+
+    def by_name(self, values: Params) -> Params:
+        """Values of parameters as of `theta`, or sums of such, under the parameters' own names."""
+        return values if self.network is None else self.network.unpack(values)
+
+    def sums(self, values: Params) -> Params:
+        """Values of parameters as of `theta`, summed over the tasks and by name."""
+        return self.by_name({name: sum_of_tasks(value) for name, value in values.items()})
 
 
 class Adapt(Protocol):

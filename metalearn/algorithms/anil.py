@@ -10,9 +10,10 @@ from collections.abc import Iterator
 
 from torch import Tensor
 
-from metalearn.algorithms.common.functional import objective, per_task, replaced, start_of
 from metalearn.algorithms.common.inner import SGD, InnerOptimizer, constant, descent
-from metalearn.algorithms.common.learners import check_descent, features_and_head, features_of, gradient_learner
+from metalearn.algorithms.common.learners import check_descent, features_and_head, gradient_learner
+from metalearn.algorithms.common.losses import objective
+from metalearn.nn.layers import per_task
 from metalearn.types import Algorithm, Batch, Model, Params
 
 
@@ -49,15 +50,15 @@ def anil(
     def path(params: Params, support: Batch, steps: int, order: int) -> Iterator[Params]:
         rate = inner_lr if order else eval_lr_factor * inner_lr
         tasks = support.x.shape[0]
-        theta = start_of(model, params, tasks)
-        known = features_of(model, params, tasks)(support.x)
+        theta = model.start(params, tasks)
+        known = model.features_of(params, tasks)(support.x)
         start = per_task({name: params[name] for name in head.params}, tasks)
 
         def loss(adapted: Params, step: int) -> Tensor:
             return objective(head.apply(adapted, known, 0), support.y, model.loss)["loss"]
 
         for adapted in descent(loss, start, optimizer=inner, rate=constant(rate), steps=steps, order=order):
-            yield replaced(model, theta, adapted)
+            yield model.replaced(theta, adapted)
 
     order = 1 if first_order else 2
     return gradient_learner(model, path, inner_steps=inner_steps, eval_steps=eval_steps, order=order)

@@ -17,7 +17,6 @@ from collections.abc import Iterator
 import torch.nn.functional as F
 from torch import Generator, Tensor
 
-from metalearn.algorithms.common.functional import objective
 from metalearn.algorithms.common.inner import SGD, InnerOptimizer, constant, descent
 from metalearn.algorithms.common.learners import (
     check_descent,
@@ -28,6 +27,7 @@ from metalearn.algorithms.common.learners import (
     one_hot,
     trained_on_samples,
 )
+from metalearn.algorithms.common.losses import objective
 from metalearn.checks import positive
 from metalearn.types import Algorithm, Batch, Model, Params
 

@@ -25,10 +25,10 @@ from collections.abc import Iterator
 import torch
 from torch import Generator, Tensor
 
-from metalearn.algorithms.common.functional import per_task, replaced, results, start_of
 from metalearn.algorithms.common.inner import SGD, InnerOptimizer, constant, descent
 from metalearn.algorithms.common.learners import check_descent, gradient_learner, part, prefixed, without
 from metalearn.checks import Invalid, switches, whole_number
+from metalearn.nn.layers import per_task
 from metalearn.types import Algorithm, Batch, Model, Params
 
 WEIGHTS = "context."
@@ -81,16 +81,16 @@ def cavia(
     def path(params: Params, support: Batch, steps: int, order: int) -> Iterator[Params]:
         tasks = support.x.shape[0]
         weights = without(WEIGHTS, params)
-        start = start_of(model, weights, tasks)
+        start = model.start(weights, tasks)
         chosen, by_context = (
             per_task(values, tasks) for values in ({name: params[name] for name in names}, part(WEIGHTS, params))
         )
 
         def in_context(phi: Tensor) -> Params:
-            return replaced(model, start, _modulated(chosen, by_context, names, phi))
+            return model.replaced(start, _modulated(chosen, by_context, names, phi))
 
         def loss(context: Params, step: int) -> Tensor:
-            return results(model, in_context(context["phi"]), support, twice=order == 2)["loss"]
+            return model.metrics(in_context(context["phi"]), support, twice=order == 2)["loss"]
 
         zero = support.x.new_zeros(tasks, contexts, requires_grad=order > 0)
         for context in descent(

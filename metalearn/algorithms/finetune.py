@@ -17,7 +17,6 @@ from collections.abc import Iterator
 
 from torch import Tensor
 
-from metalearn.algorithms.common.functional import objective, per_task
 from metalearn.algorithms.common.inner import SGD, InnerOptimizer, constant, descent
 from metalearn.algorithms.common.learners import (
     check_descent,
@@ -26,7 +25,9 @@ from metalearn.algorithms.common.learners import (
     features_and_head,
     trained_on_samples,
 )
+from metalearn.algorithms.common.losses import objective
 from metalearn.checks import true_or_false, whole_number
+from metalearn.nn.layers import per_task
 from metalearn.types import Algorithm, Batch, Model, Params
 
 

@@ -24,10 +24,10 @@ from collections.abc import Callable, Iterator
 import torch
 from torch import Tensor
 
-from metalearn.algorithms.common.functional import conjugate_gradient, leaves, results, start_of, summed, sums_by_name
-from metalearn.algorithms.common.inner import SGD, InnerOptimizer, SupportLoss, TaskLoss, constant, descent, last
-from metalearn.algorithms.common.learners import check_descent, evaluated_by_descent
+from metalearn.algorithms.common.inner import SGD, InnerOptimizer, conjugate_gradient, constant, descent, last
+from metalearn.algorithms.common.learners import check_descent, evaluated_by_descent, summed, support_descent
 from metalearn.checks import Invalid, one_of, real_number, whole_number
+from metalearn.nn.network import leaves
 from metalearn.types import Algorithm, Batch, ChunkResult, Episode, Metrics, Model, Params
 
 SPRINGS = ("every_step", "after")
@@ -86,19 +86,19 @@ def imaml(
         real_number("cg_strength", cg_strength, above=0)
 
     def path(params: Params, support: Batch, steps: int, pull: float) -> Iterator[Params]:
-        start, plain = start_of(model, params, support.x.shape[0]), SupportLoss(model, support, 0)
+        start = model.start(params, support.x.shape[0])
 
         def regularised(phi: Params, step: int) -> Tensor:
             """L(φ) + λ/2 ‖φ − θ‖² of every task."""
             away = [(phi[name] - start[name]).square().reshape(len(phi[name]), -1).sum(dim=1) for name in phi]
-            return plain(phi, step) + pull / 2 * torch.stack(away).sum(dim=0)
+            return model.metrics(phi, support)["loss"] + pull / 2 * torch.stack(away).sum(dim=0)
 
-        loss: TaskLoss = regularised if spring == "every_step" else plain
-        for phi in descent(loss, start, optimizer=inner, rate=constant(inner_lr), steps=steps, order=0):
-            if spring == "every_step":
-                yield phi
-            else:  # a step of gradient descent on the spring alone
-                yield {name: torch.lerp(value, start[name], inner_lr * pull) for name, value in phi.items()}
+        if spring == "every_step":
+            yield from descent(regularised, start, optimizer=inner, rate=constant(inner_lr), steps=steps, order=0)
+            return
+        for phi in support_descent(model, params, support, inner=inner, rate=inner_lr, steps=steps, order=0):
+            # a step of gradient descent on the spring alone
+            yield {name: torch.lerp(value, start[name], inner_lr * pull) for name, value in phi.items()}
 
     def eval_path(params: Params, support: Batch, steps: int, order: int) -> Iterator[Params]:
         return path(params, support, steps, strength if eval_strength is None else eval_strength)
@@ -107,7 +107,7 @@ def imaml(
     def meta_grad(params: Params, episode: Episode, step: int) -> ChunkResult:
         phi = last(path(params, episode.support, inner_steps, strength))
         values, gradient = _query_gradient(model, phi, episode)
-        curvature = hessian_product(SupportLoss(model, episode.support, 2), phi)
+        curvature = hessian_product(model, episode.support, phi)
         mu = cg_strength or strength
 
         def product(v: Params) -> Params:
@@ -115,7 +115,7 @@ def imaml(
             return {name: (1 + cg_damping) * v[name] + h / mu for name, h in curvature(v).items()}
 
         solution, residual = conjugate_gradient(product, gradient, cg_steps)
-        grads = sums_by_name(model, solution)
+        grads = model.sums(solution)
         return ChunkResult(grads, summed(values | {"cg_residual": residual}), len(residual))
 
     evaluated = evaluated_by_descent(model, eval_path, eval_steps)
@@ -127,23 +127,20 @@ def _query_gradient(model: Model, phi: Params, episode: Episode) -> tuple[Metric
     (support, query) = episode
     phi = leaves(phi)
     with torch.enable_grad():
-        values = results(model, phi, query, support.x, twice=False)
+        values = model.metrics(phi, query, support.x)
         grads = torch.autograd.grad(values["loss"].sum(), list(phi.values()), materialize_grads=True)
     return values, dict(zip(phi, grads, strict=True))
 
 
-def hessian_product(loss: TaskLoss, params: Params) -> Product:
-    """v ↦ ∇²L v of every task's own loss, at per-task parameters."""
+def hessian_product(model: Model, support: Batch, params: Params) -> Product:
+    """v ↦ ∇²L v of every task's own loss on its support set, at per-task parameters."""
     at = leaves(params)
-    with torch.enable_grad():
-        slopes = torch.autograd.grad(
-            loss(at, 0).sum(), list(at.values()), create_graph=True, materialize_grads=True
-        )  # fmt: skip
-    slope = {name: value for name, value in zip(at, slopes, strict=True) if value.requires_grad}  # where it is used
+    slopes = model.gradient(at, support, twice=True)
+    slopes = {name: value for name, value in slopes.items() if value.requires_grad}  # where it is used
 
     def product(v: Params) -> Params:
         products = torch.autograd.grad(
-            list(slope.values()), list(at.values()), [v[name] for name in slope], retain_graph=True,
+            list(slopes.values()), list(at.values()), [v[name] for name in slopes], retain_graph=True,
             materialize_grads=True,
         )  # fmt: skip
         return dict(zip(at, products, strict=True))

@@ -20,14 +20,7 @@ import torch
 import torch.nn.functional as F
 from torch import Generator, Tensor
 
-from metalearn.algorithms.common.learners import (
-    comparing_learner,
-    features_and_head,
-    features_of,
-    part,
-    prefixed,
-    without,
-)
+from metalearn.algorithms.common.learners import comparing_learner, features_and_head, part, prefixed, without
 from metalearn.checks import Invalid, whole_number
 from metalearn.errors import ConfigError
 from metalearn.nn.attention import draw_transformer, transformer
@@ -65,7 +58,7 @@ def in_context(*, model: Model, width: int, heads: int, layers: int) -> Algorith
 
     def compare(params: Params, support: Batch, x: Tensor) -> Tensor:
         weights, known = part(SET, params), support.x.shape[1]
-        features = features_of(model, without(SET, params), support.x.shape[0])
+        features = model.features_of(without(SET, params), support.x.shape[0])
         seen = torch.cat([features(support.x), features(x, support.x)], dim=1)
         tokens = torch.cat([seen, labels(support, x.shape[1], len(weights["head.bias"]), seen.dtype)], dim=2)
         tokens = shared_linear(tokens, weights["token.weight"], weights["token.bias"])

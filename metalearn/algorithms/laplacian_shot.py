@@ -29,10 +29,10 @@ from metalearn.algorithms.common.learners import (
     cosines,
     evaluated_together,
     one_hot,
+    pretrained,
     squared_distances,
     squared_distances_by_products,
 )
-from metalearn.algorithms.common.pretrained import pretrained
 from metalearn.checks import not_negative, real_number, true_or_false, whole_number
 from metalearn.types import Algorithm, Batch, Model, Params
 

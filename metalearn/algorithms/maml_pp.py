@@ -25,16 +25,8 @@ from collections.abc import Iterator
 import torch
 from torch import Generator, Tensor
 
-from metalearn.algorithms.common.functional import replaced, results, start_of
 from metalearn.algorithms.common.inner import SGD, InnerOptimizer, Rate, constant, descent
-from metalearn.algorithms.common.learners import (
-    RATE,
-    check_descent,
-    gradient_learner,
-    part,
-    prefixed,
-    without,
-)
+from metalearn.algorithms.common.learners import RATE, check_descent, gradient_learner, part, prefixed, without
 from metalearn.checks import Invalid, not_negative, switches, whole_number
 from metalearn.types import Algorithm, Batch, Episode, Metrics, Model, Params
 
@@ -97,17 +89,17 @@ def maml_pp(
 
         def with_norms(adapted: Params, step: int) -> Params:
             """The parameters with the norms of a step: what the inner steps give for these is not used."""
-            return replaced(model, adapted, {name: params[name][place(step)] for name in norms})
+            return model.replaced(adapted, {name: params[name][place(step)] for name in norms})
 
         def loss(adapted: Params, step: int) -> Tensor:
-            return results(model, with_norms(adapted, step), support, twice=order == 2)["loss"]
+            return model.metrics(with_norms(adapted, step), support, twice=order == 2)["loss"]
 
         def learned(step: int) -> Rate:
             none = rates[next(iter(rates))].new_zeros(())
             values = {name: none if name in norms else rates[name][place(step)] for name in first}
-            return start_of(model, {name: value.expand_as(first[name]) for name, value in values.items()}, tasks)
+            return model.start({name: value.expand_as(first[name]) for name, value in values.items()}, tasks)
 
-        start = start_of(model, first, tasks)
+        start = model.start(first, tasks)
         rate = learned if learned_rates else constant(inner_lr)
         adapting = descent(
             loss, start, optimizer=inner, rate=rate, steps=steps, order=order, checkpoint=checkpoint_steps
@@ -123,7 +115,7 @@ def maml_pp(
         values: list[Metrics] = []
         for adapted, weight in zip(path(params, support, inner_steps, order), [0.0, *weights], strict=True):
             if weight:
-                metrics = results(model, adapted, query, support.x, twice=False)
+                metrics = model.metrics(adapted, query, support.x)
                 values.append(metrics | {"loss": metrics["loss"] * weight})
         return values[-1] | {"loss": torch.stack([value["loss"] for value in values]).sum(dim=0)}
 

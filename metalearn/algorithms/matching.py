@@ -12,13 +12,7 @@ compare with.
 import torch
 from torch import Tensor
 
-from metalearn.algorithms.common.learners import (
-    comparing_learner,
-    cosines,
-    features_of,
-    one_hot,
-    without_head,
-)
+from metalearn.algorithms.common.learners import comparing_learner, cosines, one_hot, without_head
 from metalearn.checks import positive
 from metalearn.types import Algorithm, Batch, Model, Params
 
@@ -36,7 +30,7 @@ def matching(*, model: Model, scale: float) -> Algorithm:
     positive(scale=scale)
 
     def compare(params: Params, support: Batch, x: Tensor) -> Tensor:
-        features = features_of(model, params, support.x.shape[0])
+        features = model.features_of(params, support.x.shape[0])
         known = features(support.x)
         attention = (scale * cosines(features(x, support.x), known)).log_softmax(dim=2)
         return log_sums(attention, support)

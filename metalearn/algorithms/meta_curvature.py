@@ -13,7 +13,6 @@ from collections.abc import Iterator
 import torch
 from torch import Generator, Tensor
 
-from metalearn.algorithms.common.functional import replaced
 from metalearn.algorithms.common.inner import SGD, Checkpoint, InnerOptimizer, State
 from metalearn.algorithms.common.learners import (
     check_descent,
@@ -72,8 +71,8 @@ def meta_curvature(
         modes = {name: part(f"{CURVATURE}{name}.", params) for name in weights}
 
         def curved(grads: Params) -> Params:
-            by_name = grads if model.network is None else model.network.unpack(grads)
-            return replaced(model, grads, {name: transformed(g, modes[name]) for name, g in by_name.items()})
+            by_name = model.by_name(grads)
+            return model.replaced(grads, {name: transformed(g, modes[name]) for name, g in by_name.items()})
 
         def direct(grads: Params, state: State, step: int) -> tuple[Params, State]:
             return inner.direct(curved(grads), state, step)

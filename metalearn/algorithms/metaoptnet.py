@@ -27,8 +27,7 @@ from typing import NamedTuple
 import torch
 from torch import Generator, Tensor
 
-from metalearn.algorithms.common.functional import cholesky
-from metalearn.algorithms.common.learners import comparing_learner, features_of, one_hot, without_head
+from metalearn.algorithms.common.learners import cholesky, comparing_learner, one_hot, without_head
 from metalearn.checks import positive
 from metalearn.types import Algorithm, Batch, Model, Params
 
@@ -64,7 +63,7 @@ def metaoptnet(*, model: Model, cost: float, ridge: float, scale: float) -> Algo
         return network(generator) | {SCALE: torch.tensor([scale])}
 
     def compare(params: Params, support: Batch, x: Tensor) -> Tensor:
-        features = features_of(model, params, support.x.shape[0])
+        features = model.features_of(params, support.x.shape[0])
         known, queries = features(support.x), features(x, support.x)
         exact = known.double()
         kernel = exact @ exact.transpose(1, 2)

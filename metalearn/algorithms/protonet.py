@@ -19,7 +19,6 @@ from torch import Tensor
 from metalearn.algorithms.common.learners import (
     class_means,
     comparing_learner,
-    features_of,
     one_hot,
     squared_distances,
     without_head,
@@ -38,7 +37,7 @@ def protonet(*, model: Model) -> Algorithm:
     """
 
     def compare(params: Params, support: Batch, x: Tensor) -> Tensor:
-        features = features_of(model, params, support.x.shape[0])
+        features = model.features_of(params, support.x.shape[0])
         known = features(support.x)
         prototypes = class_means(known, one_hot(support, known.dtype))
         return -squared_distances(features(x, support.x), prototypes)

@@ -23,8 +23,7 @@ import math
 import torch
 from torch import Generator, Tensor
 
-from metalearn.algorithms.common.functional import cholesky
-from metalearn.algorithms.common.learners import comparing_learner, features_of, one_hot, without_head
+from metalearn.algorithms.common.learners import cholesky, comparing_learner, one_hot, without_head
 from metalearn.checks import positive
 from metalearn.types import Algorithm, Batch, Model, Params
 
@@ -54,7 +53,7 @@ def r2d2(*, model: Model, strength: float, scale: float) -> Algorithm:
         return network(generator) | {name: torch.tensor([value]) for name, value in scalars.items()}
 
     def compare(params: Params, support: Batch, x: Tensor) -> Tensor:
-        features = features_of(model, params, support.x.shape[0])
+        features = model.features_of(params, support.x.shape[0])
         known = _with_ones(features(support.x))
         weights = ridge(known, one_hot(support, known.dtype), params[LOG_STRENGTH].exp())
         return params[SCALE] * (_with_ones(features(x, support.x)) @ weights)

@@ -29,9 +29,8 @@ import numpy as np
 import torch
 from torch import Generator, Tensor
 
-from metalearn.algorithms.common.functional import results, start_of, summed, sums_by_name
 from metalearn.algorithms.common.inner import SGD, InnerOptimizer, State, constant, descent, last
-from metalearn.algorithms.common.learners import check_descent, evaluated_by_descent, part, prefixed, weights_of
+from metalearn.algorithms.common.learners import check_descent, evaluated_by_descent, part, prefixed, summed, weights_of
 from metalearn.checks import one_of, whole_number
 from metalearn.types import STATE, Algorithm, Batch, ChunkResult, Episode, Model, Params
 
@@ -90,14 +89,14 @@ def reptile(
         batch_of = mini_batches(samples, size)
 
         def loss(params: Params, step: int) -> Tensor:
-            return results(model, params, batch_of(step), twice=False)["loss"]
+            return model.metrics(params, batch_of(step))["loss"]
 
         return descent(loss, start, optimizer=optimizer, rate=constant(inner_lr), steps=steps, order=0)
 
     def eval_path(params: Params, support: Batch, steps: int, order: int) -> Iterator[Params]:
         tasks = len(support.x)
         optimizer = continued(inner, model, params, tasks)[0] if carries else inner
-        start = start_of(model, weights_of(params), tasks)
+        start = model.start(weights_of(params), tasks)
         return path(start, support, eval_batch, steps, optimizer)
 
     @torch.no_grad()
@@ -106,13 +105,13 @@ def reptile(
         tasks = support.x.shape[0]
         samples = Batch(*(torch.cat([known, more], dim=1) for known, more in zip(support, query, strict=True)))
         optimizer, latest = continued(inner, model, params, tasks) if carries else (inner, dict)
-        start = start_of(model, weights_of(params), tasks)
+        start = model.start(weights_of(params), tasks)
         end = last(path(start, samples, inner_batch, inner_steps, optimizer))
-        grads = sums_by_name(model, {name: start[name] - end[name] for name in start})
+        grads = model.sums({name: start[name] - end[name] for name in start})
         if carries:
-            ends = {key: sums_by_name(model, values) for key, values in latest().items()}
+            ends = {key: model.sums(values) for key, values in latest().items()}
             grads |= change_of_state(params, ends, inner.decays, tasks, inner_steps, meta_batch)
-        return ChunkResult(grads, summed(results(model, end, query, support.x, twice=False)), tasks)
+        return ChunkResult(grads, summed(model.metrics(end, query, support.x)), tasks)
 
     evaluated = evaluated_by_descent(model, eval_path, eval_steps)
     return Algorithm(init, meta_grad, *evaluated, loss=None, adds_in_pairs=not carries, computes=model.loss)
@@ -138,7 +137,7 @@ def continued(
 
     def start(weights: Params) -> State:
         carried = {key: part(f"{STATE}{key}.", params) for key in inner.decays}
-        return inner.start(weights) | {key: start_of(model, values, tasks) for key, values in carried.items() if values}
+        return inner.start(weights) | {key: model.start(values, tasks) for key, values in carried.items() if values}
 
     def direct(grads: Params, state: State, step: int) -> tuple[Params, State]:
         directions, new = inner.direct(grads, state, done + step)

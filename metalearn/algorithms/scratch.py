@@ -7,9 +7,8 @@ from collections.abc import Iterator
 
 import torch
 
-from metalearn.algorithms.common.functional import results, start_of, summed
 from metalearn.algorithms.common.inner import SGD, InnerOptimizer
-from metalearn.algorithms.common.learners import check_descent, evaluated_by_descent, support_descent
+from metalearn.algorithms.common.learners import check_descent, evaluated_by_descent, summed, support_descent
 from metalearn.types import Algorithm, Batch, ChunkResult, Episode, Model, Params
 
 
@@ -34,7 +33,7 @@ def scratch(*, model: Model, inner: InnerOptimizer = SGD, inner_lr: float, eval_
     def meta_grad(params: Params, episode: Episode, step: int) -> ChunkResult:
         (support, query) = episode
         tasks = support.x.shape[0]
-        values = results(model, start_of(model, params, tasks), query, support.x, twice=False)
+        values = model.metrics(model.start(params, tasks), query, support.x)
         return ChunkResult({name: torch.zeros_like(p) for name, p in params.items()}, summed(values), tasks)
 
     evaluated = evaluated_by_descent(model, path, eval_steps)

@@ -11,8 +11,7 @@ was compared.
 
 from torch import Tensor
 
-from metalearn.algorithms.common.learners import class_means, comparing_learner, one_hot, squared_distances
-from metalearn.algorithms.common.pretrained import pretrained
+from metalearn.algorithms.common.learners import class_means, comparing_learner, one_hot, pretrained, squared_distances
 from metalearn.types import Algorithm, Batch, Model, Params
 
 

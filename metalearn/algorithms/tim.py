@@ -26,16 +26,16 @@ from collections.abc import Iterator
 
 from torch import Tensor
 
-from metalearn.algorithms.common.functional import objective
 from metalearn.algorithms.common.inner import adam, constant, descent
 from metalearn.algorithms.common.learners import (
     check_descent,
     class_means,
     evaluated_together,
     one_hot,
+    pretrained,
     squared_distances_by_products,
 )
-from metalearn.algorithms.common.pretrained import pretrained
+from metalearn.algorithms.common.losses import objective
 from metalearn.checks import positive, real_number
 from metalearn.types import Algorithm, Batch, Model, Params
 

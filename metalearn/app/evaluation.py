@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from omegaconf import DictConfig, OmegaConf
 
-from metalearn.algorithms.common.ensemble import ensemble, joined
+from metalearn.algorithms.common.wrappers import ensemble, joined
 from metalearn.app import ranks
 from metalearn.app.job import Job, Program, Role, role_of, to_job
 from metalearn.app.outcome import BAD_CONFIG, FAILED, OK, report_error

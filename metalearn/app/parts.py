@@ -14,9 +14,9 @@ from omegaconf import DictConfig, OmegaConf
 from distributed.cluster.meeting import UnlikeWorkerError, compare_workers
 from distributed.strategies.common.work import Pieces, Work, WorkPlan
 from distributed.tree_sum import tree_sum
-from metalearn.algorithms.common.fixed import with_fixed
 from metalearn.algorithms.common.losses import measured_by, of_function
 from metalearn.algorithms.common.metrics import reporting
+from metalearn.algorithms.common.wrappers import with_fixed
 from metalearn.app.host import check_device, code_digest, likeness_of, own_device
 from metalearn.app.job import Job
 from metalearn.app.unseen import UNKNOWN

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from metalearn.nn.conv import channels_last, conv2d
+from metalearn.nn.conv import channels_last, conv2d, laid_out
 from metalearn.nn.norm import LINEAR, batch_norm
 from metalearn.nn.precision import rounds_products
 
@@ -90,6 +90,11 @@ def parameters_of(layers: Sequence[Layer]) -> Iterator[str]:
             case Residual(main, around):
                 yield from parameters_of(main)
                 yield from parameters_of(around)
+
+
+def per_task(params: Params, tasks: int) -> Params:
+    """Every parameter with a leading task dimension, sharing memory; gradients add up over the tasks."""
+    return {name: laid_out(p).expand(tasks, *p.shape) for name, p in params.items()}
 
 
 def apply_layers(layers: Sequence[Layer], params: Params, x: Tensor, known: int = 0) -> Tensor:

@@ -25,6 +25,64 @@ from metalearn.nn.precision import rounds_products
 Metrics = dict[str, Tensor]
 
 
+def leaves(params: Params) -> Params:
+    """Fresh leaves with the same values, to differentiate by."""
+    return {name: p.detach().requires_grad_() for name, p in params.items()}
+
+
+def gradient_at(params: Params, losses: Tensor, *, twice: bool) -> Params:
+    """The gradient of the sum of losses [t] by the parameters; with `twice`, it has a graph of its own. Parameters
+    that have no part in them get zeros."""
+    grads = torch.autograd.grad(
+        losses.sum(), list(params.values()), create_graph=twice, allow_unused=True, materialize_grads=True
+    )
+    return dict(zip(params, grads, strict=True))
+
+
+# The loss that compiled networks compute, and the metric beside it
+
+
+def usual_metrics(outputs: Tensor, y: Tensor) -> Metrics:
+    """Of each task, its `loss` [t] and a metric.
+
+    Classes (`y` [t, n] integers; `outputs` [t, n, ways] logits): mean cross-entropy, and `accuracy`. Numbers (`y`
+    [t, n, d]): the mean squared error, as `loss` and `mse`.
+    """
+    if y.is_floating_point():
+        return mean_squared_error(outputs, y)
+    return {name: values.mean(dim=1) for name, values in usual_metrics_of_samples(outputs, y).items()}
+
+
+def usual_metrics_of_samples(outputs: Tensor, y: Tensor) -> Metrics:
+    """As `usual_metrics`, for every sample [t, n]."""
+    if y.is_floating_point():
+        errors = squared_errors(outputs, y)
+        return {"loss": errors, "mse": errors.detach()}
+    return {"loss": cross_entropies(outputs, y), "accuracy": accuracy(outputs, y)}
+
+
+def cross_entropies(logits: Tensor, y: Tensor) -> Tensor:
+    """Of samples with classes `y` [t, n]: [t, n]."""
+    return F.cross_entropy(logits.flatten(0, 1), y.flatten(), reduction="none").view(y.shape)
+
+
+def accuracy(logits: Tensor, y: Tensor) -> Tensor:
+    """1 where the largest logit is that of the class `y` [t, n], else 0."""
+    return (logits.detach().argmax(dim=-1) == y).to(logits.dtype)
+
+
+def squared_errors(outputs: Tensor, y: Tensor) -> Tensor:
+    """Their mean over the numbers of a sample, `y` [t, n, d]: [t, n]."""
+    return (outputs - y).square().mean(dim=2)
+
+
+def mean_squared_error(outputs: Tensor, y: Tensor) -> Metrics:
+    """The loss of tasks of real numbers `y` [t, n, d], and their `mse`."""
+    # One mean over both dimensions: a mean of means would round twice.
+    mse = (outputs - y).square().mean(dim=(1, 2))
+    return {"loss": mse, "mse": mse.detach()}
+
+
 class CompiledNetwork:
     """A sequence of layers that is compiled when it is used."""
 
@@ -276,11 +334,7 @@ class _LabelledSamples(_TaskSamples):
 
     def loss_by_layers(self, row: Tensor) -> Tensor:
         """The loss [t], by the layers one by one: it can be differentiated any number of times."""
-        outputs = self.by_layers(row)
-        if self.y.is_floating_point():
-            return (outputs - self.y).square().mean(dim=(1, 2))
-        losses = F.cross_entropy(outputs.flatten(0, 1), self.y.flatten(), reduction="none")
-        return losses.view(self.y.shape).mean(dim=1)
+        return usual_metrics(self.by_layers(row), self.y)["loss"]
 
 
 def _rows(row: Tensor) -> Tensor:

@@ -10,10 +10,12 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from metalearn.algorithms.common.functional import by_sample, per_task, summed
+from metalearn.algorithms.common.learners import summed
+from metalearn.algorithms.common.losses import by_sample
 from metalearn.checks import first_line
 from metalearn.errors import ConfigError, DataError
 from metalearn.nn.inputs import Inputs, inputs_of, packed
+from metalearn.nn.layers import per_task
 from metalearn.nn.surroundings import PassSeeds, surrounded
 from metalearn.training.faults import LOSS, faults_of
 from metalearn.types import (

@@ -5,8 +5,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from metalearn.algorithms.common.functional import per_task
 from metalearn.errors import ConfigError
+from metalearn.nn.layers import per_task
 from metalearn.training.chunks import episodes_of, placing
 from metalearn.types import (
     Algorithm,

@@ -15,7 +15,7 @@ from distributed.strategies.local import local
 from distributed.strategies.rpc import rpc
 from distributed.strategies.rpc_autograd import rpc_autograd
 from distributed.tree_sum import tree_sum
-from metalearn.algorithms.common.fixed import with_fixed
+from metalearn.algorithms.common.wrappers import with_fixed
 from metalearn.models.common.adapter import model_of
 from metalearn.nn.inputs import of_reals
 from metalearn.training.chunks import chunk_functions

@@ -5,58 +5,21 @@ directions and the new state. A step subtracts the rate times the directions.
 """
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any, Literal, NamedTuple, Protocol, TypeVar
+from typing import Any, Literal, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 from torch.utils.checkpoint import checkpoint as checkpoint_of
 
-from metalearn.algorithms.common.functional import leaves, results
 from metalearn.checks import fraction, real_number
-from metalearn.nn.packing import is_packed
+from metalearn.nn.network import gradient_at, leaves
 from metalearn.nn.surroundings import now_and_again
-from metalearn.types import Batch, Model, Params
+from metalearn.types import Params
 
-
-class TaskLoss(Protocol):
-    def __call__(self, params: Params, step: int, /) -> Tensor:
-        """Per-task losses [t] of per-task parameters, at an inner step (from 0)."""
-        ...
-
-
-@dataclass(frozen=True)
-class SupportLoss:
-    """The inner objective: each task's loss [t] on its own support set. `order` as for `descent`. It may compute more
-    than its value: `gradient` and `stepped` give None where the network is not computed as a whole."""
-
-    model: Model
-    support: Batch
-    order: int
-
-    def __call__(self, params: Params, step: int) -> Tensor:
-        return results(self.model, params, self.support, twice=self.order == 2)["loss"]
-
-    def knows(self, params: Params) -> bool:
-        """Whether the network is computed as a whole."""
-        return self.model.network is not None and is_packed(params)
-
-    def gradient(self, params: Params, step: int) -> Params | None:
-        """The gradient of the sum of the losses."""
-        network, (x, y) = self.model.network, self.support
-        if network is None or not self.knows(params):
-            return None
-        return network.gradient(params, x, y, twice=self.order == 2)
-
-    def stepped(self, params: Params, step: int, rate: float) -> Params | None:
-        """The parameters after a step of plain gradient descent."""
-        network, (x, y) = self.model.network, self.support
-        if network is None or not self.knows(params):
-            return None
-        return network.stepped(params, x, y, rate, twice=self.order == 2)
-
+TaskLoss = Callable[[Params, int], Tensor]
+"""`loss(params, step)`: the losses [t] of per-task parameters, at an inner step (from 0)."""
 
 Rate = float | Params
 """One rate for all parameters, or one for each, of a shape that broadcasts to the parameter's."""
@@ -65,6 +28,9 @@ State = dict[str, Params]
 
 Checkpoint = bool | Literal["nested"]
 """Whether steps are computed again for their derivative; see `descent`."""
+
+Step = Callable[[Params, State, int], tuple[Params, State]]
+"""`step(params, state, number)`: parameters and the optimiser's state after inner step `number`."""
 
 Point = TypeVar("Point")
 
@@ -164,44 +130,72 @@ def descent(
     order: int,
     checkpoint: Checkpoint = False,
 ) -> Iterator[Params]:
-    """Descent on the losses of all tasks at once: yields `params`, then the parameters after each step.
+    """Descent on any losses of the tasks, by autograd: yields `params`, then the parameters after each step.
 
     `order` says what the steps' derivative is. 2: the exact one. 1: each step's gradient counts as a constant
-    (first-order MAML). 0: there is none, and no graph is kept (evaluation). With `checkpoint` and order 2, the graph of
-    a step is not kept: the derivative computes each step again, and then drops it (Chen et al. 2016, arXiv 1604.06174).
-    The values stay the same. True: the parameters and the optimiser's state after every step are kept. `nested`: only
-    those in the middle of what is computed again, then of each half, and so on (the paper's recursive form). So they
-    are kept after log₂(steps) steps at most, and a step is computed so often. Only the last parameters are yielded. A
-    loss that does not know its gradient is differentiated inside each step, which torch cannot nest: `nested` is True.
+    (first-order MAML). 0: there is none, and no graph is kept (evaluation). `checkpoint` is as for `descend`, but
+    `nested` is True: a step here calls autograd, which torch cannot nest in computations that it repeats.
     """
 
-    def stepped(params: Params, state: State, step: int) -> tuple[Params, State]:
-        moved = _moved_at_once(loss, params, step, rate(step), order) if optimizer.plain else None
-        if moved is None:
-            if order == 0:
-                params = leaves(params)
-            grads = _gradient(loss, params, step, order)
-            with _graph_of(order):
-                directions, state = optimizer.direct(grads, state, step)
-                moved = _moved(params, directions, rate(step))
-        return moved, state
+    def gradient(params: Params, step: int) -> Params:
+        at = leaves(params) if order == 0 else params
+        with torch.enable_grad():
+            return gradient_at(at, loss(at, step), twice=order == 2)
+
+    step = step_along(gradient, optimizer, rate, order)
+    return descend(step, params, optimizer.start(params), steps, checkpoint=bool(checkpoint) and order == 2)
+
+
+def step_along(
+    gradient: Callable[[Params, int], Params], optimizer: InnerOptimizer, rate: Callable[[int], Rate], order: int
+) -> Step:
+    """A step by the optimiser, from the `gradient(params, step)` of the losses; `order` as for `descent`."""
+
+    def step(params: Params, state: State, number: int) -> tuple[Params, State]:
+        grads = gradient(params, number)
+        with graph_of(order):
+            directions, state = optimizer.direct(grads, state, number)
+            by = rate(number)
+            if isinstance(by, float | int):
+                return {name: p.add(directions[name], alpha=-by) for name, p in params.items()}, state
+            return {name: p - by[name] * directions[name] for name, p in params.items()}, state
+
+    return step
+
+
+def graph_of(order: int) -> torch.set_grad_enabled:
+    """Within it, a step has a graph if its `order` and the caller want one."""
+    return torch.set_grad_enabled(order > 0 and torch.is_grad_enabled())
+
+
+def descend(
+    step: Step, params: Params, state: State, steps: int, *, checkpoint: Checkpoint = False
+) -> Iterator[Params]:
+    """Yields `params`, then the parameters after each step.
+
+    With `checkpoint`, the graph of a step is not kept: the derivative computes each step again, and then drops it (Chen
+    et al. 2016, arXiv 1604.06174). The values stay the same. True keeps the parameters and the optimiser's state after
+    every step. `nested` keeps those in the middle of what is computed again, then of each half, and so on (the paper's
+    recursive form): after log₂(steps) steps at most, and it computes each step as often. It yields the first and the
+    last parameters only.
+    """
 
     def through(params: Params, state: State, first: int, end: int) -> tuple[Params, State]:
         """From one step to another, by halves."""
         if end - first == 1:
-            return stepped(params, state, first)
+            return step(params, state, first)
         middle = (first + end) // 2
         params, state = _computed_again(through, params, state, first, middle)
         return _computed_again(through, params, state, middle, end)
 
     yield params
-    state = optimizer.start(params)
-    if checkpoint == "nested" and order == 2 and steps and isinstance(loss, SupportLoss) and loss.knows(params):
+    if checkpoint == "nested" and steps:
         yield _computed_again(through, params, state, 0, steps)[0]
         return
-    for step in range(steps):
-        again = checkpoint and order == 2
-        params, state = _computed_again(stepped, params, state, step) if again else stepped(params, state, step)
+    for number in range(steps):
+        params, state = (
+            _computed_again(step, params, state, number) if checkpoint else step(params, state, number)
+        )  # fmt: skip
         yield params
 
 
@@ -220,43 +214,11 @@ def _computed_again(compute: Callable[..., tuple[Params, State]], *args: Any) ->
     return outcome
 
 
-def _moved_at_once(loss: TaskLoss, params: Params, step: int, rate: Rate, order: int) -> Params | None:
-    """A step of plain gradient descent that the loss itself takes; None if it does not."""
-    if not isinstance(loss, SupportLoss) or not isinstance(rate, float | int):
-        return None
-    with _graph_of(order):
-        return loss.stepped(params, step, rate)
-
-
-def _graph_of(order: int) -> torch.set_grad_enabled:
-    """Within it, a step has a graph if its `order` and the caller want one."""
-    return torch.set_grad_enabled(order > 0 and torch.is_grad_enabled())
-
-
-def _gradient(loss: TaskLoss, params: Params, step: int, order: int) -> Params:
-    """The gradient of the sum of the losses; its graph is kept for `order` 2."""
-    with torch.enable_grad():
-        direct = loss.gradient(params, step) if isinstance(loss, SupportLoss) else None
-        if direct is not None:
-            return direct
-        total = loss(params, step).sum()
-        grads = torch.autograd.grad(
-            total, list(params.values()), create_graph=order == 2, allow_unused=True, materialize_grads=True
-        )
-    return dict(zip(params, grads, strict=True))
-
-
 def last(path: Iterator[Point]) -> Point:
     """The end of a path; what comes before it is not kept."""
     for end in path:
         final = end
     return final
-
-
-def _moved(params: Params, directions: Params, rate: Rate) -> Params:
-    if isinstance(rate, float | int):
-        return {name: p.add(directions[name], alpha=-rate) for name, p in params.items()}
-    return {name: p - rate[name] * directions[name] for name, p in params.items()}
 
 
 def _zeros(params: Params) -> Params:
@@ -270,3 +232,48 @@ def _root(squares: Tensor) -> Tensor:
         return squares.clamp_min(0).sqrt()
     positive = squares > 0
     return torch.where(positive, torch.where(positive, squares, 1.0).sqrt(), 0.0)
+
+
+# Implicit gradients
+
+
+def conjugate_gradient(product: Callable[[Params], Params], right: Params, steps: int) -> tuple[Params, Tensor]:
+    """Solves A x = b from x = b, for every task by itself (Hestenes and Stiefel 1952).
+
+    Args:
+        product: v ↦ A v. A must be symmetric; only a system with a positive definite A is solved.
+        right: b, each [t, …].
+        steps: the most steps. A task stops early if its residual is zero, or if b or a direction shows that its A is
+            not positive definite.
+
+    Returns:
+        x, and ‖A x − b‖ / ‖b‖ [t].
+    """
+    x, image = right, product(right)
+    residual = direction = {name: value - image[name] for name, value in right.items()}
+    before, going = _dot(residual, residual), _dot(right, image) > 0
+    for _ in range(steps):
+        image = product(direction)
+        curvature = _dot(direction, image)
+        going = going & (curvature > 0)
+        length = torch.where(going, _ratio(before, curvature), 0.0)
+        x, residual = _along(x, direction, length), _along(residual, image, -length)
+        now = _dot(residual, residual)
+        direction = _along(residual, direction, _ratio(now, before))
+        before = now
+    return x, _ratio(before, _dot(right, right)).sqrt()
+
+
+def _dot(a: Params, b: Params) -> Tensor:
+    """The inner product of every task's parameters, [t]."""
+    return torch.stack([(a[name] * b[name]).reshape(len(a[name]), -1).sum(dim=1) for name in a]).sum(dim=0)
+
+
+def _along(start: Params, direction: Params, lengths: Tensor) -> Params:
+    """start + length · direction; each task has its own length [t]."""
+    return {name: p + lengths.view(-1, *[1] * (p.dim() - 1)) * direction[name] for name, p in start.items()}
+
+
+def _ratio(a: Tensor, b: Tensor) -> Tensor:
+    """a / b, and 0 where b is 0."""
+    return torch.where(b == 0, 0.0, a / torch.where(b == 0, 1.0, b))

@@ -1,35 +1,44 @@
 """The kinds of learners: those that adapt by descent, and those that compare features."""
 
 from collections.abc import Callable, Iterator
-from functools import partial
-from typing import Protocol
+from typing import NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Generator, Tensor
 
-from metalearn.algorithms.common.functional import (
-    Outcome,
-    by_sample,
-    gradient_of,
-    objective,
-    per_task,
-    results,
-    start_of,
-    total_of,
-)
 from metalearn.algorithms.common.inner import (
     Checkpoint,
     InnerOptimizer,
     Rate,
-    SupportLoss,
+    State,
     constant,
-    descent,
+    descend,
+    graph_of,
     last,
+    step_along,
 )
+from metalearn.algorithms.common.losses import by_sample, objective
 from metalearn.checks import Invalid, not_negative, positive, true_or_false
 from metalearn.errors import ConfigError, DataError
+from metalearn.nn.layers import per_task
+from metalearn.nn.network import leaves, one_for_each
+from metalearn.nn.packing import is_packed
 from metalearn.nn.surroundings import surroundings
-from metalearn.types import STATE, Adapt, Algorithm, Apply, Batch, Episode, Metrics, Model, Params, Stage
+from metalearn.types import (
+    STATE,
+    Adapt,
+    Algorithm,
+    Apply,
+    Batch,
+    ChunkResult,
+    Episode,
+    Features,
+    Metrics,
+    Model,
+    Params,
+    Stage,
+)
 
 RATE = "inner_lr."
 """The prefix of the names of learned inner rates."""
@@ -37,6 +46,9 @@ RATE = "inner_lr."
 Init = Callable[[Generator], Params]
 
 Evaluate = Callable[[Params, Episode], Metrics]
+
+Outcome = Callable[[Params, Episode, int], Metrics]
+"""`outcome(params, episode, step)`: the values per task [t]; their `loss` has a graph."""
 
 InnerPath = Callable[[Params, Batch, int, int], Iterator[Params]]
 """`path(params, support, steps, order)` yields the parameters of every task, before the first inner step and after
@@ -48,6 +60,35 @@ Compare = Callable[[Params, Batch, Tensor], Tensor]
 PathOfLogits = Callable[[Params, Batch, Tensor, int], Iterator[Tensor]]
 """`path(params, support, x, steps)` yields the logits [t, n, ways] of the queries `x`, before the first step and after
 each."""
+
+
+# Meta-gradients
+
+
+def summed(values: Metrics) -> Metrics:
+    """Per-task values [t], summed over the tasks and without their graph, as float64."""
+    return {name: value.detach().double().sum() for name, value in values.items()}
+
+
+def total_of(outcome: Outcome) -> Callable[[Params, Episode, int], Tensor]:
+    """The summed loss of an outcome, with its graph."""
+    return lambda params, episode, step: outcome(params, episode, step)["loss"].sum()
+
+
+def gradient_of(outcome: Outcome) -> Callable[[Params, Episode, int], ChunkResult]:
+    """The gradient of the summed loss of an outcome, and the other values' sums."""
+
+    def meta_grad(params: Params, episode: Episode, step: int) -> ChunkResult:
+        theta = leaves(params)
+        with torch.enable_grad():
+            values = outcome(theta, episode, step)
+            # On a CPU not so: torch imports sympy, for a second, to compare the shapes of losses and factors.
+            losses = values["loss"]
+            total, factors = (losses, one_for_each(losses)) if losses.is_cuda else (losses.sum(), None)
+            grads = torch.autograd.grad(total, list(theta.values()), factors, allow_unused=True, materialize_grads=True)
+        return ChunkResult(dict(zip(theta, grads, strict=True)), summed(values), len(values["loss"]))
+
+    return meta_grad
 
 
 # Learners that adapt by descent
@@ -78,7 +119,7 @@ def gradient_learner(
     def after_the_last_step(params: Params, episode: Episode, step: int) -> Metrics:
         (support, query) = episode
         adapted = last(path(params, support, inner_steps, order))
-        return results(model, adapted, query, support.x, twice=False)
+        return model.metrics(adapted, query, support.x)
 
     outcome = outcome or after_the_last_step
     evaluate, adapt = evaluated_by_descent(model, path, eval_steps)
@@ -93,7 +134,7 @@ def evaluated_by_descent(model: Model, path: InnerPath, eval_steps: int) -> tupl
     def evaluate(params: Params, episode: Episode) -> Metrics:
         (support, query) = episode
         return _by_step([
-            results(model, adapted, query, support.x, twice=False) for adapted in path(params, support, eval_steps, 0)
+            model.metrics(adapted, query, support.x) for adapted in path(params, support, eval_steps, 0)
         ])  # fmt: skip
 
     @torch.no_grad()
@@ -124,8 +165,8 @@ def evaluated_by_new_heads(
     heads = model._replace(apply=lambda head, x, support_x=None: classify(head, x), network=None)
     evaluate_features, adapt_to_features = evaluated_by_descent(heads, path, eval_steps)
 
-    def with_features(params: Params, support: Batch) -> "tuple[Features, Batch]":
-        features = features_of(model, params, support.x.shape[0])
+    def with_features(params: Params, support: Batch) -> tuple[Features, Batch]:
+        features = model.features_of(params, support.x.shape[0])
         return features, Batch(features(support.x), support.y)
 
     @torch.no_grad()
@@ -164,12 +205,26 @@ def support_descent(
     order: int,
     checkpoint: Checkpoint = False,
 ) -> Iterator[Params]:
-    """As `descent`, from weights and by rates that all tasks share, on each task's loss on its support set."""
-    tasks = support.x.shape[0]
-    start = start_of(model, weights, tasks)
-    rates: Rate = rate if isinstance(rate, float | int) else start_of(model, rate, tasks)
-    loss = SupportLoss(model, support, order)
-    return descent(loss, start, optimizer=inner, rate=constant(rates), steps=steps, order=order, checkpoint=checkpoint)
+    """Descent from weights and by rates that all tasks share, on each task's loss on its support set. `order` and
+    `checkpoint` are as for `descent` and `descend`; `nested` needs a network that is compiled, else it is True."""
+    tasks, twice = support.x.shape[0], order == 2
+    start = model.start(weights, tasks)
+
+    def at_once(theta: Params, state: State, number: int) -> tuple[Params, State]:
+        assert isinstance(rate, float | int)
+        with graph_of(order):
+            return model.step(theta, support, rate, twice=twice), state
+
+    def gradient(theta: Params, number: int) -> Params:
+        return model.gradient(theta, support, twice=twice)
+
+    if isinstance(rate, float | int):
+        step = at_once if inner.plain else step_along(gradient, inner, constant(rate), order)
+    else:
+        step = step_along(gradient, inner, constant(model.start(rate, tasks)), order)
+    # Without a compiled network a step calls autograd, which torch cannot nest in computations that it repeats.
+    repeated = order == 2 and (checkpoint if is_packed(start) else bool(checkpoint))
+    return descend(step, start, inner.start(start), steps, checkpoint=repeated)
 
 
 def check_descent(
@@ -238,7 +293,7 @@ def one_hot(support: Batch, dtype: torch.dtype) -> Tensor:
     # torch.export knows no numbers of tensors, but these are there.
     ways = 1 + max(map(max, support.y.tolist())) if torch.compiler.is_exporting() else surroundings().ways
     if ways is None:
-        return torch.nn.functional.one_hot(support.y, -1).to(dtype)
+        return F.one_hot(support.y, -1).to(dtype)
     # Not torch's function: on a GPU it makes the host wait, to check the labels.
     return (support.y.unsqueeze(2) == torch.arange(ways, device=support.y.device)).to(dtype)
 
@@ -270,6 +325,13 @@ def _of_shown(logits: Tensor, episode: Episode) -> Tensor:
     )
 
 
+def cholesky(systems: Tensor) -> Tensor:
+    """The Cholesky roots of symmetric systems [..., n, n]. They are NaN where there is none, as in a run that diverges:
+    its loss is then not finite, which the run reports."""
+    roots, failed = torch.linalg.cholesky_ex(systems)
+    return torch.where((failed > 0)[..., None, None], torch.nan, roots)
+
+
 def squared_distances(a: Tensor, b: Tensor) -> Tensor:
     """‖aᵢ − bⱼ‖² for `a` [t, n, d] and `b` [t, m, d]: [t, n, m]."""
     return (a.unsqueeze(2) - b.unsqueeze(1)).square().sum(dim=3)
@@ -283,7 +345,7 @@ def squared_distances_by_products(a: Tensor, b: Tensor) -> Tensor:
 
 def cosines(a: Tensor, b: Tensor) -> Tensor:
     """The cosines between the vectors `a` [t, n, d] and `b` [t, m, d]: [t, n, m]."""
-    return torch.nn.functional.normalize(a, dim=2) @ torch.nn.functional.normalize(b, dim=2).transpose(1, 2)
+    return F.normalize(a, dim=2) @ F.normalize(b, dim=2).transpose(1, 2)
 
 
 # Learners whose steps need the queries
@@ -346,6 +408,69 @@ def refuse_ignored(model: Model, why: str) -> None:
         raise ConfigError(f"loss.ignored={model.loss.ignored}: not with this algorithm, since {why}")
 
 
+# Learners on features of supervised learning: a classifier of all training classes is trained, and tasks compare its
+# features, each of length 1 ("L2N" of Wang et al. 2019, arXiv 1911.04623)
+
+CENTRE = f"{STATE}centre"
+"""The meta-parameter of the mean of the training features, [d]. If features are `centred` ("CL2N"), it is subtracted
+first. It is a carried state: step T moves it by max(1 / T, `RATE_OF_CENTRE`) of the way towards the mean of the
+features of that step's samples. So it follows the network, and the features of the last hundred steps or so make it."""
+
+RATE_OF_CENTRE = 0.01
+
+
+class PretrainedHeads(NamedTuple):
+    """What a learner on supervised features is made of: `features(params, support, x)` gives those of the support set
+    [t, s, d] and of the queries `x` [t, n, d], each of length 1; `learner(evaluate, adapt)` is the algorithm that
+    trains the network on samples, and evaluates and adapts so."""
+
+    features: Callable[[Params, Batch, Tensor], tuple[Tensor, Tensor]]
+    learner: Callable[[Evaluate, Adapt], Algorithm]
+
+
+def pretrained(model: Model, *, centred: bool) -> PretrainedHeads:
+    """Supervised features of length 1.
+
+    Args:
+        model: the network; its head has an output for every training class.
+        centred: subtract the mean of the training features from all features.
+
+    Raises:
+        ValueError: `centred` is no bool, or a model without a linear head.
+    """
+    true_or_false("centred", centred)
+    _, head = features_and_head(model)
+
+    def unit_features(params: Params, support: Batch, x: Tensor) -> tuple[Tensor, Tensor]:
+        features = model.features_of(weights_of(params), support.x.shape[0])
+        known, queries = features(support.x), features(x, support.x)
+        if centred:
+            known, queries = known - params[CENTRE], queries - params[CENTRE]
+        return F.normalize(known, dim=2), F.normalize(queries, dim=2)
+
+    def init(generator: Generator) -> Params:
+        params = model.init(generator)
+        (vectors,) = (params[name] for name in head.params if params[name].dim() == 2)
+        return params | {CENTRE: vectors.new_zeros(vectors.shape[1])}
+
+    def learner(evaluate: Evaluate, adapt: Adapt) -> Algorithm:
+        plain = trained_on_samples(model, evaluate, adapt)
+        if not centred:
+            return plain._replace(evaluated_on_features=True)
+
+        @torch.no_grad()
+        def meta_grad(params: Params, episode: Episode, step: int) -> ChunkResult:
+            weights = weights_of(params)
+            result = plain.meta_grad(weights, episode, step)
+            (known,) = model.features_of(weights, 1)(episode.query.x)
+            change = max(1 / step, RATE_OF_CENTRE) * (params[CENTRE] - known).sum(dim=0)
+            return result._replace(grads=result.grads | {CENTRE: change})
+
+        return plain._replace(init=init, meta_grad=meta_grad, loss=None, outcome=None)
+
+    return PretrainedHeads(unit_features, learner)
+
+
 # The parts of a model
 
 
@@ -366,24 +491,6 @@ def features_and_head(model: Model) -> tuple[Apply, Stage]:
             "and this one has none; type model=conv4, for example"
         )
     return model.features, model.head
-
-
-class Features(Protocol):
-    def __call__(self, x: Tensor, support_x: Tensor | None = None, /) -> Tensor:
-        """The features [t, n, d] of samples, by the statistics of a support set if one is given."""
-        ...
-
-
-def features_of(model: Model, params: Params, tasks: int) -> Features:
-    """The features by meta-parameters that `tasks` tasks share; compiled as a whole if the model can be.
-
-    Raises:
-        ValueError: the model does not end in a linear layer.
-    """
-    features, _ = features_and_head(model)
-    if model.body is not None and model.body.computes(params):
-        return partial(model.body.outputs, model.body.pack(params, tasks))
-    return partial(features, per_task(params, tasks))
 
 
 def without_head(model: Model) -> Init:

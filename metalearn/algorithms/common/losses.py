@@ -13,12 +13,30 @@ from torch import Tensor
 
 from metalearn.checks import Invalid, fraction, real_number
 from metalearn.errors import ConfigError
+from metalearn.nn.network import (
+    accuracy,
+    cross_entropies,
+    mean_squared_error,
+    squared_errors,
+    usual_metrics,
+    usual_metrics_of_samples,
+)
 from metalearn.types import Loss, Metrics, Model, Targets
 
 Measure = Callable[[Tensor, Tensor], Tensor]
 """From outputs [t, n, d] and targets to a value for each sample, [t, n]."""
 
 OF_CLASSES: tuple[Targets, ...] = ("classes", "labels")
+
+
+def objective(outputs: Tensor, y: Tensor, loss: Loss | None = None) -> Metrics:
+    """The `loss` and the metric of predictions, per task [t]; without a loss, those of `usual_metrics`."""
+    return usual_metrics(outputs, y) if loss is None else loss.of_tasks(outputs, y)
+
+
+def by_sample(outputs: Tensor, y: Tensor, loss: Loss | None = None) -> Metrics:
+    """As `objective`, for every sample [t, n]."""
+    return usual_metrics_of_samples(outputs, y) if loss is None else loss.of_samples(outputs, y)
 
 
 def auto() -> None:
@@ -179,35 +197,14 @@ def measured_by(model: Model, loss: Loss | None) -> Model:
 # Values of samples [t, n]
 
 
-def cross_entropies(logits: Tensor, y: Tensor) -> Tensor:
-    """Of classes `y` [t, n]."""
-    return F.cross_entropy(logits.flatten(0, 1), y.flatten(), reduction="none").view(y.shape)
-
-
-def accuracy(logits: Tensor, y: Tensor) -> Tensor:
-    """1 where the largest logit is that of the class `y` [t, n], else 0."""
-    return (logits.detach().argmax(dim=-1) == y).to(logits.dtype)
-
-
 def label_accuracy(logits: Tensor, y: Tensor) -> Tensor:
     """The fraction of the labels `y` [t, n, labels] that are right."""
     return ((logits.detach() > 0) == (y > 0.5)).to(logits.dtype).mean(dim=2)
 
 
-def squared_errors(outputs: Tensor, y: Tensor) -> Tensor:
-    """Their mean over the numbers of a sample, `y` [t, n, d]."""
-    return (outputs - y).square().mean(dim=2)
-
-
 def absolute_errors(outputs: Tensor, y: Tensor) -> Tensor:
     """Their mean over the numbers of a sample, `y` [t, n, d]."""
     return (outputs - y).abs().mean(dim=2)
-
-
-def mean_squared_error(outputs: Tensor, y: Tensor) -> Metrics:
-    """The loss of tasks of real numbers `y` [t, n, d], and their `mse`."""
-    mse = (outputs - y).square().mean(dim=(1, 2))
-    return {"loss": mse, "mse": mse.detach()}
 
 
 def _loss(name: str, allows: tuple[Targets, ...], losses: Measure, score: Measure, *, metric: str = "accuracy") -> Loss:

@@ -11,10 +11,10 @@ from metalearn.algorithms.common.losses import (
     cross_entropy,
     per_task_mean,
     squared,
-    squared_errors,
 )
 from metalearn.checks import one_of, whole_number
 from metalearn.errors import ConfigError
+from metalearn.nn.network import squared_errors
 from metalearn.types import Loss, Metric, Metrics, TaskSource
 
 

@@ -11,7 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from metalearn.algorithms.boil import boil
 from metalearn.algorithms.cavia import cavia
-from metalearn.algorithms.common import functional, inner
+from metalearn.algorithms.common import inner
 from metalearn.algorithms.common.inner import Checkpoint
 from metalearn.algorithms.maml import maml
 from metalearn.algorithms.maml_pp import maml_pp
@@ -131,7 +131,7 @@ def test_memory_grows_by_no_more_than_what_steps_carry(whole: bool, optimizer: s
     model = conv4(ways=WAYS, channels=1, image_size=28, filters=16)
     model = model if whole else model._replace(network=None)
     chosen = {"sgd": inner.SGD, "adam": OPTIMIZERS["adam"]}[optimizer]
-    start = functional.start_of(model, {k: v.double() for k, v in model.init(Generator()).items()}, 2)
+    start = model.start({k: v.double() for k, v in model.init(Generator()).items()}, 2)
     carries = carried * 8 * sum(value.numel() for value in start.values())
 
     def growth(few: int, many: int, checkpoint: Checkpoint) -> float:

@@ -12,17 +12,18 @@ from torch import Generator, Tensor, nn
 
 import metalearn
 from metalearn.algorithms.anil import anil
-from metalearn.algorithms.common.ensemble import ensemble
-from metalearn.algorithms.common.functional import gradient_of, objective
+from metalearn.algorithms.common.learners import gradient_of
 from metalearn.algorithms.common.losses import (
     absolute,
     binary,
     cross_entropy,
     huber,
     measured_by,
+    objective,
     of_function,
     squared,
 )
+from metalearn.algorithms.common.wrappers import ensemble
 from metalearn.algorithms.maml import maml
 from metalearn.api.learner import Regression
 from metalearn.models.conv4 import conv4

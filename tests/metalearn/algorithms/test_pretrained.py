@@ -12,7 +12,6 @@ from torch import Tensor
 from torchvision import models
 
 from metalearn.algorithms.anil import anil
-from metalearn.algorithms.common.functional import per_task
 from metalearn.algorithms.maml import maml
 from metalearn.algorithms.protonet import protonet
 from metalearn.algorithms.r2d2 import r2d2
@@ -20,6 +19,7 @@ from metalearn.algorithms.scratch import scratch
 from metalearn.models.common.frozen import SCALE
 from metalearn.models.common.weights import HEADS, load_body, load_whole, pretrained
 from metalearn.models.torchvision_classifier import torchvision_classifier
+from metalearn.nn.layers import per_task
 from metalearn.types import Algorithm, Batch, Episode, Model
 
 SIZE = 32

@@ -9,8 +9,9 @@ import torch
 from torch import Tensor, nn
 from torchvision import models
 
-from metalearn.algorithms.common.functional import objective, per_task
-from metalearn.algorithms.common.inner import SGD, SupportLoss, constant, descent, last
+from metalearn.algorithms.common.inner import SGD, last
+from metalearn.algorithms.common.learners import support_descent
+from metalearn.algorithms.common.losses import objective
 from metalearn.models.module import module
 from metalearn.models.resnet12 import resnet12
 from metalearn.models.torchvision_classifier import torchvision_classifier
@@ -268,8 +269,7 @@ def test_the_meta_gradient_through_a_torchvision_model_is_a_finite_difference(na
     }
 
     def after_a_step(theta: Params, order: int) -> Tensor:
-        loss, rate = SupportLoss(model, support, order), constant(0.01)
-        adapted = last(descent(loss, per_task(theta, 1), optimizer=SGD, rate=rate, steps=1, order=order))
+        adapted = last(support_descent(model, theta, support, inner=SGD, rate=0.01, steps=1, order=order))
         return objective(model.apply(adapted, query.x, support.x), query.y)["loss"].sum()
 
     def along(order: int) -> float:

@@ -12,12 +12,12 @@ from torchvision.models import squeezenet1_1
 from torchvision.ops import StochasticDepth
 
 from distributed.tree_sum import tree_sum
-from metalearn.algorithms.common.fixed import with_fixed
-from metalearn.algorithms.common.functional import per_task
+from metalearn.algorithms.common.wrappers import with_fixed
 from metalearn.algorithms.maml import maml
 from metalearn.models.common.adapter import model_of
 from metalearn.models.torchvision_classifier import torchvision_classifier
 from metalearn.nn.inputs import inputs_of, of_reals
+from metalearn.nn.layers import per_task
 from metalearn.nn.surroundings import PassSeeds, surrounded
 from metalearn.training.chunks import ChunkFunctions, chunk_functions
 from metalearn.types import FIXED, Algorithm, Batch, Episode, Model, Params

@@ -10,7 +10,6 @@ import pytest
 import torch
 from torch import Generator, Tensor, nn
 
-from metalearn.algorithms.common.functional import per_task
 from metalearn.models import lite0 as packages
 from metalearn.models.common.adapter import model_of
 from metalearn.models.mlp import mlp
@@ -19,6 +18,7 @@ from metalearn.models.resnet12 import resnet12
 from metalearn.models.table import table
 from metalearn.models.torchvision_classifier import torchvision_classifier
 from metalearn.nn.inputs import of_reals, packed
+from metalearn.nn.layers import per_task
 from metalearn.nn.surroundings import PassSeeds, surrounded
 from metalearn.types import Batch, Model
 

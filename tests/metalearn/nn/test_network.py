@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from distributed.tree_sum import tree_sum
-from metalearn.algorithms.common.functional import objective, per_task
+from metalearn.algorithms.common.losses import objective
 from metalearn.algorithms.maml import maml
 from metalearn.algorithms.protonet import protonet
 from metalearn.algorithms.reptile import reptile
@@ -30,6 +30,7 @@ from metalearn.nn.layers import (
     Residual,
     apply_layers,
     parameters_of,
+    per_task,
 )
 from metalearn.nn.native import CompiledPlan
 from metalearn.nn.network import CompiledNetwork
