@@ -9,7 +9,7 @@ import torch
 
 from benchmarks.machine import flops_of, rates, timed
 from benchmarks.ways import PLAIN, SMOOTH, Make, Recipe, chunk_of, error, loop, problem, ways_there
-from metalearn.nn.native import describe
+from metalearn.nn.backends import describe
 
 Numbers = Sequence[float]
 

@@ -9,7 +9,7 @@ from torch import Generator, Tensor
 
 from metalearn.nn.layers import per_task
 from metalearn.nn.network import CompiledNetwork, gradient_at, leaves, usual_metrics
-from metalearn.nn.packing import is_packed, sum_of_tasks
+from metalearn.nn.plans import is_packed, sum_of_tasks
 
 Params = dict[str, Tensor]
 """Parameters by name. Meta-parameters are plain leaves without a graph; inside an inner loop every

@@ -19,9 +19,9 @@ from torch import Tensor, nn
 
 from distributed.strategies.common.work import join
 from distributed.tree_sum import tree_sum
-from metalearn.algorithms.common.wrappers import with_fixed
 from metalearn.algorithms.common.losses import measured_by
 from metalearn.algorithms.common.metrics import reporting
+from metalearn.algorithms.common.wrappers import with_fixed
 from metalearn.api.own import (
     Network,
     TasksElsewhere,

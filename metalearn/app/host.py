@@ -17,7 +17,7 @@ from metalearn.config.names import FREE_KEYS
 from metalearn.config.saved import STARTS
 from metalearn.config.values import is_below, leaves, to_container
 from metalearn.errors import ConfigError
-from metalearn.nn.native import computed_by
+from metalearn.nn.backends import computed_by
 from metalearn.nn.precision import type_of
 from metalearn.tasks.common.identities import Content
 

@@ -17,7 +17,7 @@ from metalearn.app.parts import Parts
 from metalearn.app.unseen import UNKNOWN, check_unseen, seen_in, warn_of_seen_drawers
 from metalearn.config.values import to_container
 from metalearn.errors import ConfigError, DataError, DiskError, DivergedError, RunError, printable
-from metalearn.nn.native import describe
+from metalearn.nn.backends import describe
 from metalearn.reporting.loggers import Window
 from metalearn.reporting.page import Picture, episode_picture, has_pictures
 from metalearn.reporting.plots import adaptation, learning_curve

@@ -1,25 +1,291 @@
-"""A transformer over the samples of a task, which are a set: their order changes nothing.
+"""Attention: with fast second derivatives for networks of any kind, and a transformer over the samples of a task.
 
-The first `known` samples of a task, its support set, attend to each other. Every other sample attends to them and to
-itself, so its outputs depend on no other query. All tasks share the weights.
+Torch's fused kernels for scaled dot-product attention have no second derivative, and its plain way keeps about eight
+matrices [n, m] of every head for it. Here the inputs alone are kept, and each derivative computes the weights again,
+some rows at a time, as Dao et al. 2022 (arXiv 2205.14135) do for the first one. So the memory grows as n + m.
+`second_order_attention()` puts it in the place of torch's function.
 """
 
+import functools
 import math
+import threading
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from contextvars import ContextVar
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Generator, Tensor
+from torch.autograd import Function
+from torch.func import vjp
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from metalearn.nn.backends import kernels_for, torch_ops
+from metalearn.nn.backends.c import Kernels
+from metalearn.nn.backends.torch_ops import Mask, attention_written_out
 from metalearn.nn.layers import shared_linear
 from metalearn.nn.precision import rounds_products
 
 Params = dict[str, Tensor]
 
+_fast: ContextVar[bool] = ContextVar("second_order_attention", default=False)
+torchs_attention = F.scaled_dot_product_attention
+_lock = threading.Lock()
+_users = 0
+"""Contexts of all threads that are open now."""
+_plainly = ExitStack()
+"""Torch's plain way, which is open while a context is: torch has one choice for all threads."""
+
+
+@contextmanager
+def plain_attention() -> Iterator[None]:
+    """Within it, torch's own attention goes its plain way, in all threads; after the last, the way that it went before
+    the first."""
+    global _users
+    with _lock:
+        if not _users:
+            _plainly.enter_context(sdpa_kernel(SDPBackend.MATH))
+        _users += 1
+    try:
+        yield
+    finally:
+        with _lock:
+            _users -= 1
+            if not _users:
+                _plainly.close()
+                F.scaled_dot_product_attention = torchs_attention
+
+
+@contextmanager
+def second_order_attention() -> Iterator[None]:
+    """Within it, `F.scaled_dot_product_attention` has fast second derivatives, for this thread. What cannot be computed
+    so (dropout, other types than float32 and float64, grouped heads) goes torch's plain way, and so does who has
+    imported the function by its name."""
+    # Torch's own layers call it by its module. A mode of torch does not reach it, where it lies in another function
+    # that the mode has taken over.
+    with plain_attention():
+        F.scaled_dot_product_attention = _dispatched
+        token = _fast.set(True)
+        try:
+            yield
+        finally:
+            _fast.reset(token)
+
+
+def _dispatched(*args: Any, **kwargs: Any) -> Tensor:
+    return (attention if _fast.get() else torchs_attention)(*args, **kwargs)
+
+
+def attention(
+    query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None, dropout_p: float = 0.0,
+    is_causal: bool = False, scale: float | None = None, enable_gqa: bool = False,
+) -> Tensor:  # fmt: skip
+    """Torch's function of this name, with its arguments: softmax(scale · Q Kᵀ + mask) V, by rows.
+
+    Args:
+        query, key, value: [..., n, d], [..., m, d], [..., m, e].
+        attn_mask: truth values, true where a query reads a key, or numbers that are added; it broadcasts to
+            [..., n, m]. A row that is hidden whole gives 0.
+
+    Returns:
+        [..., n, e].
+    """
+    scale = query.shape[-1] ** -0.5 if scale is None else scale
+    fits = _fits(query, key, value, attn_mask) and scale > 0 and not (is_causal and attn_mask is not None)
+    if not fits or dropout_p or enable_gqa or torch.compiler.is_exporting():
+        return torchs_attention(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
+    if is_causal:
+        attn_mask = torch.ones(query.shape[-2], key.shape[-2], dtype=torch.bool, device=query.device).tril()
+    lead = query.shape[:-2]
+    mask = _mask_of(attn_mask, query, (*lead, query.shape[-2], key.shape[-2]))
+    q, k, v = (part.flatten(0, -3).contiguous() for part in (query, key, value))
+    o: Tensor = _Attention.apply(q, k, v, *mask, scale)
+    return o.view(*lead, *o.shape[-2:])
+
+
+def _fits(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> bool:
+    """Whether these can be computed here. What nobody can compute, torch's own function refuses."""
+    kinds = {(part.dtype, part.device) for part in (query, key, value)}
+    shapes = query.shape[:-2] == key.shape[:-2] == value.shape[:-2] and query.dim() > 2
+    if (
+        len(kinds) > 1
+        or query.dtype not in (torch.float32, torch.float64)
+        or query.device.type not in torch_ops.BLOCK_NUMBERS
+    ):
+        return False
+    if not shapes or query.shape[-1] != key.shape[-1] or key.shape[-2] != value.shape[-2]:
+        return False
+    if mask is not None:
+        rows = mask.shape[-2] if mask.dim() > 1 else 1
+        same = mask.dtype in (torch.bool, query.dtype) and mask.device == query.device
+        if not same or not 1 <= mask.dim() <= query.dim() or rows not in (1, query.shape[-2]):
+            return False
+    return all(part.numel() for part in (query, key, value))
+
+
+def _mask_of(mask: Tensor | None, query: Tensor, shape: tuple[int, ...]) -> Mask:
+    if mask is None:
+        return Mask(None)
+    if mask.dtype == torch.bool:
+        mask = torch.zeros(mask.shape, dtype=query.dtype, device=mask.device).masked_fill(~mask, -math.inf)
+    sizes, lead = (1,) * (len(shape) - mask.dim()) + mask.shape, shape[:-2]
+    differs = [place for place, size in enumerate(sizes[:-2]) if size > 1]
+    first, last = (differs[0], differs[-1] + 1) if differs else (0, 0)
+    added = mask.expand(*sizes[:first], *lead[first:last], *sizes[max(last, first) : -1], shape[-1])
+    return Mask(added.reshape(-1, sizes[-2], shape[-1]).contiguous(), math.prod(lead[last:]) if differs else 1)
+
+
+def _folded(function: Any, info: Any, in_dims: Any, *inputs: Any) -> Any:
+    """A function under `torch.vmap`: the mapped dimension joins the heads."""
+    added, every, scale = inputs[3:6]
+
+    def folded(part: Tensor, dim: int | None) -> Tensor:
+        whole = part.expand(info.batch_size, *part.shape) if dim is None else part.movedim(dim, 0)
+        return whole.flatten(0, 1).contiguous()
+
+    parts = [folded(part, dim) for part, dim in zip(inputs[:3], in_dims[:3], strict=True)]
+    others = [folded(part, dim) for part, dim in zip(inputs[6:], in_dims[6:], strict=True)]
+    if added is not None and in_dims[3] is not None:
+        added = added.movedim(in_dims[3], 0)
+        times = len(parts[0]) // info.batch_size // (every * added.shape[1])
+        added = added.unsqueeze(1).expand(-1, times, -1, -1, -1).flatten(0, 2).contiguous()
+    results = function.apply(*parts, added, every, scale, *others)
+    if isinstance(results, Tensor):
+        return results.unflatten(0, (info.batch_size, -1)), 0
+    return tuple(part.unflatten(0, (info.batch_size, -1)) for part in results), (0,) * len(results)
+
+
+def _folds(function: Any) -> Any:
+    function.vmap = staticmethod(functools.partial(_folded, function))
+    return function
+
+
+@_folds
+class _Attention(Function):
+    """(q, k, v, mask) → o. The heads are the first dimension of q, k and v, which are dense."""
+
+    @staticmethod
+    def forward(q: Tensor, k: Tensor, v: Tensor, added: Tensor | None, every: int, scale: float) -> Tensor:
+        return _computed("attention", Mask(added, every), scale, q, k, v)[0]
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        ctx.save_for_backward(*inputs[:4])
+        ctx.settings = inputs[4:]
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Any:
+        saved = ctx.saved_tensors
+        if ctx.needs_input_grad[3]:  # a mask that learns has a gradient as large as the weights
+            return (
+                *vjp(lambda *inputs: attention_written_out(*inputs, *ctx.settings), *saved)[1](grads[0]),
+                None,
+                None,
+            )
+        return (*_Backward.apply(*saved, *ctx.settings, grads[0].contiguous()), None, None, None)
+
+
+@_folds
+class _Backward(Function):
+    """(q, k, v, mask, gradient of o) → the gradients of q, k and v."""
+
+    @staticmethod
+    def forward(
+        q: Tensor, k: Tensor, v: Tensor, added: Tensor | None, every: int, scale: float, u: Tensor
+    ) -> tuple[Tensor, ...]:
+        return _computed("attention_backward", Mask(added, every), scale, q, k, v, u)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        ctx.save_for_backward(*inputs[:4], inputs[6])
+        ctx.settings = inputs[4:6]
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Any:
+        q, k, v, added, u = ctx.saved_tensors
+        if ctx.needs_input_grad[3]:
+            back = vjp(lambda *inputs: _written_out_backward(*inputs, *ctx.settings), q, k, v, added, u)[1]
+            *of_inputs, of_u = back(grads)
+            return (*of_inputs, None, None, of_u)
+        cotangents = (grad.contiguous() for grad in grads)
+        *of_inputs, of_u = _Second.apply(q, k, v, added, *ctx.settings, u, *cotangents)
+        return (*of_inputs, None, None, None, of_u)
+
+
+@_folds
+class _Second(Function):
+    """The backward pass of `_Backward`: from the cotangents of its results to those of q, k, v and the gradient of
+    o."""
+
+    @staticmethod
+    def forward(
+        q: Tensor, k: Tensor, v: Tensor, added: Tensor | None, every: int, scale: float, *others: Tensor
+    ) -> tuple[Tensor, ...]:
+        return _computed("attention_second", Mask(added, every), scale, q, k, v, *others)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        ctx.save_for_backward(*inputs[:4], *inputs[6:])
+        ctx.settings = inputs[4:6]
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Any:
+        """Third and higher derivatives, by the definition: they need not be fast."""
+
+        q, k, v, added, *others = ctx.saved_tensors
+
+        def second(
+            q: Tensor, k: Tensor, v: Tensor, added: Tensor | None, u: Tensor, *cotangents: Tensor
+        ) -> tuple[Tensor, ...]:
+            back = vjp(lambda q, k, v, u: _written_out_backward(q, k, v, added, u, *ctx.settings), q, k, v, u)[1]
+            return tuple(back(cotangents))
+
+        if ctx.needs_input_grad[3]:
+            (of_q, of_k, of_v, of_added, *of_others) = vjp(second, *ctx.saved_tensors)[1](grads)
+            return (of_q, of_k, of_v, of_added, None, None, *of_others)
+        back = vjp(lambda q, k, v, *others: second(q, k, v, added, *others), q, k, v, *others)[1]
+        (of_q, of_k, of_v, *of_others) = back(grads)
+        return (of_q, of_k, of_v, None, None, None, *of_others)
+
+
+def _written_out_backward(
+    q: Tensor, k: Tensor, v: Tensor, added: Tensor | None, u: Tensor, every: int, scale: float
+) -> tuple[Tensor, ...]:
+    def of(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return attention_written_out(q, k, v, added, every, scale)
+
+    return tuple(vjp(of, q, k, v)[1](u))
+
+
+def _computed(
+    name: str, mask: Mask, scale: float, q: Tensor, k: Tensor, v: Tensor, *others: Tensor
+) -> tuple[Tensor, ...]:
+    """The results of a function of attention.c."""
+    kernels = kernels_for(q)
+    if not isinstance(kernels, Kernels):
+        return torch_ops.ATTENTION[name](mask, scale, q, k, v, *others)
+    # With zeros, so that the last dimension is a multiple of the lanes.
+    more = (-part.shape[-1] % kernels.lanes for part in (q, k, v, *others))
+    filled = (F.pad(part, (0, n)) if n else part.contiguous() for part, n in zip((q, k, v, *others), more, strict=True))
+    given = dict(zip("qkvuabc", filled, strict=False))
+    if name == "attention":
+        results, cut = {"o": q.new_empty(*q.shape[:2], given["v"].shape[2])}, [v]
+    else:
+        cut = [q, k, v, v][: 3 if name == "attention_backward" else 4]
+        results = {f"g{part}": torch.zeros_like(given[part]) for part in "qkvu"[: len(cut)]}
+    kernels.attention(name, mask.every, scale, mask=mask.added, **given, **results)
+    return tuple(part[..., : like.shape[2]].contiguous() for part, like in zip(results.values(), cut, strict=True))
+
+
+# A transformer over the samples of a task, which are a set: their order changes nothing. Its first `known` samples, the
+# support set, attend to each other; every other sample attends to them and to itself.
+
 EXPANSION = 4
 """The width of a block's MLP, in widths of the transformer."""
 
 
-def attention(queries: Tensor, keys: Tensor, values: Tensor, known: int) -> Tensor:
+def set_attention(queries: Tensor, keys: Tensor, values: Tensor, known: int) -> Tensor:
     """Scaled dot-product attention (Vaswani et al. 2017, arXiv 1706.03762, equation 1) over the known samples.
 
     Args:
@@ -58,7 +324,7 @@ def transformer(params: Params, x: Tensor, *, known: int, heads: int, layers: in
         block = f"block{number}"
         h = shared_linear(_norm(params, f"{block}.norm1", x), params[f"{block}.attention.in"])
         queries, keys, values = map(by_head, h.chunk(3, dim=2))
-        mixed = attention(queries, keys, values, known).transpose(1, 2).flatten(2)
+        mixed = set_attention(queries, keys, values, known).transpose(1, 2).flatten(2)
         x = x + shared_linear(mixed, params[f"{block}.attention.out"])
         h = _norm(params, f"{block}.norm2", x)
         h = F.gelu(shared_linear(h, params[f"{block}.mlp.in.weight"], params[f"{block}.mlp.in.bias"]))

@@ -1,21 +1,35 @@
-"""Networks as sequences of layers that name their parameters.
+"""Layers for per-task weights: every task of a chunk runs through its own network, in one call.
 
-The layers of a network say everything about it. So they can be applied one by one, as here, or compiled as a whole
-(`metalearn.nn.network`).
+Networks are sequences of layers that name their parameters, and say everything about the network. So they can be
+applied one by one, as here, or compiled as a whole (`metalearn.nn.network`). Images are [tasks, samples, height, width,
+channels]; parameters have a leading task dimension, and may be expanded over it. Every layer can be differentiated any
+number of times.
 """
 
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple, TypeAlias
+from functools import lru_cache
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.autograd import Function
 
-from metalearn.nn.conv import channels_last, conv2d, laid_out
-from metalearn.nn.norm import LINEAR, batch_norm
+from metalearn.nn.backends import AnyKernels, kernels_for, torch_ops
+from metalearn.nn.backends.c import GEOMETRY
+from metalearn.nn.backends.torch_ops import Geometry, NormSettings, dense
 from metalearn.nn.precision import rounds_products
 
 Params: TypeAlias = dict[str, Tensor]
+
+FEW_CHANNELS = 16
+"""If the inputs of a convolution have fewer channels, their windows are gathered first, so that the products fill
+vectors."""
+
+EPSILON = 1e-5
+
+LINEAR = 1.0
+"""The slope behind a norm that stands for no activation."""
 
 
 class ChannelsLast(NamedTuple):
@@ -144,3 +158,318 @@ def max_pool2d(x: Tensor, size: int) -> Tensor:
     """The largest of every `size` × `size` pixels: [t, n, h, w, c] → [t, n, h // size, w // size, c]."""
     pooled: Tensor = F.max_pool2d(x.flatten(0, 1).permute(0, 3, 1, 2), size)
     return pooled.permute(0, 2, 3, 1).view(*x.shape[:2], *pooled.shape[2:], -1)
+
+
+# Convolutions. The product y = x ∗ w is linear in x and in w, so its two gradients are again such products: the three
+# `autograd.Function`s below are closed under differentiation, and the backward pass of each one calls only the others.
+# torch's own double backward builds convolutions of odd shapes instead, which run slowly.
+
+
+def conv2d(x: Tensor, weight: Tensor, *, stride: int = 1, padding: int = 0) -> Tensor:
+    """Cross-correlates each task's images with its kernels.
+
+    Args:
+        x: [t, n, h, w, i].
+        weight: [t, o, i, kh, kw]; may be expanded over the tasks.
+
+    Returns:
+        [t, n, h', w', o].
+
+    Raises:
+        ValueError: images and kernels do not fit each other.
+    """
+
+    def shapes() -> str:  # no text is made on the way of every call
+        return f"images [tasks, samples, height, width, channels] {list(x.shape)} and kernels {list(weight.shape)}"
+
+    # Compiled kernels would read beyond the memory of images and kernels that do not fit.
+    if x.dim() != 5 or weight.dim() != 5 or not x.numel() or not weight.numel():
+        raise ValueError(f"{shapes()}: must both have five dimensions, none of them 0")
+    if (x.shape[0], x.shape[-1], x.dtype, x.device) != (weight.shape[0], weight.shape[2], weight.dtype, weight.device):
+        raise ValueError(
+            f"{shapes()} ({x.dtype}, {x.device}; {weight.dtype}, {weight.device}): kernels [tasks, outputs, channels, "
+            "height, width] must have as many tasks and channels, the same type and the same device"
+        )
+    if stride < 1 or padding < 0:
+        raise ValueError(f"stride={stride}, padding={padding}: must be at least 1 and 0")
+    geometry = Geometry(weight.shape[3], weight.shape[4], stride, padding)
+    if min(geometry.out(*x.shape[2:4])) < 1:
+        raise ValueError(
+            f"images of {x.shape[2]}×{x.shape[3]} pixels are smaller than kernels of {weight.shape[3]}×"
+            f"{weight.shape[4]}; type a larger dataset.image_size"
+        )
+    if torch.compiler.is_exporting():  # one operation that every runtime has
+        return torch.stack([
+            F.conv2d(images.permute(0, 3, 1, 2), kernels, stride=stride, padding=padding).permute(0, 2, 3, 1)
+            for images, kernels in zip(x, weight, strict=True)
+        ])  # fmt: skip
+    if x.shape[-1] < FEW_CHANNELS and geometry != (1, 1, 1, 0):
+        x = torch_ops.windows(x, geometry).flatten(4)
+        weight = weight.permute(0, 1, 3, 4, 2).flatten(2)[..., None, None]
+        geometry = Geometry(1, 1, 1, 0)
+    result: Tensor = _Product.apply(x, weight, geometry)
+    return result
+
+
+@lru_cache(maxsize=1024)
+def _numbers(x: tuple[int, ...], outputs: int, g: Geometry) -> Any:
+    """The geometry in the form that convolution.c takes, for images of shape `x`."""
+    tasks, samples, height, width, inputs = x
+    return GEOMETRY(tasks, samples, height, width, inputs, *g.out(height, width), outputs, *g)
+
+
+def _native(x: Tensor, inputs: int, outputs: int, *, over_inputs: bool = False) -> "AnyKernels | None":
+    """The compiled kernels, or None if they cannot compute it: they round no products, and the outputs must fill their
+    vectors, with `over_inputs` the inputs, too."""
+    kernels = None if rounds_products() else kernels_for(x)
+    if kernels is None or outputs % kernels.lanes or (over_inputs and inputs % kernels.lanes):
+        return None
+    return kernels
+
+
+class _Product(Function):
+    """(x, w) → y."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, g: Geometry) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        ctx.geometry = g
+        outputs = weight.shape[1]
+        native = _native(x, x.shape[-1], outputs)
+        if native is None:
+            return torch_ops.product(x, weight, g)
+        x, (rows, step) = x.contiguous(), rows_of_kernels(weight)
+        y = x.new_empty(*x.shape[:2], *g.out(*x.shape[2:4]), outputs)
+        native.product(_numbers(x.shape, outputs, g), x, rows, step, y)
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        (gy,) = grads
+        x, weight = ctx.saved_tensors
+        gx = _InputGradient.apply(gy, weight, x.shape, ctx.geometry) if ctx.needs_input_grad[0] else None
+        gw = _WeightGradient.apply(gy, x, ctx.geometry) if ctx.needs_input_grad[1] else None
+        return gx, gw, None
+
+
+class _InputGradient(Function):
+    """(gy, w) → the derivative of ⟨gy, x ∗ w⟩ by x."""
+
+    @staticmethod
+    def forward(ctx: Any, gy: Tensor, weight: Tensor, shape: tuple[int, ...], g: Geometry) -> Tensor:
+        ctx.save_for_backward(gy, weight)
+        ctx.geometry = g
+        native = _native(gy, shape[-1], gy.shape[-1], over_inputs=True)
+        if native is None:
+            return torch_ops.input_gradient(gy, weight, shape, g)
+        gy, (rows, step) = gy.contiguous(), rows_of_kernels(weight)
+        gx = gy.new_empty(shape)
+        native.input_gradient(_numbers(shape, gy.shape[-1], g), gy, rows, step, gx)
+        return gx
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        (v,) = grads
+        gy, weight = ctx.saved_tensors
+        ggy = _Product.apply(v, weight, ctx.geometry) if ctx.needs_input_grad[0] else None
+        gw = _WeightGradient.apply(gy, v, ctx.geometry) if ctx.needs_input_grad[1] else None
+        return ggy, gw, None, None
+
+
+class _WeightGradient(Function):
+    """(gy, x) → the derivative of ⟨gy, x ∗ w⟩ by w."""
+
+    @staticmethod
+    def forward(ctx: Any, gy: Tensor, x: Tensor, g: Geometry) -> Tensor:
+        ctx.save_for_backward(gy, x)
+        ctx.geometry = g
+        outputs = gy.shape[-1]
+        native = _native(gy, x.shape[-1], outputs)
+        if native is None:
+            return torch_ops.weight_gradient(gy, x, g)
+        gy, x = gy.contiguous(), x.contiguous()
+        gw = gy.new_empty(x.shape[0], g.height, g.width, x.shape[-1], outputs)
+        native.weight_gradient(_numbers(x.shape, outputs, g), gy, x, gw)
+        return gw.permute(0, 4, 3, 1, 2)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        (u,) = grads
+        gy, x = ctx.saved_tensors
+        ggy = _Product.apply(x, u, ctx.geometry) if ctx.needs_input_grad[0] else None
+        gx = _InputGradient.apply(gy, u, x.shape, ctx.geometry) if ctx.needs_input_grad[1] else None
+        return ggy, gx, None
+
+
+# The order of images and kernels in memory
+
+
+def channels_last(x: Tensor) -> Tensor:
+    """Images [t, n, c, h, w] from a data source → [t, n, h, w, c] for the layers."""
+    return x.permute(0, 1, 3, 4, 2).contiguous()
+
+
+def laid_out(parameter: Tensor) -> Tensor:
+    """The same values; the memory order of a convolution's kernels [o, i, kh, kw] becomes [kh, kw, i, o].
+
+    Elementwise operations keep that order, so that no kernel is rearranged at every use. Derivatives have the usual
+    order.
+    """
+    if parameter.dim() != 4:
+        return parameter
+    result: Tensor = _LaidOut.apply(parameter)
+    return result
+
+
+def rows_of_kernels(weight: Tensor) -> tuple[Tensor, int]:
+    """Kernels [t, o, i, kh, kw] as dense [t or 1, kh, kw, i, o], and the distance from one task's kernels to the next
+    task's: 0 if all tasks share one set (an expanded tensor)."""
+    return dense(weight.permute(0, 3, 4, 2, 1))
+
+
+class _LaidOut(Function):
+    @staticmethod
+    def forward(ctx: Any, parameter: Tensor) -> Tensor:
+        return parameter.permute(2, 3, 1, 0).contiguous().permute(3, 2, 0, 1)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Tensor:
+        return grads[0].contiguous()
+
+
+# Batch norm by the statistics of the current batch; there are no running statistics (Ioffe and Szegedy 2015, arXiv
+# 1502.03167, Algorithm 1). Nothing here runs under `torch.func.vmap`: there the second derivative of torch's own batch
+# norm in training mode is wrong (pytorch/functorch#534). Called directly, it is right.
+
+
+def batch_norm(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor,
+    *,
+    slope: float = LINEAR,
+    statistics_of: int | None = None,
+    epsilon: float = EPSILON,
+) -> Tensor:
+    """Normalises each channel of each task, scales and shifts it, and multiplies what is below 0 by `slope`.
+
+    Args:
+        x: [t, n, h, w, c].
+        weight: scale [t, c].
+        bias: shift [t, c].
+        slope: the slope of the leaky ReLU behind the norm: 0 is the ReLU, 1 is no activation.
+        statistics_of: how many samples, the first of the n, mean and variance are taken of; None: all.
+        epsilon: what is added to the variance.
+
+    Returns:
+        [t, n, h, w, c].
+
+    Raises:
+        ValueError: parameters or `statistics_of` do not fit the images, or statistics would be of a single number.
+    """
+    if x.dim() != 5 or not x.numel():
+        raise ValueError(f"images [tasks, samples, height, width, channels] {list(x.shape)}: must have five dimensions")
+    measured = x.shape[1] if statistics_of is None else statistics_of
+    if not 1 <= measured <= x.shape[1]:
+        raise ValueError(f"statistics_of={statistics_of}: must be from 1 to the number of samples, {x.shape[1]}")
+    if measured * x.shape[2] * x.shape[3] == 1:
+        raise ValueError("batch norm of one sample of one pixel: a single number has no variance")
+    for name, parameter in (("weight", weight), ("bias", bias)):
+        if (parameter.shape, parameter.dtype, parameter.device) != ((x.shape[0], x.shape[-1]), x.dtype, x.device):
+            raise ValueError(
+                f"{name} [tasks, channels] {list(parameter.shape)} ({parameter.dtype}, {parameter.device}) does not "
+                f"fit images [tasks, samples, height, width, channels] {list(x.shape)} ({x.dtype}, {x.device})"
+            )
+    native, settings = kernels_for(x), NormSettings(slope, measured, epsilon)
+    if native is None or x.shape[-1] % native.lanes:
+        return torch_ops.norm(x, weight, bias, settings)
+    result: Tensor = _Norm.apply(x.contiguous(), weight, bias, settings)
+    return result
+
+
+def _call(name: str, x: Tensor, weight: Tensor, bias: Tensor, settings: NormSettings, **tensors: Tensor) -> None:
+    """Calls one of the three functions of norm.c, where their tensors are explained."""
+    (scale, step), (shift, shift_step) = dense(weight), dense(bias)
+    if step != shift_step:
+        scale, shift, step = weight.contiguous(), bias.contiguous(), weight.shape[1]
+    (slope, measured, epsilon), pixels = settings, x.shape[2] * x.shape[3]
+    sizes = (x.shape[0], x.shape[1] * pixels, measured * pixels, x.shape[4], step)
+    kernels = kernels_for(x)
+    assert kernels is not None
+    kernels.norm(name, sizes, epsilon, slope, x=x, scale=scale, shift=shift, **tensors)
+
+
+class _Norm(Function):
+    """(x, weight, bias) → y. This function and the next two must get dense tensors: a copy made inside would be saved
+    without its graph."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, settings: NormSettings) -> Tensor:
+        y, mean, rstd = torch.empty_like(x), x.new_empty(x.shape[0], x.shape[4]), x.new_empty(x.shape[0], x.shape[4])
+        _call("norm", x, weight, bias, settings, y=y, mean=mean, rstd=rstd)
+        ctx.save_for_backward(x, weight, bias, mean, rstd)
+        ctx.settings = settings
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        return (*_NormBackward.apply(grads[0].contiguous(), *ctx.saved_tensors, ctx.settings), None)
+
+
+class _NormBackward(Function):
+    """(gy, x, weight, bias) → the gradients of x, weight and bias; mean and rstd are those of x."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, gy: Tensor, x: Tensor, weight: Tensor, bias: Tensor, mean: Tensor, rstd: Tensor,
+        settings: NormSettings,
+    ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+        gx, g_scale, g_shift = torch.empty_like(x), torch.empty_like(mean), torch.empty_like(mean)
+        results = {"gx": gx, "g_scale": g_scale, "g_shift": g_shift}
+        _call("norm_backward", x, weight, bias, settings, gy=gy, mean=mean, rstd=rstd, **results)
+        ctx.save_for_backward(gy, x, weight, bias, mean, rstd, g_scale, g_shift)
+        ctx.settings = settings
+        return gx, g_scale, g_shift
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        cotangents, saved = (grad.contiguous() for grad in grads), ctx.saved_tensors
+        of_gy, of_x, of_weight = _NormSecond.apply(*cotangents, *saved, ctx.settings)
+        of_bias = torch.zeros_like(saved[3]) if ctx.needs_input_grad[3] else None  # it moves only the kink
+        return (of_gy, of_x, of_weight, of_bias, None, None, None)
+
+
+class _NormSecond(Function):
+    """The backward pass of `_NormBackward`: from the cotangents of its results to those of gy, x and weight."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, v: Tensor, v_scale: Tensor, v_shift: Tensor, gy: Tensor, x: Tensor, weight: Tensor, bias: Tensor,
+        mean: Tensor, rstd: Tensor, g_scale: Tensor, g_shift: Tensor, settings: NormSettings,
+    ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+        ggy, hx, h_scale = torch.empty_like(x), torch.empty_like(x), torch.empty_like(mean)
+        cotangents = {"gy": gy, "v": v, "v_scale": v_scale, "v_shift": v_shift, "mean": mean, "rstd": rstd}
+        sums = {"scale_gradient": g_scale, "shift_gradient": g_shift}
+        results = {"ggy": ggy, "hx": hx, "h_scale": h_scale}
+        _call("norm_second", x, weight, bias, settings, **cotangents, **sums, **results)
+        ctx.save_for_backward(v, v_scale, v_shift, gy, x, weight, bias)
+        ctx.settings = settings
+        return ggy, hx, h_scale
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        """Third and higher derivatives, by the definition: they need not be fast."""
+        keep = torch.is_grad_enabled()
+        with torch.enable_grad():
+            inputs = [  # views, so that none of them lies upstream of another
+                saved.view_as(saved) if saved.requires_grad else saved.detach().requires_grad_()
+                for saved in ctx.saved_tensors
+            ]
+            v, v_scale, v_shift, gy, x, weight, bias = inputs
+            y = torch_ops.norm(x, weight, bias, ctx.settings)
+            first = torch.autograd.grad(y, (x, weight, bias), gy, create_graph=True)
+            second = torch.autograd.grad(first, (gy, x, weight), (v, v_scale, v_shift), create_graph=True)
+            third = torch.autograd.grad(
+                second, inputs, grads, create_graph=keep, allow_unused=True, materialize_grads=True
+            )
+        return (*third, *(None,) * 5)

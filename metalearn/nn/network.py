@@ -2,7 +2,7 @@
 
 The parameters of a task are one row of a tensor [t, P], the *packed* form of `Params`, a dictionary of one tensor. So
 inner optimisers, which compute elementwise, need one operation for all parameters. Each task is computed by itself,
-from the first layer to the last (`kernels/network.c`), and its numbers do not depend on the other tasks of the chunk.
+from the first layer to the last (`backends/kernels/network.c`), and its numbers do not depend on the other tasks.
 
 The loss can be differentiated twice, the outputs once. Higher derivatives are those of the layers, one by one.
 """
@@ -16,10 +16,10 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd import Function
 
+from metalearn.nn.backends import kernels_for, kernels_on
+from metalearn.nn.backends.c import NetworkCall
 from metalearn.nn.layers import Layer, Params, apply_layers, parameters_of
-from metalearn.nn.native import NetworkCall, compiled_for, kernels_on
-from metalearn.nn.packing import PACKED, is_packed
-from metalearn.nn.plans import ShapedNetwork, refusal, steps_of
+from metalearn.nn.plans import PACKED, ShapedNetwork, is_packed, refusal, steps_of
 from metalearn.nn.precision import rounds_products
 
 Metrics = dict[str, Tensor]
@@ -101,8 +101,8 @@ class CompiledNetwork:
         values = [params[name] for name in self._names if name in params]
         if len(values) < len(self._names) or not values or rounds_products():
             return False
-        there = kernels_on(device or values[0].device, values[0].dtype)
-        return there is not None and self._of(values).refused is None
+        kernels = kernels_on(device or values[0].device, values[0].dtype)
+        return kernels is not None and self._of(values).refused is None
 
     def refusal(self, params: Params) -> str | None:
         """Why the layers cannot be compiled as one network; None: they can. Of the parameters, some may be missing."""
@@ -218,7 +218,7 @@ class _TaskSamples:
             raise ValueError(
                 f"inputs {self.x.dtype} on {self.x.device}: must be as the parameters, {row.dtype} on {row.device}"
             )
-        kernels = compiled_for(row)
+        kernels = kernels_for(row)
         assert kernels is not None
         self.plan = shaped.plan(kernels, self.x.shape[1], tuple(self.x.shape[2:]))
         if (self.known or self.x.shape[1]) * self.plan.fewest_pixels == 1:
@@ -292,9 +292,9 @@ class _LabelledSamples(_TaskSamples):
         # Kernels would read beyond the memory of targets that do not fit.
         tasks, samples, outputs = *self.x.shape[:2], self.plan.last.used
         numbers = self.y.is_floating_point()
-        wanted = (tasks, samples - self.known, *((outputs,) if numbers else ()))
-        if self.y.shape != wanted:
-            raise ValueError(f"targets {list(self.y.shape)}: must be {list(wanted)}, for inputs {list(self.x.shape)}")
+        shape = (tasks, samples - self.known, *((outputs,) if numbers else ()))
+        if self.y.shape != shape:
+            raise ValueError(f"targets {list(self.y.shape)}: must be {list(shape)}, for inputs {list(self.x.shape)}")
         if numbers and self.y.dtype != row.dtype:
             raise ValueError(f"targets {self.y.dtype}: must be {row.dtype}, as the parameters")
         if not numbers and not self.y.is_cuda:  # there it would wait for the GPU, whose kernels give NaN

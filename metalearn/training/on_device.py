@@ -18,7 +18,7 @@ from torch import Tensor
 
 from metalearn.checks import first_line
 from metalearn.errors import RunError
-from metalearn.nn.native import on_gpu
+from metalearn.nn.backends import on_gpu
 from metalearn.nn.surroundings import PassSeeds, surrounded
 from metalearn.training.ahead import Ahead, processes_for
 from metalearn.training.chunks import DATA_SECONDS, chunk_of, episodes_of, placing

@@ -45,7 +45,7 @@ JOINS = ("metalearn/app/", "metalearn/cli/", "metalearn/api/", "metalearn/__init
 """The rooms that bring metalearn and distributed together, and the file that says where users' names come from."""
 
 
-CIRCLES = {"metalearn.nn": 7, "metalearn.api": 4, "metalearn.classifier": 2}
+CIRCLES = {"metalearn.api": 4, "metalearn.classifier": 2}
 """How many files of a room import each other, also within functions: to become none. Other rooms have none."""
 
 

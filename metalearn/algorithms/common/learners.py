@@ -23,7 +23,7 @@ from metalearn.checks import Invalid, not_negative, positive, true_or_false
 from metalearn.errors import ConfigError, DataError
 from metalearn.nn.layers import per_task
 from metalearn.nn.network import leaves, one_for_each
-from metalearn.nn.packing import is_packed
+from metalearn.nn.plans import is_packed
 from metalearn.nn.surroundings import surroundings
 from metalearn.types import (
     STATE,

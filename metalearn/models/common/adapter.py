@@ -17,11 +17,10 @@ from torch.utils import _pytree as pytree
 from metalearn.checks import first_line
 from metalearn.errors import ConfigError, DataError
 from metalearn.models.common.stages import one_after_the_other
-from metalearn.nn.conv import conv2d
+from metalearn.nn.attention import second_order_attention
 from metalearn.nn.inputs import Inputs, Opened, as_reals, described, filled, joined, of_reals, opened, said_of, shape_of
-from metalearn.nn.norm import batch_norm
+from metalearn.nn.layers import batch_norm, conv2d
 from metalearn.nn.surroundings import constant, surroundings
-from metalearn.nn.twice import second_order_attention
 from metalearn.types import STATE, Apply, Model, Params, Stage
 
 Make = Callable[[], nn.Module]

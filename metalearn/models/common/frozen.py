@@ -16,8 +16,8 @@ from torch.func import functional_call
 
 from metalearn.checks import first_line
 from metalearn.models.common.stages import HEAD, draw_head, staged_model
+from metalearn.nn.attention import second_order_attention
 from metalearn.nn.precision import computing_with
-from metalearn.nn.twice import second_order_attention
 from metalearn.types import Model, Params, Stage
 
 SCALE = "features.scale"

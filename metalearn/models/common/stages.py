@@ -7,7 +7,7 @@ from torch import Generator, Tensor
 
 from metalearn.nn.layers import Layer, Linear, apply_layers, parameters_of
 from metalearn.nn.network import CompiledNetwork
-from metalearn.nn.packing import is_packed
+from metalearn.nn.plans import is_packed
 from metalearn.types import Apply, Model, Params, Stage
 
 

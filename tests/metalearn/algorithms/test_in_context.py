@@ -7,7 +7,7 @@ from torch import Generator, Tensor, nn
 
 from metalearn.algorithms.in_context import in_context, labels
 from metalearn.models.mlp import mlp
-from metalearn.nn.attention import attention, draw_transformer, transformer
+from metalearn.nn.attention import draw_transformer, set_attention, transformer
 from metalearn.types import Algorithm, Batch, Episode, Params
 from tests.metalearn.learners import FLOAT64, LEARNERS, network, random, start_of, tasks
 
@@ -31,7 +31,7 @@ def mask_of(samples: int, known: int) -> Tensor:
 def test_attention_is_torchs_under_a_mask(known: int) -> None:
     q, k, v = (random(2, 3, 7, 5, seed=seed) for seed in range(3))
     expected = F.scaled_dot_product_attention(q, k, v, attn_mask=mask_of(7, known))
-    torch.testing.assert_close(attention(q, k, v, known), expected, rtol=0, atol=1e-12)
+    torch.testing.assert_close(set_attention(q, k, v, known), expected, rtol=0, atol=1e-12)
 
 
 def drawn(width: int, layers: int) -> Params:
@@ -64,7 +64,7 @@ def test_the_transformer_is_torchs_with_the_same_weights() -> None:
 
 def test_the_gradients_are_finite_differences() -> None:
     q, k, v = (random(2, 1, 4, 2, seed=seed).requires_grad_() for seed in range(3))
-    assert torch.autograd.gradcheck(lambda *parts: attention(*parts, 2), (q, k, v))
+    assert torch.autograd.gradcheck(lambda *parts: set_attention(*parts, 2), (q, k, v))
     params = {name: value.requires_grad_() for name, value in drawn(4, 1).items()}
     x = random(1, 3, 4, seed=1).requires_grad_()
 

@@ -14,7 +14,7 @@ from torch.autograd import gradcheck
 from metalearn.algorithms.maml import maml
 from metalearn.models.conv4 import conv4
 from metalearn.models.mlp import mlp
-from metalearn.nn.native import compiled
+from metalearn.nn.backends import compiled
 from metalearn.training.settings import TrainerSettings, chunk_size
 from metalearn.types import Algorithm, Batch, Episode, Params
 from tests.metalearn import written_out

@@ -18,10 +18,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.autograd import gradcheck, gradgradcheck
 
-from metalearn.nn import native, precision
-from metalearn.nn.conv import conv2d, laid_out
-from metalearn.nn.layers import linear, max_pool2d, shared_linear
-from metalearn.nn.norm import LINEAR, batch_norm
+from metalearn.nn import backends, precision
+from metalearn.nn.layers import LINEAR, batch_norm, conv2d, laid_out, linear, max_pool2d, shared_linear
 from metalearn.storage import cache
 from tests.kernels import require_kernels
 from tests.runs import ROOT, slow
@@ -36,11 +34,11 @@ many = settings(deadline=None, max_examples=15, suppress_health_check=[HealthChe
 def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """The compiled kernels, then torch's operations."""
     monkeypatch.setenv("METALEARN_KERNELS", request.param)
-    native.compiled.cache_clear()
+    backends.compiled.cache_clear()
     if request.param == "native":
         require_kernels()
     yield request.param
-    native.compiled.cache_clear()
+    backends.compiled.cache_clear()
 
 
 def normal(*shape: int, seed: int = 0) -> Tensor:
@@ -263,7 +261,7 @@ def test_products_in_bf16_have_its_rounding_and_no_more() -> None:
     exact += [shared_linear(x[:, :, 0, 0], shared, bias[0]), shared_linear(x[:, :, 0, 0], shared)]
     try:
         precision.compute_with("bf16")
-        assert "torch's" in native.describe(torch.device("cpu"), torch.float32)
+        assert "torch's" in backends.describe(torch.device("cpu"), torch.float32)
         rounded = [conv2d(x.float(), weight.float(), padding=1)]
         rounded.append(linear(x[:, :, 0, 0].float(), weight[:, :, :, 0, 0].float(), bias.float()))
         rounded.append(shared_linear(x[:, :, 0, 0].float(), shared.float(), bias[0].float()))
@@ -295,13 +293,13 @@ def fresh_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Pat
     """An empty cache folder; the kernels are compiled again."""
     require_kernels()
     monkeypatch.setenv("METALEARN_CACHE", str(tmp_path / "cache"))
-    native.compiled.cache_clear()
+    backends.compiled.cache_clear()
     yield tmp_path / "cache"
-    native.compiled.cache_clear()
+    backends.compiled.cache_clear()
 
 
 def start_and_compile() -> "subprocess.Popen[bytes]":
-    program = "import torch; from metalearn.nn import native; print(native.compiled(torch.float32).lanes)"
+    program = "import torch; from metalearn.nn import backends; print(backends.compiled(torch.float32).lanes)"
     return subprocess.Popen([sys.executable, "-c", program], cwd=ROOT, stdout=subprocess.PIPE)
 
 
@@ -329,7 +327,7 @@ def compiler_for(machine: str) -> list[str]:
 def test_the_kernels_compile_for_other_processors_than_this(real: str, machine: str, processor: str) -> None:
     found = compiler_for(machine)
     words = cache.command_of(found, cache.version_of(found))
-    sources = [str(source) for source in native.SOURCES if source.suffix == ".c"]
+    sources = [str(source) for source in backends.c.SOURCES if source.suffix == ".c"]
     options = [f"-march={processor}", f"-DREAL={real}", "-Wall", "-Wextra", "-fsyntax-only"]
     command = [*(word for word in words if word not in ("-march=native", "-shared")), *options, *sources]
     done = subprocess.run(command, capture_output=True, text=True, timeout=100)
@@ -351,7 +349,7 @@ def test_processes_that_start_together_compile_once(fresh_cache: Path) -> None:
 
 def test_a_cache_that_cannot_be_written_is_not_needed(fresh_cache: Path, caplog: pytest.LogCaptureFixture) -> None:
     fresh_cache.write_text("a file where the folder should be")
-    assert native.compiled(torch.float32) is not None
+    assert backends.compiled(torch.float32) is not None
     assert f"the cache {fresh_cache} cannot be used" in caplog.text and "every start compiles them" in caplog.text
 
 
@@ -359,14 +357,14 @@ def test_a_compiler_that_fails_is_reported_and_not_needed(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setenv("CC", "false")
-    native.compiled.cache_clear()
+    backends.compiled.cache_clear()
     try:
-        assert native.compiled(torch.float32) is None
+        assert backends.compiled(torch.float32) is None
         assert "could not be made by false" in caplog.text
-        assert "the C compiler failed" in native.describe(torch.device("cpu"), torch.float32)
+        assert "the C compiler failed" in backends.describe(torch.device("cpu"), torch.float32)
         conv2d(normal(1, 1, 4, 4, 16).float(), normal(1, 16, 16, 3, 3).float())
     finally:
-        native.compiled.cache_clear()
+        backends.compiled.cache_clear()
 
 
 def test_without_gcc_the_compiler_is_that_of_ziglang(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,6 +17,7 @@ from metalearn.algorithms.reptile import reptile
 from metalearn.models.conv4 import conv4
 from metalearn.models.mlp import mlp
 from metalearn.models.resnet12 import resnet12
+from metalearn.nn.backends.c import CompiledPlan
 from metalearn.nn.layers import (
     Activation,
     ChannelsLast,
@@ -32,10 +33,8 @@ from metalearn.nn.layers import (
     parameters_of,
     per_task,
 )
-from metalearn.nn.native import CompiledPlan
 from metalearn.nn.network import CompiledNetwork
-from metalearn.nn.packing import is_packed, sum_of_tasks
-from metalearn.nn.plans import MOST_PLANS
+from metalearn.nn.plans import MOST_PLANS, is_packed, sum_of_tasks
 from metalearn.types import Batch, Episode, Model, Params
 from tests.kernels import require_kernels
 

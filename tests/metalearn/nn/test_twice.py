@@ -13,8 +13,10 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils import _pytree as pytree
 
 from metalearn.bilevel import descent, forward, implicit
-from metalearn.nn import native, twice
-from metalearn.nn.twice import attention, second_order_attention, torchs_attention
+from metalearn.nn import attention as attentions
+from metalearn.nn import backends
+from metalearn.nn.attention import attention, second_order_attention, torchs_attention
+from metalearn.nn.backends import torch_ops
 
 DOUBLE = torch.float64
 
@@ -59,12 +61,12 @@ MASKS = {
 def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """What computes: the kernels in C, or torch's operations, at once or in several blocks."""
     if request.param == "kernels":
-        if native.compiled(DOUBLE) is None:
+        if backends.compiled(DOUBLE) is None:
             pytest.skip("there is no C compiler")
     else:
-        monkeypatch.setattr(twice, "compiled_for", lambda x: None)
+        monkeypatch.setattr(attentions, "kernels_for", lambda x: None)
         if request.param == "blocks":
-            monkeypatch.setattr(twice, "BLOCK_NUMBERS", {"cpu": 16})
+            monkeypatch.setattr(torch_ops, "BLOCK_NUMBERS", {"cpu": 16})
     return str(request.param)
 
 
@@ -173,7 +175,7 @@ def test_torchs_own_layers_use_it_in_this_thread_alone(monkeypatch: pytest.Monke
     network = nn.TransformerEncoderLayer(16, 2, 32, 0.0, "gelu", batch_first=True, dtype=DOUBLE)
     x = drawn(3, 5, 16)
     calls, others = list[int](), list[Any]()
-    monkeypatch.setattr(twice, "attention", lambda *args, **kwargs: calls.append(1) or attention(*args, **kwargs))
+    monkeypatch.setattr(attentions, "attention", lambda *args, **kwargs: calls.append(1) or attention(*args, **kwargs))
     q = drawn(1, 2, 3)
     with second_order_attention():
         found = through(network, x)

@@ -13,14 +13,14 @@ import numpy as np
 import pytest
 
 from metalearn.errors import DataError
-from metalearn.nn import native
+from metalearn.nn import backends
 from metalearn.storage import cache
 from metalearn.tasks.common.cache import cached_array
 from tests.kernels import require_kernels
 from tests.runs import ROOT, until
 
 PICTURES = np.arange(6, dtype=np.uint8).reshape(2, 3)
-LOAD = "import torch; from metalearn.nn import native; print(native.compiled(torch.float32).lanes)"
+LOAD = "import torch; from metalearn.nn import backends; print(backends.compiled(torch.float32).lanes)"
 
 
 @pytest.fixture(autouse=True)
@@ -57,9 +57,9 @@ def is_made() -> bool:
 def test_a_damaged_library_is_made_again(own_cache: Path, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as compiling:
         compiling.setenv("METALEARN_CACHE", str(own_cache))
-        native.compiled.cache_clear()
+        backends.compiled.cache_clear()
         require_kernels()
-    native.compiled.cache_clear()
+    backends.compiled.cache_clear()
     (source,) = own_cache.glob("kernels-float-*.so")
     for path in own_cache.glob(f"{source.stem}.*"):
         (folder / path.name).write_bytes(path.read_bytes())

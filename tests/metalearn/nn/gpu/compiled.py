@@ -20,7 +20,7 @@ from triton.compiler import ASTSource
 from triton.runtime.jit import JITFunction
 
 from benchmarks.ways import PLAIN, RECIPES, Recipe, algorithm_of, problem
-from metalearn.nn.gpu import launch
+from metalearn.nn.backends import triton_ops as launch
 
 TYPES = {torch.float32: "fp32", torch.int64: "i64", torch.uint8: "u8"}
 KINDS = ("STAGE", "PAIRS", "ADD", "CLASSES")

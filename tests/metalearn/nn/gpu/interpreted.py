@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Generator, Tensor
 
-from metalearn.nn.gpu import launch
-from metalearn.nn.gpu.launch import gathered
+from metalearn.nn.backends import triton_ops as launch
+from metalearn.nn.backends.triton_ops import gathered
 from metalearn.nn.layers import (
     Activation,
     ChannelsLast,

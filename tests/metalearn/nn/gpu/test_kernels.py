@@ -56,7 +56,7 @@ def test_networks_are_those_of_float64(name: str) -> None:
 
 def test_photographs_fit_the_offsets_of_the_kernels() -> None:
     """A task of 75 queries of 84×84 pixels takes more numbers than 32 bits count; each of its layers takes fewer."""
-    from metalearn.nn.gpu.network import GpuKernels
+    from metalearn.nn.backends.triton_ops import GpuKernels
 
     model = resnet12(ways=5, channels=3, image_size=84, widths=(64, 160, 320, 640))
     params = model.init(torch.Generator().manual_seed(0))
@@ -73,7 +73,7 @@ def test_after_an_error_the_second_stream_is_joined_where_it_was_forked(
     forked: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Else the recording of a CUDA graph could not be ended, and torch would go on with it."""
-    from metalearn.nn.gpu.network import _Beside
+    from metalearn.nn.backends.triton_ops import _Beside
 
     waits = []
 

@@ -1,30 +1,15 @@
-"""The layers' kernels in C. The compiler of this machine compiles them once, and the cache keeps them.
-
-Without a compiler, or on another device than the CPU, the layers compute the same by torch's operations.
-"""
+"""The kernels in C (`kernels/`). The compiler of this machine compiles them once, and the cache keeps them."""
 
 import ctypes
-import functools
-import logging
-import os
 import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
+from enum import IntEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any
 
 import torch
 from torch import Tensor
-
-from metalearn.nn.precision import rounds_products
-from metalearn.storage.cache import compiler_of_machine, library_of, version_of
-
-if TYPE_CHECKING:
-    from metalearn.nn.gpu.network import GpuKernels
-
-log = logging.getLogger("metalearn")
-
-AnyKernels: TypeAlias = "Kernels | GpuKernels"
 
 SOURCES = sorted(Path(__file__).with_name("kernels").glob("*.[ch]"))
 REALS = {torch.float32: "float", torch.float64: "double"}
@@ -34,6 +19,26 @@ Number = ctypes.c_int64
 
 GEOMETRY = Number * 12
 """tasks, samples, height, width, inputs, out height, out width, outputs, kernel height and width, stride, padding."""
+
+
+MULTIPLE = 16
+"""Channels are filled with zeros up to a multiple of this, the widest vector of the kernels. They stay zero: their
+gradients are zero."""
+
+
+def filled(channels: int) -> int:
+    """The channels with the zeros behind them."""
+    return -(-channels // MULTIPLE) * MULTIPLE
+
+
+class LayerKind(IntEnum):
+    """`enum kind` of kernels/network.h."""
+
+    WINDOWS, CONVOLUTION, NORM, ACTIVATION, POOL, MEAN, SUM = range(7)
+
+
+ACTIVATIONS = ("leaky_relu", "softplus", "tanh")
+"""By their numbers in kernels/network.h."""
 
 
 class LAYER(ctypes.Structure):
@@ -239,91 +244,6 @@ class Kernels:
     def network_outputs_gradient(self, plan: int, call: NetworkCall) -> None:
         """From the gradients of the last values to those of the parameters, of all tasks."""
         self._library.network_outputs_gradient(plan, ctypes.byref(call.in_c()), torch.get_num_threads())
-
-
-def compiled_for(x: Tensor) -> "AnyKernels | None":
-    """The kernels for the type and device of `x`, or None."""
-    return kernels_on(x.device, x.dtype)
-
-
-def kernels_on(device: torch.device, dtype: torch.dtype) -> "AnyKernels | None":
-    """The kernels for a type on a device, or None."""
-    if torch.compiler.is_exporting():
-        return None  # a program for other machines has torch's operations
-    if dtype == torch.float32 and (device.type == "cuda" or _wanted() == "triton"):
-        return None if _wanted() == "torch" else on_gpu()
-    return compiled(dtype) if device.type == "cpu" and dtype in REALS else None
-
-
-def describe(device: torch.device, dtype: torch.dtype, refused: str | None = None) -> str:
-    """A line for the log: what computes the layers. `refused` says why the network is not compiled as a whole."""
-    if device.type != "cpu":
-        if dtype != torch.float32 or rounds_products() or _wanted() == "torch" or on_gpu() is None:
-            return f"torch's operations on {device.type}"
-        line = f"Triton's kernels on {device.type}"
-        return line if refused is None else f"{line}; one by one, since {refused}"
-    kernels = compiled(dtype)
-    if kernels is None:
-        if _wanted() != "native":
-            why = f"METALEARN_KERNELS={_wanted()} asks for them"
-        elif compiler_of_machine() is None:
-            why = "there is no C compiler: install gcc, or type pip install ziglang"
-        else:
-            why = "the C compiler failed, as the log says; please report its message"
-        return f"torch's operations, several times slower than compiled kernels; {why}"
-    line = f"compiled kernels, {kernels.lanes} numbers a vector"
-    if rounds_products():
-        return f"{line}, but for products in bf16, which are torch's"
-    return line if refused is None else f"{line}; one by one, since {refused}"
-
-
-def computed_by(device: torch.device, dtype: torch.dtype) -> str:
-    """What computes the layers: where it is the same, and the processor too, so are the bits."""
-    kernels, compiler = kernels_on(device, dtype), compiler_of_machine()
-    if kernels is None:
-        return f"torch on {device.type}"
-    if device.type != "cpu" or compiler is None:
-        return f"Triton on {device.type}"
-    return f"C, {kernels.lanes} numbers a vector, {version_of(compiler).partition(chr(10))[0]}"
-
-
-@functools.cache
-def compiled(dtype: torch.dtype) -> Kernels | None:
-    """The compiled kernels for `dtype`; None if `METALEARN_KERNELS=torch`, or if they cannot be compiled."""
-    if _wanted() != "native":
-        return None
-    real = REALS[dtype]
-    library = library_of("the layers' kernels", f"kernels-{real}", SOURCES, [f"REAL={real}"])
-    if library is None:
-        return None
-    return Kernels(library, ctypes.c_float if dtype == torch.float32 else ctypes.c_double)
-
-
-@functools.cache
-def on_gpu() -> "GpuKernels | None":
-    """The kernels for a GPU; None where Triton is absent or cannot compile, which a line of the log says."""
-    try:
-        from metalearn.nn.gpu.network import GpuKernels  # takes a second, and a CPU does not need it
-
-        kernels = GpuKernels()
-        if torch.cuda.is_available():
-            kernels.sum_rows(torch.ones(2, 16, device="cuda"))
-    except Exception as error:  # Triton raises many types
-        log.warning(
-            "torch's operations compute on the GPU, several times slower than our kernels: Triton cannot make them "
-            "(%s: %s); it comes with torch on Linux, and needs gcc and python3-dev",
-            type(error).__name__, str(error).strip().partition("\n")[0],
-        )  # fmt: skip
-        return None
-    return kernels
-
-
-def _wanted() -> str:
-    wanted = os.environ.get("METALEARN_KERNELS", "native")
-    if wanted not in ("native", "torch", "triton"):
-        allowed = "must be native, torch, or (to try the GPU's kernels on a CPU, with TRITON_INTERPRET=1) triton"
-        raise ValueError(f"METALEARN_KERNELS={wanted}: {allowed}; type METALEARN_KERNELS=native")
-    return wanted
 
 
 class CompiledPlan:
