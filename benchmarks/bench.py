@@ -33,7 +33,7 @@ from benchmarks.meta_gradients import measure as measure_gradients
 from benchmarks.processes import measure as measure_processes
 from benchmarks.processes import project, ratios
 from benchmarks.ways import RECIPES, ROOT, Recipe, character_source, shortened
-from distributed.cluster.processes import share_arena
+from distributed.launch.processes import share_arena
 from metalearn.app.process import keep_freed_memory
 from metalearn.cli.arguments import command_name, make_output, whole
 from metalearn.nn.precision import compute_with

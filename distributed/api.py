@@ -4,22 +4,20 @@ results. How items travel: see `calls.call`. The names are those of `torchopt.di
 
 import functools
 import inspect
-import threading
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, ParamSpec, TypeVar, cast
 
-from torch.distributed import rpc
 from torch.futures import Future
 from torch.utils import _pytree as pytree
 
 from distributed.calls.call import Call, Dealt
-from distributed.calls.errors import as_exception
 from distributed.calls.futures import ResultFuture
 from distributed.calls.requests import Item
 from distributed.calls.session import current
-from distributed.functions import import_name, is_async, is_pure
+from distributed.errors import as_exception
+from distributed.functions import import_name, is_async
 from distributed.partition import (
     Args,
     KwArgs,
@@ -55,7 +53,7 @@ __all__ = [
 P = ParamSpec("P")
 T = TypeVar("T")
 
-UNSET_RPC_TIMEOUT = rpc.constants.UNSET_RPC_TIMEOUT
+UNSET_RPC_TIMEOUT = -1.0
 """torch's value for the default time limit; None means the same here."""
 
 
@@ -95,17 +93,9 @@ def _start(
     kwargs: KwArgs | None,
     partitioner: Partitioner | None,
     timeout: float | None,
-    retries: int,
     **how: bool,
 ) -> Call:
     current()
-    if isinstance(retries, bool) or not isinstance(retries, int) or retries < 0:
-        raise ValueError(f"retries={retries!r}: must be a whole number from 0; for example retries=1")
-    if retries and not is_pure(func):
-        raise ValueError(
-            f"retries={retries}: {func!r} is not declared pure; if it does no harm to compute an item twice, write "
-            "@distributed.pure above its def"
-        )
     items: defaultdict[int, list[Item]] = defaultdict(list)
     free: list[Item] = []
     for number, (name, part_args, part_kwargs) in enumerate(parts_of(partitioner, args or (), kwargs or {})):
@@ -114,7 +104,7 @@ def _start(
     leaves = (leaf for item in free for leaf in pytree.tree_leaves((item.args, item.kwargs)))
     shared = list({id(leaf): leaf for leaf in leaves if isinstance(leaf, Whole)}.values())
     limit = None if timeout == UNSET_RPC_TIMEOUT else timeout
-    return Call(func, Dealt(items, free, shared), limit, retries=retries, **how)
+    return Call(func, Dealt(items, free, shared), limit, **how)
 
 
 def remote_sync_call(
@@ -125,7 +115,6 @@ def remote_sync_call(
     partitioner: Partitioner | None = None,
     reducer: Reducer | None = None,
     timeout: float | None = None,
-    retries: int = 0,
 ) -> Any:
     """Calls `func` on the workers and waits. In the meantime the caller computes its own part.
 
@@ -147,19 +136,15 @@ def remote_sync_call(
         timeout: seconds that a worker may take for its part, from when that is sent; None: the session's. A part is
             sent when fewer than `session.MAX_WINDOW` others are under way to the worker. Waiting for that does not
             count, unless none of them ends for this long.
-        retries: how often an item may be computed anew, by another worker, after its worker was lost: it does not
-            answer, or not in time. Other workers of the call come first. The time limit begins again. `func` must
-            be declared `pure`. Exceptions of `func` are raised at once, without a retry.
 
     Raises:
-        ConnectionError: a worker does not answer; the message names it, or with `retries` all that were tried.
+        ConnectionError: a worker does not answer; the message names it.
         TimeoutError: a worker did not answer in time.
         RecursionError: the call is nested deeper than `session.MAX_DEPTH`.
-        TypeError, ValueError: an argument cannot be sent, or a worker does not exist; `retries` with a function that
-            is not pure, or under an autograd context.
+        TypeError, ValueError: an argument cannot be sent, or a worker does not exist.
         Exception: the exception of `func`, of the same type if it can be rebuilt.
     """
-    call = _start(func, args, kwargs, partitioner, timeout, retries, compute_own_part=True)
+    call = _start(func, args, kwargs, partitioner, timeout, compute_own_part=True)
     results = call.results()
     return results if reducer is None else reducer(results)
 
@@ -172,13 +157,12 @@ def remote_async_call(
     partitioner: Partitioner | None = None,
     reducer: Reducer | None = None,
     timeout: float | None = None,
-    retries: int = 0,
 ) -> Future[Any]:
     """As `remote_sync_call`, but returns a future of the value when the messages are sent.
 
     It waits before that only if `session.MAX_WINDOW` calls to the same worker are under way already.
     """
-    call = _start(func, args, kwargs, partitioner, timeout, retries)
+    call = _start(func, args, kwargs, partitioner, timeout)
     value: ResultFuture[Any] = ResultFuture()
     call.note_unread(value)
 
@@ -191,11 +175,7 @@ def remote_async_call(
         finally:
             call.note_read(value)
 
-    def finish_in_own_thread() -> None:
-        # `results` waits for retries, and this callback runs in a thread of torch's, which must not wait.
-        threading.Thread(target=finish, name="retries of a remote call", daemon=True).start()
-
-    call.when_ended(finish_in_own_thread if retries else finish)
+    call.when_ended(finish)
     return value
 
 
@@ -206,7 +186,6 @@ def as_completed(
     kwargs: KwArgs | None = None,
     partitioner: Partitioner | None = None,
     timeout: float | None = None,
-    retries: int = 0,
 ) -> Iterator[tuple[int, T]]:
     """As `remote_sync_call`, but gives the number and the result of each item as soon as it is there.
 
@@ -223,7 +202,7 @@ def as_completed(
 
     Raises: as `remote_sync_call`.
     """
-    yield from _start(func, args, kwargs, partitioner, timeout, retries, streams=True).arrivals()
+    yield from _start(func, args, kwargs, partitioner, timeout, streams=True).arrivals()
 
 
 # Decorators that make each call of a function a remote call

@@ -17,9 +17,9 @@ from torch.distributed import autograd
 
 from distributed.calls import autograd_contexts
 from distributed.calls.autograd_contexts import current_context
-from distributed.calls.errors import says_timeout
 from distributed.calls.session import current, default_timeout, is_started, missing_workers
-from distributed.cluster.store import within
+from distributed.errors import says_timeout
+from distributed.launch.meeting import within
 
 if autograd.is_available():
     from torch.distributed.autograd import DistAutogradContext

@@ -17,11 +17,11 @@ from torch.distributed import rpc
 
 from distributed import autograd
 from distributed.api import remote_sync_call
-from distributed.calls.session import current, gather, start_rpc
-from distributed.cluster.ending import stop_rpc
-from distributed.cluster.info import get_world_info
-from distributed.cluster.listening import listening_line, session_listeners
-from distributed.cluster.process_group import start_process_group, stop_process_group
+from distributed.calls.session import current, gather, start_rpc, stop_rpc
+from distributed.info import get_world_info
+from distributed.launch.listening import listening_line
+from distributed.launch.process_group import start_process_group, stop_process_group
+from distributed.strategies.common.chunks import session_listeners
 
 SMALL, LARGE = 1, 1 << 20
 """Numbers of float32 values in the messages that measure latency and bandwidth."""

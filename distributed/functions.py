@@ -4,21 +4,17 @@ import functools
 import importlib
 import sys
 from collections.abc import Callable
-from typing import Any, TypeVar, cast
-
-from torch.distributed import rpc
+from typing import Any, TypeVar
 
 F = TypeVar("F", bound=Callable[..., Any])
 
 _PURE = "__pure__"
-_ASYNC = "_wrapped_async_rpc_function"  # torch's own mark
+_ASYNC = "_wrapped_async_rpc_function"  # the mark that torch's own decorator sets
 
 
 def pure(func: F) -> F:
-    """Declares that the function only computes its result: a second computation gives the same, and does no harm.
-
-    Only such functions can be called with `retries`.
-    """
+    """Declares that the function only computes its result, and changes nothing in place: a worker's items then share
+    their arguments."""
     setattr(func, _PURE, True)
     return func
 
@@ -45,7 +41,8 @@ def async_execution(func: F) -> F:
 
     `torch.distributed.rpc.functions.async_execution` has the same effect.
     """
-    return cast(F, rpc.functions.async_execution(func))
+    setattr(func, _ASYNC, func)
+    return func
 
 
 def is_async(func: Callable[..., Any]) -> bool:

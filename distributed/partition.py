@@ -7,8 +7,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from distributed.cluster.info import get_world_rank, get_world_size
 from distributed.functions import find_function
+from distributed.info import get_world_rank, get_world_size
 from distributed.world import get_worker_id
 
 Args = tuple[Any, ...]

@@ -9,10 +9,9 @@ from typing import ParamSpec, TypeVar
 import torch.distributed as dist
 from torch.distributed import rpc
 
-from distributed.calls.errors import describe
-from distributed.calls.session import current, gather, is_started, start_rpc
-from distributed.cluster.ending import stop_rpc
-from distributed.cluster.info import (
+from distributed.calls.session import current, gather, is_started, start_rpc, stop_rpc
+from distributed.errors import describe
+from distributed.info import (
     WorldInfo,
     get_local_rank,
     get_local_world_size,
@@ -21,7 +20,7 @@ from distributed.cluster.info import (
     get_world_rank,
     get_world_size,
 )
-from distributed.cluster.info import default_worker_name as default_worker_name_format
+from distributed.info import default_worker_name as default_worker_name_format
 
 __all__ = [
     "WorldInfo",

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from distributed.cluster.isolation import CannotIsolateError, new_network
+from distributed.launch.isolation import CannotIsolateError, new_network
 from metalearn.app.job import script
 from tests import forks
 
@@ -154,12 +154,19 @@ def assert_same_bytes(run_dir: Path, other: Path, *names: str) -> None:
 
 
 def ranks_of(program: Program) -> list[int]:
-    """The process ids of the ranks that the program has started."""
-    return children_of(program.process.pid)
+    """The process ids of the ranks that the program has started, itself or by an agent in a network of their own."""
+
+    def leaves(pid: int) -> list[int]:
+        return [leaf for child in children_of(pid) for leaf in leaves(child) or [child]]
+
+    return leaves(program.process.pid)
 
 
 def children_of(pid: int) -> list[int]:
-    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+    try:
+        return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+    except (FileNotFoundError, ProcessLookupError):
+        return []
 
 
 def why_not_isolable() -> str | None:

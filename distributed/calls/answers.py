@@ -13,9 +13,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from distributed.calls.errors import describe, message_of
 from distributed.calls.message import Carries, Packed, pack, unpack
 from distributed.calls.session import current
+from distributed.errors import describe, message_of
 
 
 class Failure(NamedTuple):

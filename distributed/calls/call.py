@@ -8,7 +8,6 @@ worker's answer, or one by one, see `scheduling`.
 import contextlib
 import itertools
 import threading
-from collections import defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from enum import Enum
@@ -20,16 +19,16 @@ from torch.futures import Future
 
 from distributed.calls import autograd_contexts, scheduling, worker
 from distributed.calls.answers import Answer, Failure, Outcome, message_anchors, raise_failure, read_answer
-from distributed.calls.errors import worker_error
 from distributed.calls.message import Packed, send
 from distributed.calls.requests import Head, Item, Order, pack_item, pack_order
-from distributed.calls.scheduling import ItemQueue, ItemResult, Spares
+from distributed.calls.scheduling import ItemQueue, ItemResult
 from distributed.calls.session import MAX_DEPTH, current
 from distributed.calls.shutdown import cancel
-from distributed.calls.traffic import note_received, note_sent
-from distributed.cluster.info import check_timeout
+from distributed.errors import worker_error
 from distributed.functions import is_async
+from distributed.info import check_timeout
 from distributed.partition import Whole
+from distributed.traffic import note_received, note_sent
 
 _numbers = itertools.count()
 
@@ -44,11 +43,9 @@ class Dealt(NamedTuple):
 
 @dataclass(eq=False)
 class _Message:
-    """An order on its way: the worker's rank, its own items, and whether it takes items from the queue."""
+    """An order on its way to the worker of this rank."""
 
     rank: int
-    items: list[Item]
-    takes: bool
     future: Future[Answer]
 
 
@@ -63,7 +60,6 @@ class Call:
         compute_own_part: whether `results` computes the caller's own items; else, and if `func` returns futures, they
             are sent as to any other worker.
         streams: whether the results come one by one, for `arrivals`.
-        retries: how often an item of a lost worker is sent to another one.
     """
 
     def __init__(
@@ -74,7 +70,6 @@ class Call:
         *,
         compute_own_part: bool = False,
         streams: bool = False,
-        retries: int = 0,
     ) -> None:
         self._session = session = current()
         self._names = session.workers
@@ -92,7 +87,7 @@ class Call:
         items, self._free, shared = dealt
         self._expected = len(self._free) + sum(map(len, items.values()))
         # The takers of the queue's items: the caller, then the others, at most as many as there are items.
-        others = (rank for rank in range(len(self._names)) if rank != self._me and rank not in session.away)
+        others = (rank for rank in range(len(self._names)) if rank != self._me)
         takers = list(itertools.islice((self._me, *others), len(self._free)))
         orders = {rank: Order(func, own_items, []) for rank, own_items in items.items()}
         orders |= {rank: Order(func, items.get(rank, []), shared) for rank in takers}
@@ -104,25 +99,18 @@ class Call:
             if self._calls is not None:
                 self._ctx = self._calls.ctx
                 packed = {rank: self._pack(order, rank) for rank, order in orders.items()}
-        self._spares = Spares(self._names, list(orders), retries, session.away)
-        if retries and self._ctx is not None:
-            raise ValueError(
-                f"retries={retries}: a backward pass needs the worker that has computed; leave out retries, or call "
-                "outside autograd.context()"
-            )
         queued = [pack_item(item, shared, graphs=self._ctx is not None) for item in self._free]
         self._queue = ItemQueue(queued) if queued else None
         own_order = packed.pop(self._me, None) if compute_own_part and not self._opens else None
         self._own = None if own_order is None else (own_order, self._head(takes=self._me in takers))
         self._under_way: list[_Message] = []
         self._arrived: SimpleQueue[_Message | ItemResult] = SimpleQueue()
-        self._received: set[int] = set()
         self._has_failed = False
         if streams:
             scheduling.receivers[self._number] = self._arrived.put
         try:
             for rank, order in packed.items():
-                self._send(rank, order, items.get(rank, []), takes=rank in takers)
+                self._send(rank, order, takes=rank in takers)
         except BaseException:
             self._abandon()
             raise
@@ -145,37 +133,32 @@ class Call:
             self._depth, self._session.name, self._number, queue, self._ctx, self.timeout, self._streams, self._opens
         )
 
-    def _send(self, rank: int, order: Packed, items: list[Item], *, takes: bool) -> None:
+    def _send(self, rank: int, order: Packed, *, takes: bool) -> None:
         slot, head = self._session.slots[rank, self._depth], self._head(takes=takes)
+        # The call's time limit begins when it is sent. To wait here for other calls does not use it up.
+        if not slot.acquire(self.timeout):
+            raise TimeoutError(
+                f"{self._names[rank]} is busy: none of the {slot.size} calls under way to it has ended for "
+                f"{self.timeout:g} s, so this one was not sent"
+            )
+        serve = worker.serve_open if head.opens else worker.serve
         try:
-            # The call's time limit begins when it is sent. To wait here for other calls does not use it up.
-            if not slot.acquire(self.timeout):
-                raise TimeoutError(
-                    f"{self._names[rank]} is busy: none of the {slot.size} calls under way to it has ended for "
-                    f"{self.timeout:g} s, so this one was not sent"
-                )
-            serve = worker.serve_open if head.opens else worker.serve
-            try:
-                with autograd_contexts.entered(self._ctx):
-                    to = self._session.infos[rank]
-                    future = send(to, serve, (tuple(head),), order, self.timeout, opens=head.opens)
-            except BaseException as error:
-                slot.release()
-                if isinstance(error, RuntimeError):
-                    raise worker_error(self._names[rank], error, self.timeout) from error
-                raise
-        except (ConnectionError, TimeoutError) as error:
-            self._recover(rank, items, takes, error)
-            return
-        message = _Message(rank, items, takes, future)
+            with autograd_contexts.entered(self._ctx):
+                to = self._session.infos[rank]
+                future = send(to, serve, (tuple(head),), order, self.timeout, opens=head.opens)
+        except BaseException as error:
+            slot.release()
+            if isinstance(error, RuntimeError):
+                raise worker_error(self._names[rank], error, self.timeout) from error
+            raise
+        message = _Message(rank, future)
         self._under_way.append(message)
         note_sent(order.size())
 
         def note_answer(answered: Future[Answer]) -> None:
             """Runs when the worker has answered, or is lost. After a failure the other workers get no more items."""
             slot.release()
-            state = _state(answered)
-            if state is _State.FAILED or (state is _State.LOST and not self._spares.retries):
+            if _state(answered) in (_State.FAILED, _State.LOST):
                 self._has_failed = True
                 self._close_queue()
             self._arrived.put(message)
@@ -221,17 +204,17 @@ class Call:
 
     def arrivals(self) -> Iterator[tuple[int, Any]]:
         """The items' numbers and results as they come. Raises the first failure at once."""
+        received = 0
         try:
             for outcome in self._outcomes():
                 if isinstance(outcome, Failure):
                     raise_failure(outcome)
                 else:
-                    new = {number: result for number, result in outcome.items() if number not in self._received}
-                    self._received |= new.keys()
-                    yield from new.items()
+                    received += len(outcome)
+                    yield from outcome.items()
         finally:
             self._abandon()
-        assert len(self._received) == self._expected
+        assert received == self._expected
 
     def _outcomes(self) -> Iterator[Outcome]:
         """The outcomes of the workers in the order in which they come; the caller's own is the first."""
@@ -273,40 +256,11 @@ class Call:
             answer = message.future.wait()
         except Exception as error:  # of the worker's `serve`, torch raises whatever it was
             cause = worker_error(self._names[message.rank], error, self.timeout)
-            cause.__cause__ = error
             if self._ctx is not None:
                 autograd_contexts.spoil(self._ctx, str(cause))
-            self._recover(message.rank, message.items, message.takes, cause)
-            return {}
+            raise cause from error
         note_received(Packed(answer[1], answer[2]).size(), message.rank)
         return self._read(answer, message.rank)
-
-    def _recover(self, rank: int, items: list[Item], takes: bool, cause: Exception) -> None:
-        """Sends the items of a lost worker to others.
-
-        Raises:
-            Exception: the cause, if there are no retries; or that, with the workers that were tried for an item.
-        """
-        if not self._spares.retries or not isinstance(cause, ConnectionError | TimeoutError):
-            raise cause
-        if isinstance(cause, TimeoutError):  # it is late, not dead, and would compute what another one computes now
-            self._cancel(rank)
-        self._spares.lost.add(rank)
-        self._session.losses.append(rank)
-        positions: list[int] = []
-        if takes:
-            assert self._queue is not None
-            positions += self._queue.withdraw(self._names[rank])
-            if not any(message.takes for message in self._under_way):  # no other worker takes those that are left
-                positions += self._queue.clear()
-        orders: defaultdict[int, list[Item]] = defaultdict(list)
-        for item in [*items, *(self._free[position] for position in positions)]:
-            if item.number in self._received:
-                continue
-            orders[self._spares.next_for(item.number, rank, cause)].append(item)
-        for other, own_items in orders.items():
-            order = self._pack(Order(self._func, own_items, []), other)
-            self._send(other, order, own_items, takes=False)
 
     def _read(self, answer: Answer, rank: int) -> Outcome:
         (numbers, _, _, anchor) = answer

@@ -12,10 +12,10 @@ import torch
 from torch.futures import Future
 
 from distributed.calls.answers import Answer, Outcome, carries, failure, pack_outcome
-from distributed.calls.errors import as_exception
 from distributed.calls.message import without_graphs
 from distributed.calls.requests import Head
 from distributed.calls.shutdown import CallEnded
+from distributed.errors import as_exception
 
 T = TypeVar("T")
 S = TypeVar("S")

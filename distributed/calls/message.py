@@ -18,7 +18,7 @@ from torch.distributed.rpc import internal
 from torch.futures import Future
 from torch.utils import _pytree as pytree
 
-from distributed.calls.errors import message_of
+from distributed.errors import message_of
 from distributed.partition import Whole
 
 

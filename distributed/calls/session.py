@@ -7,42 +7,50 @@ A call nested `d` deep waits only for calls that are nested deeper. Every worker
 depth: `window` threads for each caller, and no caller sends more messages than that at once. So calls always end,
 however many there are and however wide. Calls deeper than `MAX_DEPTH` are refused. A call that waits for futures of its
 function (`async_execution`) keeps its place among the messages, but not its thread.
+
+At the end every worker calls `stop_rpc`: each other worker reports to rank zero that it has finished, or failed, and
+goes on serving calls; rank zero waits for all reports and dismisses the others; all leave together.
 """
 
 import contextlib
 import itertools
 import logging
-import os
 import threading
-import time
 import warnings
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from datetime import timedelta
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
-from torch.distributed import autograd as dist_autograd
 from torch.distributed import rpc
 from torch.distributed.rpc import api as rpc_api
 
-from distributed.calls.shutdown import GOODBYE_SECONDS, is_stuck, shut_down
-from distributed.calls.traffic import MessageSlots
-from distributed.cluster.info import (
+from distributed.calls.shutdown import is_stuck, shut_down
+from distributed.calls.watching import (
+    POLL_SECONDS,
+    DeafError,
+    Gathering,
+    Pinger,
+    forget_gatherings,
+    ping_errors,
+    wait_for,
+)
+from distributed.errors import StoppedByLeader, describe
+from distributed.info import (
     DEFAULT_TIMEOUT,
+    GOODBYE_SECONDS,
     check_timeout,
     default_worker_name,
     get_world_info,
     get_world_rank,
     get_world_size,
-    is_loopback,
-    on_one_host,
     set_worker_name,
+    stay_on_loopback,
 )
-from distributed.cluster.meeting import Seat, meet, meet_again
-from distributed.cluster.processes import allow_sockets, share_arena
-from distributed.cluster.store import INTERFACE_VARIABLES, MET_FD, ended_after, loopback_interface
-from distributed.cluster.watching import Gathering, forget_gatherings, ping_errors
+from distributed.launch.meeting import ended_after, meet
+from distributed.launch.processes import allow_sockets, share_arena
+from distributed.traffic import MessageSlots
 
 T = TypeVar("T")
 DeviceMaps = Mapping[str, Mapping[int | str | torch.device, int | str | torch.device]]
@@ -57,15 +65,7 @@ MAX_WINDOW = 8
 
 _CALL_THREADS = 256
 _OTHER_THREADS = 16
-_START_SECONDS = 2.0
-"""Time limit of the first start after the processes have met again. It doubles with every further start."""
-
-_STARTS = 3
-"""A new process gives up after this number of failed starts."""
-
-_SIGN_SECONDS = 0.5
-"""Time between two signs of life, see `launch.SIGN_SECONDS`."""
-
+_LAST_WORD_SECONDS = 1.0
 _SCHEME = "distributed"
 
 
@@ -78,22 +78,14 @@ class Session:
         device_maps: by worker's name, this worker's devices whose tensors can be sent to that worker's GPUs.
         workers, infos: each worker's name, and its address in torch, by rank; known once `joined` is set.
         slots: by (rank, depth), free places for messages to that worker.
-        losses: the ranks that calls with retries have lost, one call after the other.
-        away: the ranks that the program has given up. They get no items that any free worker may take, and a stop does
-            not wait for them.
-        leaving: on rank zero, the ranks that have asked to leave.
-        expected: the number of workers if none had been lost.
-        settings: the arguments of `start_rpc`.
         gpu: the GPU of the thread that started the session; None if that thread has used none.
         finished: on rank zero, the ranks that have finished, and the failure of each, if any.
         stopped, failure: on the other ranks, whether rank zero has ended the session, and why.
         whole: whether no worker is lost, so that torch can let all leave together.
-        goes_on: whether the end of the session is the beginning of the next one.
     """
 
-    def __init__(self, name: str, options: rpc.TensorPipeRpcBackendOptions, window: int, settings: "_Settings") -> None:
+    def __init__(self, name: str, options: rpc.TensorPipeRpcBackendOptions, window: int) -> None:
         self.name = name
-        self.settings = settings
         self.rank = get_world_rank()
         self.timeout = float(options.rpc_timeout)
         self.device_maps = {worker: set(devices) for worker, devices in options.device_maps.items()}
@@ -103,24 +95,11 @@ class Session:
         places = itertools.product(range(get_world_size()), range(1, MAX_DEPTH + 1))
         self.slots = {place: MessageSlots(window) for place in places}
         self.gpu = torch.cuda.current_device() if torch.cuda.is_initialized() else None
-        self.losses: list[int] = []
-        self.away: set[int] = set()
-        self.leaving: set[int] = set()
-        self.expected = get_world_size()
         self.changed = threading.Condition()
         self.finished: dict[int, str | None] = {}
         self.stopped = False
         self.failure: str | None = None
         self.whole = True
-        self.goes_on = False
-
-    def present(self) -> list[int]:
-        """The ranks that are not away."""
-        return [rank for rank in range(len(self.workers)) if rank not in self.away]
-
-    def lost(self) -> int:
-        """The number of workers that are lost and not replaced."""
-        return self.expected - len(self.present())
 
     def failures(self) -> list[str]:
         """The failures that other workers have reported to rank zero."""
@@ -144,11 +123,6 @@ def current() -> Session:
         for failure in session.failures():
             raise RuntimeError(failure)
     return session
-
-
-def present() -> Session | None:
-    """The session that this process is in, also while it starts."""
-    return _session
 
 
 def is_started() -> bool:
@@ -195,13 +169,6 @@ def _rendezvous(url: str, **_: Any) -> Iterator[tuple[dist.Store, int, int]]:
 dist.register_rendezvous_handler(_SCHEME, _rendezvous)
 
 
-def stay_on_loopback() -> None:
-    """If the world is on one host, or meets at a loopback address: torch listens on loopback only from now on."""
-    if on_one_host() or is_loopback(os.environ.get("MASTER_ADDR", "")):
-        for variable in INTERFACE_VARIABLES:
-            os.environ.setdefault(variable, loopback_interface())
-
-
 def start_rpc(
     *,
     name: str | None = None,
@@ -224,164 +191,198 @@ def start_rpc(
         RuntimeError: RPC is already started, or a call of the last session has never returned.
         ConnectionError: a worker did not join within the time limit.
     """
+    global _session, _meeting_store
     if rpc_backend_options is not None:
         timeout = rpc_backend_options.rpc_timeout
     check_timeout(timeout)
     if _session is not None:
         raise RuntimeError("RPC is already started in this process; stop_rpc() ends it")
-    share_arena()  # before torch makes its threads
-    stay_on_loopback()
-    _join(_Settings(name, timeout, backend, rpc_backend_options, device_maps), None)
-
-
-class _Settings(NamedTuple):
-    """The arguments of `start_rpc`."""
-
-    name: str | None
-    timeout: float
-    backend: rpc.BackendType | None
-    rpc_backend_options: rpc.TensorPipeRpcBackendOptions | None
-    device_maps: DeviceMaps | None
-
-
-def begin_again(present: Collection[int] = ()) -> None:
-    """Ends RPC in this process and starts it again, with the settings of `start_rpc` but without device maps.
-
-    On rank zero, `present` are the ranks that do the same; newcomers join them.
-    """
-    settings = current().settings
-    leave(together=False)
-    # A worker may get another rank, and with it another GPU.
-    _join(settings._replace(device_maps=None), present)
-
-
-def _join(settings: _Settings, present: Collection[int] | None) -> None:
-    """Meets the other processes and starts RPC with them. If a start after a second meeting fails, they meet again."""
     if is_stuck():
         raise RuntimeError("RPC cannot be started again in this process: a call of the last session has never returned")
-    limit, failed = _START_SECONDS, 0
-    leads = get_world_rank() == 0
-    seat = meet_again(present, limit) if leads and present is not None else meet(timedelta(seconds=settings.timeout))
-    while True:
-        try:
-            return _start(settings, seat)
-        except (RuntimeError, ConnectionError) as error:
-            if seat.limit is None:
-                raise
-            failed += 1
-            # A new process may itself be the cause, and would keep the others from going on.
-            if present is None and not leads and failed == _STARTS:
-                raise ConnectionError(
-                    f"this new process reaches the world's store, but not its workers, in {failed} starts: {error}; "
-                    "set TP_SOCKET_IFNAME and GLOO_SOCKET_IFNAME to the network interface by which it reaches them"
-                ) from error
-            log.debug("the processes meet once more: %s", error)
-        limit = min(2 * limit, settings.timeout)
-        seat = meet_again(None, limit) if leads else meet(timedelta(seconds=settings.timeout))
-
-
-def _start(settings: _Settings, seat: Seat) -> None:
-    """Starts torch's RPC agent in a world that has met, and fills the session's `workers` and `infos`."""
-    global _session, _meeting_store
+    share_arena()  # before torch makes its threads
+    stay_on_loopback()
+    _meeting_store = meet(timedelta(seconds=timeout))
     info = get_world_info()
     allow_sockets(info.world_size)
     # Every caller has threads of its own at every depth, so in a large world each gets fewer.
     window = max(1, min(MAX_WINDOW, _CALL_THREADS // (MAX_DEPTH * info.world_size)))
-    # Messages go by sockets only. On one host torch's default is shared memory, whose threads poll without a pause, and
-    # take that time from compute.
+    # Private arguments of torch: messages go by sockets only. On one host its default is shared memory, whose threads
+    # poll without a pause, and take that time from compute.
     channels = None if torch.cuda.is_available() else ["basic"]
-    options = settings.rpc_backend_options or rpc.TensorPipeRpcBackendOptions(
-        rpc_timeout=settings.timeout, _transports=["uv"], _channels=channels
+    options = rpc_backend_options or rpc.TensorPipeRpcBackendOptions(
+        rpc_timeout=timeout, _transports=["uv"], _channels=channels
     )
     threads = _OTHER_THREADS + MAX_DEPTH * window * info.world_size
     options.num_worker_threads = max(threads, options.num_worker_threads)
     if options.init_method == rpc.constants.DEFAULT_INIT_METHOD:
         options.init_method = f"{_SCHEME}://"
-    for worker, devices in (settings.device_maps or {}).items():
+    for worker, devices in (device_maps or {}).items():
         options.set_device_map(worker, dict(devices))
-    session = Session(settings.name or default_worker_name(**info._asdict()), options, window, settings)
-    _session = session
+    session = _session = Session(name or default_worker_name(**info._asdict()), options, window)
     forget_gatherings()
-    _meeting_store = seat.store
     try:
-        seconds = min(seat.limit or session.timeout, session.timeout)
-        options.rpc_timeout = seconds
-        patience = timedelta(seconds=seconds)
-        # torch counts starts and gatherings per process, but after a restart the other processes may be new. Its own
-        # time limit would be weeks.
+        # Private names of torch, and a constant of a module that is no argument. It counts the starts and gatherings of
+        # a process, but the other processes of this world may be new; and its own time limit for a start is weeks.
         rpc._init_counter = 0
-        rpc.constants.DEFAULT_PROCESS_GROUP_TIMEOUT = patience
         rpc_api._all_gather_sequence_id.clear()
         rpc_api._all_gather_sequence_id_to_states.clear()
-        rank_may_be_new = _without_autograd() if seat.limit else contextlib.nullcontext()
-        with ended_after(seconds + GOODBYE_SECONDS), warnings.catch_warnings(), rank_may_be_new:
+        rpc.constants.DEFAULT_PROCESS_GROUP_TIMEOUT = timedelta(seconds=session.timeout)
+        with ended_after(session.timeout + GOODBYE_SECONDS), warnings.catch_warnings():
             # init_rpc itself uses what torch has deprecated
             warnings.filterwarnings("ignore", message="You are using a Backend", category=UserWarning)
             rpc.init_rpc(
-                session.name, backend=session.settings.backend, rank=info.world_rank, world_size=info.world_size,
+                session.name, backend=backend, rank=info.world_rank, world_size=info.world_size,
                 rpc_backend_options=options,
             )  # fmt: skip
-        options.rpc_timeout = session.timeout
-        rpc._set_rpc_timeout(session.timeout)
-        seat.store.set_timeout(timedelta(seconds=session.timeout))
-        infos = sorted(rpc_api._get_current_rpc_agent().get_worker_infos(), key=lambda worker: worker.id)
-        session.infos = infos
-        session.workers = [worker.name for worker in infos]
+        # Private too: public names give a worker's address by its name, and the others' names are not known yet.
+        session.infos = sorted(rpc_api._get_current_rpc_agent().get_worker_infos(), key=lambda worker: worker.id)
+        session.workers = [worker.name for worker in session.infos]
         set_worker_name(session.name)
         session.joined.set()
-        note = os.environ.pop(MET_FD, None)
-        if note is not None:  # the launcher waits for this before it lets a run go on without a lost rank
-            os.write(int(note), b"1")
-            if info.world_rank == 0:
-                threading.Thread(target=_give_signs, args=(int(note),), daemon=True).start()
     except BaseException:  # RPC is then not started, and can be started again
         session.joined.set()  # calls that wait for the start end
         _session = None
-        if rpc_api._is_current_rpc_agent_set():
+        with contextlib.suppress(RuntimeError):  # torch has not come as far as to have something to shut down
             rpc.shutdown(graceful=False)
         raise
 
 
-def _give_signs(note: int) -> None:
-    """Lets the launcher know that this process runs, as long as it does."""
-    os.set_blocking(note, False)
-    while True:
-        with contextlib.suppress(OSError):  # the pipe is full, since the launcher has stopped
-            os.write(note, b"1")
-        time.sleep(_SIGN_SECONDS)
+# Stop
 
 
-@contextlib.contextmanager
-def _without_autograd() -> Iterator[None]:
-    """Lets torch's RPC start under another rank than before. Distributed autograd does not work then."""
-    # It keeps a process's first rank and refuses another. A world whose members change has no autograd contexts.
-    start = dist_autograd._init
+def stop_rpc(failure: BaseException | None = None) -> None:
+    """Ends the session. Serves the other workers until all have called this; then all leave together.
+    A call that runs beyond its time limit is ended, see `shutdown`.
 
-    def start_or_keep(worker_id: int) -> None:
-        with contextlib.suppress(RuntimeError):
-            start(worker_id)
+    With `failure`, rank zero does not wait but stops the other workers, which then raise.
 
-    dist_autograd._init = start_or_keep
-    try:
-        yield
-    finally:
-        dist_autograd._init = start
-
-
-def leave(*, together: bool) -> None:
-    """Ends RPC in this process. `together`: all workers do so now."""
+    Raises:
+        ConnectionError: a worker does not answer.
+        RuntimeError: another worker has failed.
+        StoppedByLeader: rank zero has failed.
+    """
     global _session
     session = _session
-    if session is not None:
+    if session is None:
+        return
+    cause = describe(failure) if failure is not None else None
+    together = False
+    try:
+        if session.rank == 0:
+            _dismiss_others(session, cause)
+        else:
+            _serve_until_dismissed(session, cause)
+        together = cause is None and session.whole
+    finally:
         try:
             if together and _meeting_store is not None:
-                # torch's last barrier counts the worlds that a process has left. If another process has left other
-                # worlds before, neither finds the other there: all calls have ended by then, so the wait is short.
+                # All calls have ended by now, so torch's last barrier is short.
                 _meeting_store.set_timeout(timedelta(seconds=GOODBYE_SECONDS))
             shut_down(graceful=together, timeout=session.timeout)
         finally:
             _session = None
             set_worker_name(None)
+
+
+def _note_finished(rank: int, failure: str | None) -> None:
+    """Runs on rank zero: worker `rank` has finished, or has failed."""
+    if _session is not None:
+        with _session.changed:
+            _session.finished[rank] = failure
+            _session.changed.notify_all()
+
+
+def _note_stop(failure: str | None, whole: bool) -> None:
+    """Runs on the other ranks: rank zero ends the session."""
+    if _session is not None:
+        with _session.changed:
+            _session.stopped, _session.failure, _session.whole = True, failure, whole
+            _session.changed.notify_all()
+
+
+def _dismiss_others(session: Session, cause: str | None) -> None:
+    """Rank zero's part of a stop: waits until all others have finished, unless there is a `cause`; then stops them."""
+    others = {rank: name for rank, name in enumerate(session.workers) if rank}
+    silent: set[str] = set()
+    missing = None if cause is not None else _await_others(session, others, silent)
+    session.whole = not silent
+    failures = session.failures()
+    if failures:  # a worker that has failed may have left since; its report names the cause, its silence does not
+        missing = None
+    reason = cause or (str(missing) if missing else None) or (failures[0] if failures else None)
+    patience = GOODBYE_SECONDS if reason is None else _LAST_WORD_SECONDS
+    # All at once: a worker that hangs must not keep the others from hearing it.
+    goodbyes = {
+        name: rpc.rpc_async(name, _note_stop, (reason, session.whole), timeout=patience)
+        for rank, name in others.items()
+        if session.finished.get(rank) is None
+    }
+    for name, goodbye in goodbyes.items():
+        if name in silent:  # it has been waited for
+            continue
+        try:
+            wait_for(goodbye, patience)
+        except (RuntimeError, DeafError) as error:  # a worker that has left already needs no goodbye
+            log.debug("goodbye to %s: %s", name, error)
+    if missing is not None:
+        raise missing
+    if cause is None and failures:
+        raise RuntimeError(failures[0])
+
+
+def _await_others(session: Session, others: Mapping[int, str], silent: set[str]) -> Exception | None:
+    """Waits until all others have finished, or one has failed. Returns the error of a worker that is lost instead. Puts
+    those into `silent` that have finished and do not answer any more."""
+    watch = Pinger(session.timeout)
+    while True:
+        with session.changed:
+            if session.changed.wait_for(
+                lambda: others.keys() <= session.finished.keys() or any(session.finished.values()), POLL_SECONDS
+            ):
+                return None if any(session.finished.values()) else _killed_one(others.values(), silent)
+        missing = watch.lost(others.values())
+        if missing is not None:
+            return missing
+
+
+def _killed_one(names: Iterable[str], silent: set[str]) -> Exception | None:
+    """The error of a worker that was killed after it had finished, if there is one; see `_await_others`."""
+    # Without it the workers cannot leave together.
+    errors = dict(ping_errors(names, GOODBYE_SECONDS))
+    silent.update(errors)
+    return next((error for error in errors.values() if isinstance(error, ConnectionError)), None)
+
+
+def _serve_until_dismissed(session: Session, cause: str | None) -> None:
+    """The other ranks' part of a stop: reports to rank zero, then serves calls until rank zero ends the session."""
+    first = session.workers[0]
+    try:
+        report = rpc.rpc_async(first, _note_finished, (session.rank, cause), timeout=session.timeout)
+        wait_for(report, session.timeout)
+    except DeafError as error:
+        _leave_deaf(session, error)
+        return
+    except RuntimeError as error:
+        raise ConnectionError(f"{first} does not answer: {error}") from error
+    watch = Pinger(session.timeout)
+    while cause is None:
+        with session.changed:
+            if session.changed.wait_for(lambda: session.stopped, timeout=POLL_SECONDS):
+                break
+        lost = watch.lost([first])
+        if isinstance(lost, DeafError):
+            _leave_deaf(session, lost)
+            return
+        if lost is not None and not session.stopped:  # rank zero may leave right after its goodbye
+            raise lost
+    if session.failure is not None:
+        raise StoppedByLeader(f"stopped by {first}: {session.failure}")
+
+
+def _leave_deaf(session: Session, error: DeafError) -> None:
+    """Ends the session of a worker that has ended well, but will not hear rank zero's goodbye."""
+    log.warning("%s; it leaves without a goodbye", error)
+    session.whole = False
 
 
 def missing_workers(seconds: float) -> tuple[str, bool]:

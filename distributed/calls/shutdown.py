@@ -8,13 +8,9 @@ callers `cancel` calls. At the end `session.leave` calls `shut_down`, which does
 3. It leaves a call behind that survives this, such as `time.sleep(1e9)`. The process then ends when the program ends.
 """
 
-import atexit
 import contextlib
 import ctypes
-import gc
 import logging
-import os
-import signal
 import sys
 import threading
 import time
@@ -27,16 +23,12 @@ from typing import Any
 from torch.distributed import rpc
 from torch.futures import Future
 
-log = logging.getLogger(__name__)
+from distributed.info import GOODBYE_SECONDS
 
-GOODBYE_SECONDS = 5.0
-"""Time limit for the workers to leave together, and for an interrupted call to end."""
+log = logging.getLogger(__name__)
 
 _MANY_HELD = 8
 """A worker warns when so many of its threads are in calls that nobody waits for, and again at twice as many."""
-
-_END_SECONDS = 20.0
-"""Time limit for Python to end, in a fork."""
 
 _POLL_SECONDS = 0.1
 
@@ -172,43 +164,11 @@ def shut_down(*, graceful: bool, timeout: float) -> None:
         log.warning(f"{calls_are} still running and cannot be ended:\n%s", caller, place)
     # When the program ends, the process ends with its exit code, before torch waits for its threads again.
     libc = ctypes.CDLL(None)
-    if all(hasattr(libc, name) for name in ("on_exit", "__register_atfork")):  # glibc
-        # It passes the exit code on, which atexit does not know.
+    if hasattr(libc, "on_exit"):  # of glibc; it passes the exit code on, which atexit does not know
         libc.on_exit(ctypes.cast(libc._exit, ctypes.c_void_p), None)
-        atexit.register(_end_in_fork)
 
 
 def _place(thread: int) -> str:
     """The line of code at which a thread is."""
     frame = sys._current_frames().get(thread)
     return "" if frame is None else traceback.format_stack(frame)[-1].rstrip()
-
-
-_is_ending = False
-
-
-def _end_in_fork() -> None:
-    """At exit: lets a fork, which has no other threads, end the program, and ends this process with its exit code."""
-    global _is_ending
-    # A call whose sleep is over while Python ends comes back to it. Python unwinds its thread then (before 3.14), which
-    # torch's threads do not survive: C++ would abort the process.
-    if _is_ending:
-        return
-    _is_ending = True
-    atexit._run_exitfuncs()  # they may need threads
-    # As os.fork does, which Python may refuse at this time. In the fork no line of Python may run before
-    # PyOS_AfterFork_Child, and PyDLL keeps the lock of the interpreter.
-    libc, python = ctypes.PyDLL(None), ctypes.pythonapi
-    around = (python.PyOS_BeforeFork, python.PyOS_AfterFork_Parent, python.PyOS_AfterFork_Child)
-    libc.__register_atfork(*(ctypes.cast(function, ctypes.c_void_p) for function in around), None)
-    pid = libc.fork()
-    if pid > 0:
-        deadline = time.monotonic() + _END_SECONDS
-        while time.monotonic() < deadline:
-            ended, status = os.waitpid(pid, os.WNOHANG)
-            if ended:
-                os._exit(os.waitstatus_to_exitcode(status) & 255)
-            time.sleep(_POLL_SECONDS)
-        os.kill(pid, signal.SIGKILL)
-        os._exit(1)
-    gc.freeze()  # to search the memory of all modules once more takes seconds

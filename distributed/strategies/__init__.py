@@ -1,21 +1,27 @@
-"""The ways to distribute chunks of tasks over workers, one file each. `auto` chooses by the number of workers."""
+"""The ways to distribute chunks of tasks over workers, one file each. `auto` chooses by workers and devices."""
 
-from distributed.strategies import local, rpc
+import torch
+
+from distributed.info import get_world_info
 from distributed.strategies.common.work import Connect, WorkPlan
+from distributed.strategies.local import local
 
 
-def auto(
-    *,
-    plan: WorkPlan,
-    timeout: float,
-    device_maps: str = "auto",
-    fan_out: int | str = "auto",
-    max_lost: int | str = "auto",
-) -> Connect:
-    """`local` for one worker, else `rpc`. The settings of `rpc` are checked for one worker, too.
+def auto(*, plan: WorkPlan, timeout: float, device_maps: str = "auto") -> Connect:
+    """`local` for one worker; `ddp` where every worker has a GPU of its own, and `ddp` can do what the plan asks for;
+    else `rpc`.
 
     Raises:
-        ValueError: as `rpc`.
+        ValueError: as the strategy that is chosen.
     """
-    remotely = rpc.rpc(plan=plan, timeout=timeout, device_maps=device_maps, fan_out=fan_out, max_lost=max_lost)
-    return local.local(plan=plan, timeout=timeout, device_maps=device_maps) if plan.workers == 1 else remotely
+    if plan.workers == 1:
+        return local(plan=plan, timeout=timeout, device_maps=device_maps)
+    # Imported only where they are needed: torch may have been built without RPC.
+    if plan.work.device.type == "cuda" and torch.cuda.device_count() >= get_world_info().local_world_size:
+        from distributed.strategies.ddp import ddp, fits
+
+        if fits(plan):
+            return ddp(plan=plan, timeout=timeout)
+    from distributed.strategies.rpc import rpc
+
+    return rpc(plan=plan, timeout=timeout, device_maps=device_maps)

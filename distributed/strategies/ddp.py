@@ -21,10 +21,9 @@ from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils import _pytree as pytree
 
-from distributed.calls.traffic import tcp_bytes_sent
-from distributed.cluster.info import check_timeout, name_of_rank
-from distributed.cluster.listening import group_listeners, listening_line
-from distributed.cluster.process_group import (
+from distributed.info import check_timeout, name_of_rank
+from distributed.launch.listening import group_listeners, listening_line
+from distributed.launch.process_group import (
     dismiss_others,
     end_when_dismissed,
     missing_ranks,
@@ -52,6 +51,7 @@ from distributed.strategies.common.work import (
     unflatten,
     unnoticed,
 )
+from distributed.traffic import tcp_bytes_sent
 from distributed.tree_sum import partials_of_terms, subtrees_of, tree_sum
 
 _LAST_WORD_SECONDS = 1.0
@@ -75,16 +75,23 @@ def ddp(*, plan: WorkPlan, timeout: float, overlap: bool = True, bucket_mb: floa
     check_timeout(timeout)
     if isinstance(bucket_mb, bool) or not isinstance(bucket_mb, int | float) or bucket_mb <= 0:
         raise ValueError(f"bucket_mb={bucket_mb!r}: must be a size above 0; type strategy.bucket_mb=25")
-    partitioner = plan.partitioner
-    if not isinstance(partitioner, TensorDimensionPartitioner) or partitioner.exclusive or partitioner.dim:
-        raise ValueError("strategy=ddp: every rank takes a run of consecutive chunks; type partitioner=batch")
-    if not plan.only_adds:
-        raise ValueError("strategy=ddp: no rank sees the gradients of single chunks; type reducer=mean or reducer=sum")
+    if not fits(plan):
+        raise ValueError(
+            "strategy=ddp: every rank takes a run of consecutive chunks, and sees the gradients of no single chunk of "
+            "another; type partitioner=batch, and reducer=mean or reducer=sum"
+        )
     if not isinstance(overlap, bool):
         raise ValueError(f"overlap={overlap!r}: must be true or false; type strategy.overlap=true")
     work = plan.work
     overlapped = overlap and work.plain and work.loss is not None
     return lambda: _Rank(work, timeout, bucket_mb if overlapped else None)
+
+
+def fits(plan: WorkPlan) -> bool:
+    """Whether ranks can take runs of consecutive chunks, and add up their gradients."""
+    partitioner = plan.partitioner
+    is_batch = isinstance(partitioner, TensorDimensionPartitioner) and not partitioner.exclusive and not partitioner.dim
+    return is_batch and plan.only_adds
 
 
 class _Rank(ChunkStrategy):

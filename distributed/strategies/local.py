@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import Tensor
 
-from distributed.cluster.info import check_timeout
+from distributed.info import check_timeout
 from distributed.strategies.common.work import (
     ChunkStrategy,
     Connect,

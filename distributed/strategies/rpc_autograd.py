@@ -13,11 +13,10 @@ from torch.utils import _pytree as pytree
 
 from distributed import autograd
 from distributed.api import remote_sync_call
-from distributed.calls.traffic import Traffic
-from distributed.cluster.info import check_timeout, get_world_rank
+from distributed.info import check_timeout, get_world_rank
 from distributed.strategies.common import chunks as dealing
-from distributed.strategies.common.relay import PartResult, automatic_fan_out
 from distributed.strategies.common.work import Connect, Flat, Tensors, WorkPlan, flatten, unflatten
+from distributed.traffic import Traffic
 from distributed.tree_sum import Subtree, combine, partials_of_terms, subtrees_of, tree_sum
 
 
@@ -43,7 +42,6 @@ def rpc_autograd(*, plan: WorkPlan, timeout: float, device_maps: str = "auto") -
     dealing.check_device_maps(device_maps)
     if plan.work.loss is None:
         raise ValueError("strategy=rpc_autograd: this algorithm has no loss that a graph leads to; type strategy=rpc")
-    how = dealing.How(plan.partitioner, timeout, automatic_fan_out(plan.workers), max_lost=0)
     meter = dealing.Meter()
 
     def map_chunks(params: Tensors, chunks: Sequence[Tensor], step: int) -> list[Any]:
@@ -74,7 +72,7 @@ def rpc_autograd(*, plan: WorkPlan, timeout: float, device_maps: str = "auto") -
         meter.stop(called.seconds + seconds, traffic)
         return ordered
 
-    return lambda: dealing.ByCalls(plan, how, device_maps, map_chunks, meter)
+    return lambda: dealing.ByCalls(plan, timeout, device_maps, map_chunks, meter)
 
 
 Leaves = Mapping[Subtree, Sequence[Tensor]]
@@ -117,7 +115,9 @@ class _Copies(torch.autograd.Function):
         return None, None, None, *total
 
 
-def _losses(numbers: list[int], chunks: list[Tensor], leaves: Leaves, form: Any, count: int, step: int) -> PartResult:
+def _losses(
+    numbers: list[int], chunks: list[Tensor], leaves: Leaves, form: Any, count: int, step: int
+) -> dealing.PartResult:
     """Runs on a worker: the loss of each of its chunks, the values beside the loss, and this worker's rank."""
     loss_of = dealing.current_work().loss
     assert loss_of is not None

@@ -19,11 +19,10 @@ from torch.distributed import rpc
 from torch.distributed.optim import DistributedOptimizer
 
 from distributed import autograd
-from distributed.calls.errors import worker_error
-from distributed.calls.session import current, missing_workers
-from distributed.cluster.ending import stop_rpc
-from distributed.cluster.info import check_timeout
-from distributed.cluster.watching import lost_before
+from distributed.calls.session import current, missing_workers, stop_rpc
+from distributed.calls.watching import lost_before
+from distributed.errors import worker_error
+from distributed.info import check_timeout
 from distributed.reduce import Combine
 from distributed.strategies.common.chunks import current_work, start_session
 from distributed.strategies.common.shard import Missed, Shard, State

@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 from omegaconf import DictConfig, OmegaConf
 
-from distributed.cluster.meeting import UnlikeWorkerError, compare_workers
+from distributed.launch.meeting import UnlikeWorkerError, compare_workers
 from distributed.strategies.common.work import Pieces, Work, WorkPlan
 from distributed.tree_sum import tree_sum
 from metalearn.algorithms.common.losses import measured_by, of_function

@@ -8,7 +8,6 @@ import socket
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from metalearn.errors import printable
@@ -57,15 +56,6 @@ def end_with_starter() -> None:
             return
 
 
-def has_one_thread() -> bool:
-    """Whether this process may be forked: a fork has no copy of other threads, and waits for ever for what they hold.
-    False where the kernel does not tell."""
-    try:
-        return len(list(Path("/proc/self/task").iterdir())) == 1
-    except OSError:
-        return False
-
-
 def log_sweep() -> None:
     """Sends the log messages of a sweep to stderr."""
     logger = logging.getLogger("hydra_async_sweeper")
@@ -100,14 +90,15 @@ def set_up_torch(config: "DictConfig") -> None:
     """Sets threads, memory and precision of torch, and the network interface."""
     import torch  # after `set_up_process`
 
-    from distributed.cluster import launch, processes
+    from distributed.info import use_interface
+    from distributed.launch.processes import share_arena
     from metalearn.nn.precision import compute_with
 
     torch.set_num_threads(config.threads)
-    processes.share_arena()
+    share_arena()
     compute_with(config.precision)
     if config.launch.interface is not None:
-        launch.use_interface(config.launch.interface)
+        use_interface(config.launch.interface)
 
 
 def keep_freed_memory() -> None:

@@ -4,6 +4,7 @@ import logging
 import os
 import signal
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
@@ -11,12 +12,13 @@ from functools import partial
 import torch
 from omegaconf import DictConfig
 
-from distributed.cluster import on_ray
-from distributed.cluster.ending import StoppedByLeader, wish_to_leave
-from distributed.cluster.info import get_world_info
-from distributed.cluster.isolation import CannotIsolateError
-from distributed.cluster.launch import CannotListenError, LaunchConfig, check_isolation, launch
-from distributed.cluster.meeting import JOINS
+from distributed.errors import StoppedByLeader
+from distributed.info import GOODBYE_SECONDS, get_world_info
+from distributed.launch import on_ray
+from distributed.launch.elastic import FOLLOWS, CannotListenError, LaunchConfig, check_isolation, launch
+from distributed.launch.isolation import CannotIsolateError
+from distributed.launch.meeting import note_end
+from distributed.launch.processes import has_one_thread
 from metalearn.app.job import Job
 from metalearn.app.outcome import (
     BAD_CONFIG,
@@ -30,10 +32,8 @@ from metalearn.app.outcome import (
     without_memory,
 )
 from metalearn.app.parts import Parts
-from metalearn.app.process import has_one_thread
 from metalearn.app.run import DONE, check_run, follow, look_into_folder, train
 from metalearn.app.with_hydra import run_by_hydra
-from metalearn.app.world_file import comes_and_goes, published
 from metalearn.config.check import computes_elsewhere, on_several_hosts, started_by_launcher
 from metalearn.errors import (
     ConfigError,
@@ -60,7 +60,7 @@ log = logging.getLogger("metalearn")
 
 def ask_rank_zero(job: Job) -> bool:
     """Whether only rank zero can tell that nothing is left to do: other hosts may not see the run folder."""
-    return on_several_hosts(job.config) and JOINS not in os.environ
+    return on_several_hosts(job.config)
 
 
 # The launcher
@@ -111,8 +111,9 @@ def launch_ranks(rank_main: Callable[[Job], int], job: Job, *, max_restarts: int
     with _refusals():
         if computes_elsewhere(job.config):
             variables = {name: value for name, value in os.environ.items() if name.startswith(HANDED_ON)}
-            command = on_ray.Command(program, os.getcwd(), variables)  # noqa: PTH109
-            return on_ray.launch(command, config, _ray_cluster(job), max_restarts=max_restarts, say=log.warning)
+            return on_ray.launch(
+                program, variables, _ray_cluster(job), config.workers, max_restarts=max_restarts, say=log.warning
+            )
         gpus = torch.cuda.device_count()
         check_gpus(job.config.device, config.workers, gpus)
         forks = gpus == 0 and has_one_thread()
@@ -133,8 +134,7 @@ def _launch_config(job: Job) -> LaunchConfig:
     settings = job.config.launch
     return LaunchConfig(
         job.workers // settings.nnodes, settings.nnodes, settings.node_rank, settings.master_addr,
-        settings.master_port, settings.interface, settings.isolate, job.config.strategy.get("max_lost", 0) != 0,
-        job.config.strategy.timeout,
+        settings.master_port, settings.interface, settings.isolate, job.config.strategy.timeout,
     )  # fmt: skip
 
 
@@ -155,20 +155,10 @@ def _refusals() -> Iterator[None]:
         ) from error
     except CannotListenError as error:
         raise ConfigError(f"{error}; type another launch.master_addr or launch.master_port") from error
-    except on_ray.NoClusterError as error:
-        raise ConfigError(
-            f"launch=ray: no Ray cluster answers: {error}; start one by ray start --head, and type "
-            "launch.ray.address=HOST:6379; or leave launch.ray.address out for a cluster of this host alone"
-        ) from error
-    except on_ray.NoRoomError as error:
-        raise ConfigError(
-            f"launch=ray: {error}; type fewer workers, less of launch.ray.cpus or launch.ray.gpus, or, for a cluster "
-            "that starts hosts on demand, launch.ray.grows=true"
-        ) from error
+    except on_ray.RefusedError as error:
+        raise ConfigError(f"launch=ray: {error}") from error
     except on_ray.BusyError as error:
         raise RunError(f"launch=ray: {error}; try again later, or type a longer launch.ray.wait") from error
-    except on_ray.MissingError as error:
-        raise ConfigError(f"launch=ray: {error}; every host needs the program, and a folder that all share") from error
 
 
 # Rank zero
@@ -222,14 +212,18 @@ def _train_and_close(job: Job, parts: Parts, state: FolderState) -> int:
         with stop.interruptible():
             strategy = parts.connect()
         assert strategy.drives
-        with closing(strategy), published(job):
-            return train(parts, state, strategy, stop)
+        with closing(strategy):
+            code = train(parts, state, strategy, stop)
+            note_end(code)  # before the others are dismissed: whatever becomes of them then, nothing is started again
+            return code
     except DivergedError as error:
         return report_error(error, DIVERGED)
     except MixedWorkersError as error:
+        note_end(BAD_CONFIG)
         return report_error(error, BAD_CONFIG)
     except Interrupted:
         log.info("stopped before the workers had met")
+        note_end(stop.exit_code)
         return stop.exit_code
     except DiskError as error:
         log.debug("ended by DiskError: %s", error)  # for train.log
@@ -250,10 +244,13 @@ def _train_and_close(job: Job, parts: Parts, state: FolderState) -> int:
 
 @contextmanager
 def closing(strategy: Strategy) -> Iterator[None]:
-    """Ends the strategy's session, however this is left: Python must not end while a thread of torch is in it."""
+    """Ends the strategy's session, however this is left: Python must not end while a thread of torch is in it. On rank
+    zero a failure is noted as the end of the run, unless a worker is lost: then the run is started again."""
     try:
         yield
     except BaseException as error:
+        if strategy.drives and get_world_info().rank == 0 and not isinstance(error, ConnectionError | TimeoutError):
+            note_end(DIVERGED if isinstance(error, DivergedError) else DISK if comes_from_disk(error) else FAILED)
         strategy.close(failure=error)
         raise
     strategy.close()
@@ -276,20 +273,20 @@ def serve_run(job: Job, parts: Parts) -> int:
 
 def serve(job: Job, parts: Parts, follow: Callable[[Strategy], object]) -> int:
     """The other ranks: compute what rank zero asks for; or, under a strategy that all ranks drive, `follow` it."""
-    joins = JOINS in os.environ and not started_by_launcher()
     try:
         strategy = parts.connect()
         # Rank zero gets the same signals, if they are for the whole run. It saves, then ends this rank too.
         signal.signal(signal.SIGINT, signal.SIG_IGN)
-        signal.signal(signal.SIGTERM, (lambda *_: wish_to_leave()) if comes_and_goes(job) else signal.SIG_IGN)
-        if joins:
-            print(printable(f"{get_world_info().worker_name} has joined {job.run_dir}"), file=sys.stderr, flush=True)
+        # If the agent of this host alone is stopped, rank zero does not know of it.
+        later = threading.Timer(GOODBYE_SECONDS, os._exit, (FOLLOWS,))
+        later.daemon = True
+        signal.signal(signal.SIGTERM, lambda *_: None if later.is_alive() else later.start())
         with closing(strategy), suppress(Paused):
             if strategy.drives:
                 follow(strategy)
     except (StoppedByLeader, RunError) as error:
         log.debug("%s", error)  # rank zero has reported the cause
-        return FAILED
+        return FOLLOWS
     except (RuntimeError, ConnectionError, TimeoutError) as error:
         print(printable(f"error: {get_world_info().worker_name}: {error}"), file=sys.stderr)
         return FAILED

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from omegaconf import DictConfig, OmegaConf
 
+from distributed.launch.meeting import note_end
 from metalearn.app.host import described
 from metalearn.app.job import Job
 from metalearn.app.outcome import OK
@@ -171,8 +172,11 @@ def train(parts: Parts, folder: FolderState, strategy: Strategy, stop: StopSigna
         log.info("%s", paused)
         return OK
     except Stopped as stopped:
+        note_end(stop.exit_code)
         strategy.dismiss()
-        if not stop.requested:
+        if stop.requested:  # by the user, or by an agent of several; only this one knows whether the others go on
+            strategy.close(failure=stopped)
+        else:
             write_result(job.run_dir, result_of(job, PRUNED, trainer.state))
         log.info("%s", stopped)
         return stop.exit_code  # 0 if a file has asked for it

@@ -38,8 +38,8 @@ def main(arguments: Sequence[str], program: Program | None = None) -> int:
     for variable in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):
         os.environ.setdefault(variable, "1")
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
-    from distributed.cluster.launch import LaunchConfig, launch
     from distributed.doctor import diagnose  # imports torch, after the lines above
+    from distributed.launch.elastic import LaunchConfig, launch
 
     if "RANK" not in os.environ and options.workers > 1:
         command = [sys.executable, *(program or installed("doctor")).arguments, *arguments]

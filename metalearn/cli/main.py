@@ -27,8 +27,6 @@ COMMANDS = {
     "cache": "show and clean compiled kernels and decoded pictures",
     "data": "build a data set from the packages of public registries",
     "shard": "cut a dataset's pictures into shards that are read by class",
-    "join": "add workers to a run under way",
-    "leave": "let a worker of a run go",
     "bench": "measure meta-gradients beside other libraries (in a checkout)",
     "reproduce": "train and evaluate rows of RESULTS.md anew (in a checkout)",
     "gpu-check": "check a machine with a GPU (in a checkout)",

@@ -3,6 +3,7 @@ computed."""
 
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -247,6 +248,12 @@ class Trainer:
                     raise Interrupted
         except Interrupted:
             raise self._stopped(updater) from None
+        except (ConnectionError, TimeoutError):
+            # A worker is lost. The ranks are started again, and go on from the last step done; if the lost worker had
+            # parameters of its own (split), from the last checkpoint.
+            with suppress(ConnectionError, TimeoutError):
+                self._stopped(updater)
+            raise
         if last < self.settings.steps and state.step >= last:
             raise Paused(f"paused after step {state.step}; pause_after=null goes on from there")
 
@@ -324,8 +331,8 @@ class Trainer:
         return DivergedError(f"{cause}. The step is not applied, and the last checkpoint stands", step)
 
     def _stopped(self, updater: Updater) -> Stopped:
-        """Saves the last step done, if it is not; returns what to raise. Where its validation was cut, a run that goes
-        on from there validates first."""
+        """Saves the last step done, if it is not; returns what a stop raises. Where its validation was cut, a run that
+        goes on from there validates first."""
         if self._taken:  # cut while it waited for the tasks of the next step
             self._read(updater)
         step = self.state.step

@@ -1,9 +1,7 @@
-"""The functions that the tests of result streams, retries, open futures and remote objects call on workers."""
+"""The functions that the tests of result streams, open futures and remote objects call on workers."""
 
 import gc
 import math
-import os
-import signal
 import threading
 import time
 import weakref
@@ -58,29 +56,6 @@ def fails_at_three(number: Tensor) -> int:
 
 def scaled(net: Any, x: Tensor) -> Tensor:
     return net(x).square().sum()
-
-
-@todist.pure
-def square_or_die(number: Tensor | int, deadly: int, after: int) -> int:
-    """Worker `deadly` is killed at the item that follows the first `after` items that it has computed."""
-    if todist.get_rank() == deadly and counted("squares") >= after:
-        os.kill(os.getpid(), signal.SIGKILL)
-    count("squares")
-    time.sleep(0.02)
-    return int(number) ** 2
-
-
-@todist.pure
-def slow_off_rank_zero(seconds: float) -> int:
-    if todist.get_rank() != 0:
-        time.sleep(seconds)
-    return todist.get_rank()
-
-
-@todist.pure
-def fails_purely(name: str) -> None:
-    count(name)
-    raise LookupError("not found")
 
 
 # Open futures

@@ -13,14 +13,13 @@ from torch.distributed import rpc
 
 import distributed as todist
 from distributed.calls import session, worker
-from distributed.cluster import ending
-from tests.distributed import call_functions, remote_functions
+from tests.distributed import remote_functions
 
 
 def serve() -> None:
     """Serves remote calls until rank zero stops the session."""
     session.start_rpc(timeout=20)
-    ending.stop_rpc()
+    session.stop_rpc()
 
 
 @todist.auto_init_rpc()
@@ -120,59 +119,6 @@ def strategies() -> None:
                 print(factory.__name__, name, "ok")
 
 
-def relayed(max_lost: str) -> None:
-    """Four ranks in a tree three levels high: same values as in one process, also when the one at its end is lost."""
-    import torch
-
-    from distributed import partition, reduce
-    from distributed.strategies.common.work import WorkPlan
-    from distributed.strategies.local import local
-    from distributed.strategies.rpc import rpc
-    from tests.distributed.chunk_work import PARAMS, WORK
-
-    size = sum(p.numel() * p.element_size() for p in PARAMS.values())
-    plan = WorkPlan(WORK._replace(map=_map_or_die), 4, partition.batch_partitioner, reduce.stack())
-    alone = local(plan=plan._replace(workers=1, work=WORK), timeout=20)()
-    for reducer in (reduce.stack(), reduce.mean()):
-        strategy = rpc(plan=plan._replace(reduce=reducer), timeout=20, fan_out=2, max_lost=int(max_lost))()
-
-        def check(count: int, step: int) -> None:
-            chunks = list(torch.arange(2 * count - 1).split(2))
-            ours = reducer([grads for grads, _, _ in strategy.map(PARAMS, chunks, step)], [2 * count - 1])  # noqa: B023
-            theirs = [grads for grads, _, _ in alone.map(PARAMS, chunks, step)]
-            expected = reducer(theirs, [2 * count - 1])  # noqa: B023
-            assert all(torch.equal(ours[name], expected[name]) for name in PARAMS), (count, step)
-            values = counted(strategy, PARAMS, chunks)  # noqa: B023
-            assert torch.equal(values["loss"], alone.evaluate(PARAMS, "val", chunks)["loss"])
-
-        failure = None
-        for count in (1, 4, 7, 8) if strategy.drives else ():
-            check(count, 4)
-        if reducer is reduce.mean() and strategy.drives:  # 0 sends to 2 and 1, and 2 to 3
-            sent = [round(strategy.cost()[f"worker{rank}/bytes_sent"] / size) for rank in range(4)]
-            assert sent == [2, 1, 2, 1], sent
-            try:
-                for step in (DEADLY_STEP, 5, DEADLY_STEP + 1, 6):
-                    check(8, step)
-                    print("step", step, flush=True)
-            except ConnectionError as error:
-                failure = error
-                print(error, flush=True)
-        strategy.close(failure)
-
-
-DEADLY_STEP = 13
-"""In this step rank 3 dies, in the next one rank 2."""
-
-
-def _map_or_die(params: Any, indices: Any, step: int) -> Any:
-    from tests.distributed.chunk_work import WORK
-
-    if step == DEADLY_STEP + 3 - todist.get_rank() and todist.get_rank() > 1:
-        os.kill(os.getpid(), signal.SIGKILL)
-    return WORK.map(params, indices, step)
-
-
 def few_descriptors(limit: str) -> None:
     """Rank zero calls all others, although it may have few files open at first."""
     resource.setrlimit(resource.RLIMIT_NOFILE, (int(limit), resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
@@ -180,7 +126,7 @@ def few_descriptors(limit: str) -> None:
     if todist.get_rank() == 0:
         everyone = [(rank, (), None) for rank in range(todist.get_world_size())]
         print(todist.remote_sync_call(todist.get_rank, partitioner=lambda: everyone))
-    ending.stop_rpc()
+    session.stop_rpc()
 
 
 def added_by_tree() -> None:
@@ -188,7 +134,7 @@ def added_by_tree() -> None:
     import torch
 
     from distributed import partition, reduce
-    from distributed.cluster import process_group
+    from distributed.launch import process_group
     from distributed.strategies.common.sum_over_ranks import sum_over_ranks
     from distributed.strategies.common.work import WorkPlan
     from distributed.strategies.ddp import ddp
@@ -247,7 +193,7 @@ def gpus() -> None:
         futures = [todist.remote_async_call(remote_functions.current_gpu, partitioner=i) for i in (0, 1)]
         assert [future.wait() for future in futures] == [[10], [11]]
         print("ok")
-    ending.stop_rpc()
+    session.stop_rpc()
 
 
 def leaves_well() -> None:
@@ -349,7 +295,7 @@ def slow_start() -> None:
     session.start_rpc(timeout=60)
     if todist.get_rank() == 0:
         print(todist.remote_sync_call(remote_functions.call_back, args=(0, 5), partitioner=1))
-    ending.stop_rpc()
+    session.stop_rpc()
 
 
 def init_exits(how: str) -> None:
@@ -417,29 +363,7 @@ def passes_that_cannot_end() -> None:
             except (RuntimeError, OSError) as error:
                 print(f"{type(error).__name__}: {error}", flush=True)
         os._exit(0)
-    ending.stop_rpc()
-
-
-def lost_workers() -> None:
-    """Rank zero prints the results of three calls, in each of which one of four workers is killed."""
-    import torch
-
-    session.start_rpc(timeout=20)
-    if todist.get_rank() != 0:
-        ending.stop_rpc()
-    dies = call_functions.square_or_die
-    each, free = todist.dim_partitioner(0, exclusive=True), todist.dynamic_partitioner()
-    print("sync", todist.remote_sync_call(dies, args=(torch.arange(12), 3, 1), partitioner=each, retries=1))
-    print("free", sorted(todist.as_completed(dies, args=(torch.arange(12), 2, 4), partitioner=free, retries=1)))
-    lost = [(3, (5, -1, 0), None), (2, (6, -1, 0), None)]
-    for retries in (1, 2):
-        try:
-            print("dead", todist.remote_sync_call(dies, partitioner=lambda: lost, retries=retries))
-        except ConnectionError as error:
-            print("dead", error)
-    future = todist.remote_async_call(dies, args=(7, 1, 0), partitioner=1, reducer=sum, retries=1)
-    print("async", future.wait(), flush=True)
-    os._exit(0)
+    session.stop_rpc()
 
 
 if __name__ == "__main__":

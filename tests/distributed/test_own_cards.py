@@ -11,9 +11,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from distributed.cluster import process_group
-from distributed.cluster.info import WorldInfo
-from distributed.cluster.process_group import check_own_cards, start_process_group
+from distributed.info import WorldInfo
+from distributed.launch import process_group
+from distributed.launch.process_group import check_own_cards, start_process_group
 from distributed.strategies import ddp
 from distributed.strategies.common.work import Work
 
@@ -54,7 +54,7 @@ def test_an_operation_of_nccl_that_takes_too_long_raises(monkeypatch: pytest.Mon
     monkeypatch.setattr(process_group, "_store", None)
     monkeypatch.setattr(torch.cuda, "set_device", lambda device: None)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: card)
-    monkeypatch.setattr(process_group, "meet", lambda patience: SimpleNamespace(store=dist.HashStore()))
+    monkeypatch.setattr(process_group, "meet", lambda patience: dist.HashStore())
     monkeypatch.setattr(dist, "init_process_group", lambda backend, **_: started.append((backend, os.environ[WAIT])))
     try:
         assert start_process_group(timeout=10, backend="nccl") == "nccl"

@@ -10,8 +10,10 @@ from pathlib import Path
 from tempfile import TemporaryFile
 from typing import IO
 
+import torch.distributed as dist
+
 from distributed.calls import session
-from distributed.cluster import ending, store
+from distributed.launch import meeting
 from tests import forks
 from tests.runs import ROOT
 
@@ -23,31 +25,38 @@ def environment(rank: int, port: int) -> dict[str, str]:
     return {
         "RANK": str(rank), "WORLD_SIZE": str(WORLD), "LOCAL_RANK": str(rank), "LOCAL_WORLD_SIZE": str(WORLD),
         "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1",
+        "TORCHELASTIC_USE_AGENT_STORE": "True",
     }  # fmt: skip
+
+
+def agent_store() -> dist.TCPStore:
+    """A store of this process, as an agent has it for its ranks, on loopback."""
+    listener = socket.create_server(("127.0.0.1", 0))
+    port = listener.getsockname()[1]
+    return dist.TCPStore("127.0.0.1", port, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach())
 
 
 @contextmanager
 def world() -> Iterator[list[forks.Forked]]:
     """A world of `WORLD` ranks: this process is rank zero, the others serve."""
-    listener = socket.create_server(("127.0.0.1", 0))
-    port = listener.getsockname()[1]
+    agent = agent_store()
+    port = agent.port
     command = [sys.executable, str(ROOT / "tests/distributed/program.py"), "serve"]
     others = [forks.start(command, Path.cwd(), os.environ | environment(rank, port), 2) for rank in range(1, WORLD)]
     before = dict(os.environ)
-    os.environ.update(environment(0, port) | {store.STORE_FD: str(os.dup(listener.fileno()))})
+    os.environ.update(environment(0, port))
     try:
         session.start_rpc(timeout=60)
         yield others
-        ending.stop_rpc()
+        session.stop_rpc()
         assert [process.wait(20) for process in others] == [0] * len(others)
     finally:
         for process in others:
             process.kill()
             process.wait()
-        listener.close()
         os.environ.clear()
         os.environ.update(before)
-        store.forget_store()
+        meeting.forget_store()
 
 
 def comes_true(condition: Callable[[], bool]) -> bool:
@@ -72,17 +81,15 @@ def run_ranks(arguments: Sequence[str], ranks: int) -> list[tuple[int, str]]:
         "TORCH_CPP_LOG_LEVEL": "ERROR",  # as in the program: torch may note that a peer has left a moment earlier
     }
     processes: list[forks.Forked] = []
-    with socket.create_server(("127.0.0.1", 0)) as listener, ExitStack() as stack:
-        port, store_fd = listener.getsockname()[1], listener.fileno()
+    agent = agent_store()
+    with ExitStack() as stack:
         outputs = [stack.enter_context(TemporaryFile("w+")) for _ in range(ranks)]
         try:
             for rank, output in enumerate(outputs):
-                own = environment(rank, port) | {"WORLD_SIZE": str(ranks), "LOCAL_WORLD_SIZE": str(ranks)}
-                fds = (store_fd,) if rank == 0 and ranks > 1 else ()
-                own |= {store.STORE_FD: str(store_fd)} if fds else {}
+                own = environment(rank, agent.port) | {"WORLD_SIZE": str(ranks), "LOCAL_WORLD_SIZE": str(ranks)}
                 variables = clean | (own if ranks > 1 else {})
                 command = [sys.executable, *arguments]
-                processes.append(forks.start(command, Path.cwd(), variables, output.fileno(), pass_fds=fds))
+                processes.append(forks.start(command, Path.cwd(), variables, output.fileno()))
             codes = [process.wait(200) for process in processes]
         finally:
             for process in processes:

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from tests.runs import Program, metrics, ranks_of, result_of, train_in, until
+from tests.runs import Program, metrics, ranks_of, until
 
 ENDLESS = (
     "run=seed0", "trainer.steps=100000", "trainer.meta_batch_size=6", "trainer.task_chunk=2",
@@ -25,16 +25,3 @@ def started(program: Program, folder: Path, steps: int = 3) -> list[int]:
     """Waits until the run has made some steps; returns the processes of its ranks."""
     until(lambda: len(metrics(folder / RUN)) >= steps, f"step {steps}")
     return ranks_of(program)
-
-
-def paused_alike(program: Program, folder: Path) -> str:
-    """Pauses a run; returns what it says. A run of one process has the same parameters after as many steps."""
-    (folder / RUN / "stop").touch()
-    outcome = program.wait()
-    assert outcome.code == 0, outcome.text
-    assert not (folder / RUN / "world.json").exists()
-    steps = result_of(folder / RUN)["steps"]
-    train_in(folder / "alone", *ENDLESS, "workers=1", f"pause_after={steps}")
-    params = [(run / "checkpoints/last/params.safetensors").read_bytes() for run in (folder / RUN, folder / "alone")]
-    assert params[0] == params[1]
-    return outcome.text

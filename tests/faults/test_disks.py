@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import pytest
 
-from distributed.cluster.launch import FINAL, LAUNCHER
+from distributed.launch.elastic import FINAL, LAUNCHER
 from metalearn.app.outcome import BAD_CONFIG, DISK, FAILED, ending_of, exit_code_of_process
 from metalearn.errors import DataError, DiskError, RunError
 from metalearn.storage.cache import CacheError

@@ -111,7 +111,7 @@ def test_two_hosts_compute_the_bits_of_one_and_end_together(
     ("how", "own"),
     [
         ("launcher", "strategy=ddp"),
-        ("launcher", "strategy=rpc strategy.max_lost=0"),
+        ("launcher", "strategy=rpc"),
         ("torchrun", "strategy=ddp"),
     ],
 )
@@ -131,22 +131,6 @@ def test_a_cut_ends_both_hosts_and_each_names_the_missing(how: str, own: str, tm
             for program in programs:
                 program.kill()
     assert first.code == 1 and "worker1 did not answer within 6 s" in first.text, first.text
-
-
-@slow
-def test_the_others_go_on_without_a_host_whose_link_is_cut(tmp_path: Path) -> None:
-    few = (*TINY, "trainer.steps=400", "trainer.val_every=400", "strategy=rpc", "strategy.timeout=6")
-    folders = [tmp_path / name for name in ("host0", "host1", "alone")]
-    with two_hosts() as hosts:
-        programs = started(hosts, "launcher", folders, *few)
-        until(lambda: len(metrics(folders[0] / "run")) >= 3, "step 3")
-        hosts.cut()
-        first, second = ended(programs)
-    assert (first.code, second.code) == (0, 1), (first.text, second.text)
-    assert "worker1 does not answer any more; the other workers compute its chunks" in first.text
-    folders[2].mkdir()
-    assert Program([sys.executable, str(ROOT / "train.py"), *few], folders[2]).wait().code == 0
-    assert_same_bytes(folders[0] / "run", folders[2] / "run")
 
 
 def names_first(text: str) -> bool:

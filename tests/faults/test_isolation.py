@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from distributed.cluster.isolation import CannotIsolateError
-from distributed.cluster.launch import LaunchConfig, check_isolation
-from distributed.cluster.listening import listeners
+from distributed.launch.elastic import LaunchConfig, check_isolation
+from distributed.launch.isolation import CannotIsolateError
+from distributed.launch.listening import listeners
 from tests.runs import ROOT, Outcome, Start, metrics, ranks_of, slow, until, why_not_isolable
 
 pytestmark = pytest.mark.thorough
@@ -32,7 +32,7 @@ NO_MORE_NETWORKS = 'echo 0 > /proc/sys/user/max_net_namespaces && exec "$@"'
 INSIDE = """
 import os, socket
 from pathlib import Path
-from distributed.cluster.isolation import new_network
+from distributed.launch.isolation import new_network
 
 network, listener = new_network("127.0.0.1", 0)
 address = listener.getsockname()

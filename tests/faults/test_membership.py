@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 import torch.distributed as dist
 
-from distributed.cluster.meeting import TOKEN, _post
+from distributed.launch.meeting import TOKEN, _post
 from tests.faults.endless import ENDLESS, RUN, paused_alike, started
 from tests.runs import ROOT, Outcome, Program, Start, alive, metrics, ranks_of, said_by, slow, until
 

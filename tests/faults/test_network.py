@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from distributed.cluster.listening import listeners
+from distributed.launch.listening import listeners
 from tests.faults.endless import ENDLESS, started
 from tests.runs import Start, slow
 

@@ -9,7 +9,7 @@ import sys
 import torch
 
 from distributed import partition, reduce
-from distributed.cluster.info import get_world_size
+from distributed.info import get_world_size
 from distributed.strategies.common.work import Work, WorkPlan
 from distributed.strategies.local import local
 from distributed.strategies.rpc import rpc

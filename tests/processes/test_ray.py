@@ -11,10 +11,10 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-
 from distributed.cluster import on_ray
 from distributed.cluster.ray_rank import Rank
-from distributed.cluster.store import MET_FD, STORE_FD
+
+from distributed.launch.meeting import MET_FD, STORE_FD
 from metalearn.app.job import installed, to_job
 from metalearn.config.compose import compose_config
 from tests.runs import Program, Start, alive, assert_same_bytes, metrics, until

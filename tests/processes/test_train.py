@@ -164,7 +164,7 @@ def test_killed_and_resumed_equals_uninterrupted(
 
 
 def test_a_dead_worker_ends_a_run_that_may_lose_none(start: Start, tmp_path: Path) -> None:
-    program = start(*TINY, "trainer.steps=100000", "workers=2", "strategy.max_lost=0")
+    program = start(*TINY, "trainer.steps=100000", "workers=2")
     until(lambda: len(metrics(tmp_path / OUTPUTS / "seed0")) >= 3, "step 3")
     os.kill(ranks_of(program)[1], signal.SIGKILL)
     began = time.monotonic()

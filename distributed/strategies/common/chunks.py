@@ -4,9 +4,8 @@ come back in chunk order, or as partial sums. Parameters and results travel as f
 import itertools
 import logging
 import time
-from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -14,14 +13,11 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from distributed.api import parts_of, remote_sync_call
-from distributed.calls.session import DeviceMaps, current, start_rpc
-from distributed.calls.traffic import Traffic, traffic
-from distributed.cluster.ending import regroup, stop_rpc
-from distributed.cluster.info import default_worker_name, get_world_info, get_world_rank, get_world_size, on_one_host
-from distributed.cluster.listening import listening_line, session_listeners
+from distributed.calls.session import DeviceMaps, current, start_rpc, stop_rpc
 from distributed.functions import pure
+from distributed.info import default_worker_name, get_world_info, get_world_rank, get_world_size, on_one_host
+from distributed.launch.listening import Listener, listening_line, own_listeners, torchrun_listeners
 from distributed.partition import Args, DynamicPartitioner, PartitionFunction, TensorDimensionPartitioner, Whole, whole
-from distributed.strategies.common.relay import PartFunction, PartResult, RelayedCall, fan_out_for, grow, joined, relay
 from distributed.strategies.common.work import (
     ChunkStrategy,
     Done,
@@ -39,8 +35,8 @@ from distributed.strategies.common.work import (
     unflatten,
     unnoticed,
 )
+from distributed.traffic import Traffic, traffic
 from distributed.tree_sum import partials_of_terms
-from distributed.world import get_worker_id
 
 DEVICE_MAPS = ("auto", "none")
 
@@ -99,24 +95,25 @@ def deal(partitioner: PartitionFunction, count: int) -> Dealt:
     return dealt
 
 
-class How(NamedTuple):
-    """How a strategy sends chunks to the workers.
+class PartResult(NamedTuple):
+    """The results of one or more workers, by chunk number or by subtree, as flat buffers while they travel; and seconds
+    of compute, by rank."""
 
-    Attributes:
-        partitioner: deals the numbers of the chunks out to the workers.
-        timeout: seconds that a worker may take for its part.
-        fan_out: the base of the tree, see `relay`; or `auto`.
-        max_lost: how many workers may be lost; `auto`: all but rank zero.
-    """
+    results: dict[Any, Any] | Flat
+    seconds: Counter[int]
 
-    partitioner: PartitionFunction
-    timeout: float
-    fan_out: int | str
-    max_lost: int | str
+    def flat(self) -> "PartResult":
+        """The same with flat buffers, and without graphs."""
+        return self._replace(results=flatten(self.results))
 
-    def retries(self) -> int:
-        """How often a chunk may be sent to another worker."""
-        return get_world_size() - 1 if isinstance(self.max_lost, str) else self.max_lost
+    def unpacked(self) -> dict[Any, Any]:
+        """The results, whether they are flat or not."""
+        values: dict[Any, Any] = unflatten(self.results) if isinstance(self.results, Flat) else self.results
+        return values
+
+
+PartFunction = Callable[..., PartResult]
+"""Called with the numbers of a worker's chunks, the chunks, and further arguments."""
 
 
 def compute(numbers: list[int], results: Iterable[Any], adds: int | None = None) -> PartResult:
@@ -127,7 +124,7 @@ def compute(numbers: list[int], results: Iterable[Any], adds: int | None = None)
     began = time.perf_counter()
     numbered = zip(numbers, results, strict=True)
     computed: dict[Any, Any] = dict(numbered) if adds is None else partials_of_terms(numbered, adds)
-    return PartResult(computed, Counter({get_world_rank(): time.perf_counter() - began}), Counter())
+    return PartResult(computed, Counter({get_world_rank(): time.perf_counter() - began}))
 
 
 def call(
@@ -146,103 +143,20 @@ def call(
         args: gives the further arguments for a worker's chunks.
         timeout: seconds that the error names if a worker does not answer.
     """
-    with _naming_the_setting(timeout):
-        return _call_dealt(func, deal(partitioner, len(chunks)), chunks, args)
-
-
-def call_along_tree(
-    func: PartFunction, shared: Args, adds: int | None, chunks: Sequence[Tensor], how: How
-) -> PartResult:
-    """As `call`, with the same further arguments for all workers, which pass them on; see `relay`.
-
-    If the partitioner leaves chunks to the first free worker, all workers get them from here. If workers are lost, the
-    others compute their chunks, in this call and in all later ones.
-
-    Args:
-        func: as for `call`, and pure.
-        shared: the further arguments.
-        adds: the number of all chunks if results are added up as far as possible; None if they are not.
-        chunks: the indices of each chunk's samples.
-        how: the settings of the strategy.
-
-    Raises:
-        ConnectionError, TimeoutError: more workers are lost than the strategy allows.
-    """
-    for change in regroup() if how.max_lost else ():
-        log.info("%s", change)
-    dealt = deal(how.partitioner, len(chunks))
-    session = current()
-    away = session.away
-    before = set(away)
-    with _naming_the_setting(how.timeout):
-        if any(worker is None for worker, _ in dealt):
-            once = tuple(map(whole, shared))
-            result = _call_dealt(func, dealt, chunks, lambda _: once, how.retries())
-        else:
-            tree = grow(_to_present_workers(dealt, away), get_world_rank(), fan_out_for(how.fan_out, get_world_size()))
-            request = RelayedCall(func, shared, adds, how.timeout, how.retries())
-            result = relay(tree, dict(enumerate(chunks)), request)
-    away |= result.lost
-    if away - before:
-        lost = " and ".join(session.workers[rank] for rank in sorted(away - before))
-        if isinstance(how.max_lost, int) and session.lost() > how.max_lost:
-            raise ConnectionError(
-                f"{lost} does not answer any more, the last of {session.lost()} lost workers; type "
-                "strategy.max_lost=auto to go on with those that are left"
-            )
-        do, their = ("do", "their") if len(away - before) > 1 else ("does", "its")
-        log.warning("%s %s not answer any more; the other workers compute %s chunks from now on", lost, do, their)
-    return result
-
-
-def _to_present_workers(dealt: Dealt, away: Collection[int]) -> dict[int, list[int]]:
-    """By rank, the numbers of its chunks. Those of workers that are away go to the workers that have the fewest."""
-    numbers: defaultdict[int, list[int]] = defaultdict(list)
-    for worker, its_numbers in dealt:
-        assert worker is not None
-        numbers[get_worker_id(worker)] += its_numbers
-    present = {rank: numbers[rank] for rank in range(get_world_size()) if rank not in away}
-    for rank in sorted(numbers.keys() & set(away)):
-        for number in numbers[rank]:
-            min(present.values(), key=len).append(number)
-    return {rank: sorted(its_numbers) for rank, its_numbers in present.items() if its_numbers}
-
-
-def _call_dealt(
-    func: PartFunction,
-    dealt: Dealt,
-    chunks: Sequence[Tensor],
-    args: Callable[[list[int]], Args],
-    retries: int = 0,
-) -> PartResult:
+    dealt = deal(partitioner, len(chunks))
     parts = [(worker, (numbers, [chunks[i] for i in numbers], *args(numbers)), None) for worker, numbers in dealt]
-    return joined(remote_sync_call(func, partitioner=lambda: parts, retries=retries))
-
-
-@contextmanager
-def _naming_the_setting(timeout: float) -> Iterator[None]:
     try:
-        yield
+        answers = remote_sync_call(func, partitioner=lambda: parts)
     except TimeoutError as error:
         raise TimeoutError(f"{error}; type strategy.timeout=SECONDS to allow more than {timeout:g}") from error
+    items = [item for answer in answers for item in answer.unpacked().items()]
+    return PartResult(dict(items), sum((answer.seconds for answer in answers), Counter[int]()))
 
 
 def in_order(result: PartResult) -> list[Any]:
     """The results in the order of the chunks."""
     by_number = result.unpacked()
     return [by_number[number] for number in sorted(by_number)]
-
-
-def sample_values(
-    func: PartFunction, params: Tensors, argument: Any, chunks: Sequence[Tensor], how: How, done: Done = unnoticed
-) -> Tensors:
-    """The values of every sample by `func`, in order."""
-    shared = (flatten(for_transport(params)), argument)
-    rounds = in_rounds(chunks, get_world_info().world_size)
-    values: Tensors = to_cpu(
-        evaluated(rounds, lambda part: in_order(call_along_tree(func, shared, None, part, how)), done)
-    )
-    return values
 
 
 @pure
@@ -270,7 +184,7 @@ class Meter:
         self._began = time.perf_counter()
 
     def stop(self, seconds: Counter[int], beside: Traffic | None = None) -> None:
-        """`seconds`: of each worker's compute. `beside`: bytes that this process's remote calls do not count."""
+        """`seconds`: of each worker's compute. `beside`: bytes that the counter of remote calls does not see."""
         duration = time.perf_counter() - self._began
         (sent, received) = traffic().since(self._before)
         (more_sent, more_received) = beside or Traffic(0, Counter())
@@ -323,32 +237,47 @@ def start_session(work: Work, timeout: float, device_maps: str = "none") -> bool
     return leads
 
 
+def session_listeners() -> dict[str, list[Listener]]:
+    """The addresses on which each worker of the session listens, by worker name; and torchrun's on this host."""
+    names = current().workers
+    by_rank = remote_sync_call(own_listeners, partitioner=lambda: [(rank, None, None) for rank in range(len(names))])
+    return dict(zip(names, by_rank, strict=True)) | torchrun_listeners()
+
+
 MapChunks = Callable[[Tensors, Sequence[Tensor], int], list[Any]]
 
 
 class ByCalls(ChunkStrategy):
     """A strategy that maps chunks by remote calls of rank zero, from the start of the session to its end."""
 
-    def __init__(self, plan: WorkPlan, how: How, device_maps: str, map_chunks: MapChunks, meter: Meter) -> None:
-        self._how, self._map_chunks, self._meter = how, map_chunks, meter
-        self.drives = start_session(plan.work, how.timeout, device_maps)
+    def __init__(self, plan: WorkPlan, timeout: float, device_maps: str, map_chunks: MapChunks, meter: Meter) -> None:
+        self._partitioner, self._timeout = plan.partitioner, timeout
+        self._map_chunks, self._meter = map_chunks, meter
+        self.drives = start_session(plan.work, timeout, device_maps)
 
     def map(self, params: Tensors, chunks: Sequence[Tensor], step: int) -> list[Any]:
         return [to_cpu(result) for result in self._map_chunks(params, chunks, step)]
 
     def evaluate(self, params: Tensors, split: str, chunks: Sequence[Tensor], done: Done = unnoticed) -> Tensors:
-        return sample_values(_evaluate, params, split, chunks, self._how, done)
+        return self._values(_evaluate, params, split, chunks, done)
 
     def diagnose(self, params: Tensors, chunks: Sequence[Tensor], step: int) -> Tensors:
-        return sample_values(_diagnose, params, step, chunks, self._how)
+        return self._values(_diagnose, params, step, chunks)
+
+    def _values(
+        self, func: PartFunction, params: Tensors, argument: Any, chunks: Sequence[Tensor], done: Done = unnoticed
+    ) -> Tensors:
+        """The values of every sample by `func`, in order."""
+        shared = whole(flatten(for_transport(params))), argument  # the parameters go to each worker once
+
+        def of_round(part: Sequence[Tensor]) -> list[Any]:
+            return in_order(call(func, self._partitioner, part, lambda _: shared, self._timeout))
+
+        values: Tensors = to_cpu(evaluated(in_rounds(chunks, get_world_info().world_size), of_round, done))
+        return values
 
     def cost(self) -> dict[str, float]:
         return self._meter.cost()
 
     def close(self, failure: BaseException | None = None) -> None:
-        try:
-            stop_rpc(failure)
-        except ConnectionError as error:
-            if failure is not None or not self.drives or not self._how.max_lost:
-                raise
-            log.warning("%s; all is computed, so it is not needed any more", error)
+        stop_rpc(failure)

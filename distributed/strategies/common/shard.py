@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 from torch.distributed import autograd, rpc
 
-from distributed.calls.errors import says_timeout
 from distributed.calls.session import use_own_gpu
 from distributed.calls.worker import fetched
+from distributed.errors import says_timeout
 from distributed.reduce import Combine
 from distributed.strategies.common.chunks import to_cpu
 from distributed.strategies.common.work import Pieces, Tensors, WorkerCost

@@ -1,17 +1,15 @@
 """Results one by one, and items of lost workers that others compute."""
 
-import re
-
 import pytest
 import torch
 from torch import nn
 
 import distributed as todist
 from distributed.calls import scheduling, session
-from distributed.calls.traffic import traffic
+from distributed.traffic import traffic
 from tests.distributed import call_functions as functions
 from tests.distributed import remote_functions
-from tests.distributed.worlds import WORLD, comes_true, run_program
+from tests.distributed.worlds import WORLD, comes_true
 
 pytestmark = pytest.mark.usefixtures("workers")
 
@@ -98,48 +96,3 @@ def test_streamed_results_keep_their_graphs_in_a_context() -> None:
         loss = next(todist.as_completed(functions.scaled, args=(net, x), partitioner=EACH))[1]
         with pytest.raises(RuntimeError, match="was given up before its answer came"):
             todist.autograd.backward(ctx, loss)
-
-
-# Retries
-
-
-@pytest.mark.thorough
-def test_items_of_killed_workers_are_computed_by_others() -> None:
-    ranks = run_program("lost_workers", 4)
-    squares = [number**2 for number in range(12)]
-    lines = [line for line in ranks[0][1].splitlines() if line.startswith(("sync", "free", "dead", "async"))]
-    assert ranks[0][0] == 0 and [code for code, _ in ranks[1:]] == [-9] * 3, ranks
-    assert lines[0] == f"sync {squares}" and lines[1] == f"free {list(enumerate(squares))}"
-    lost = r"item [01] was lost by every worker that has tried it: (worker2, worker3|worker3, worker2) \(retries=1\)"
-    assert re.fullmatch(rf"dead worker[23] does not answer: .*; {lost}", lines[2])  # both die, in any order
-    assert lines[3:] == ["dead [25, 36]", "async 49"]
-
-
-def test_items_of_late_workers_are_computed_by_others() -> None:
-    late = functions.slow_off_rank_zero
-    call = {"args": (3.0,), "partitioner": lambda seconds: [(1, (seconds,), None), (0, (seconds,), None)]}
-    assert todist.remote_sync_call(late, **call, timeout=0.5, retries=1) == [0, 0]
-    assert todist.remote_async_call(late, **call, timeout=0.5, retries=1).wait() == [0, 0]
-    assert sorted(todist.as_completed(late, **call, timeout=0.5, retries=1)) == [(0, 0), (1, 0)]
-    both = lambda seconds: [(1, (seconds,), None), (2, (seconds,), None)]  # noqa: E731
-    for way in (
-        lambda: todist.remote_sync_call(late, args=(3.0,), partitioner=both, timeout=0.5, retries=1),
-        lambda: todist.remote_async_call(late, args=(3.0,), partitioner=both, timeout=0.5, retries=1).wait(),
-    ):
-        with pytest.raises(TimeoutError, match=r"worker[12] did not answer within 0\.5 s.*item [01] was lost by every"):
-            way()
-    assert todist.remote_sync_call(late, args=(3.0,), partitioner=both, timeout=0.5, retries=2) == [0, 0]
-    assert comes_true(nothing_is_left)
-
-
-def test_retries_need_a_pure_function_and_no_context() -> None:
-    for retries in (-1, 1.0, True):
-        with pytest.raises(ValueError, match=r"retries=.*must be a whole number from 0"):
-            todist.remote_sync_call(functions.fails_purely, partitioner=1, retries=retries)
-    with pytest.raises(ValueError, match=r"retries=1: <function counted .* is not declared pure.*@distributed\.pure"):
-        todist.remote_sync_call(functions.counted, args=("",), partitioner=1, retries=1)
-    with todist.autograd.context(), pytest.raises(ValueError, match=r"retries=1: a backward pass needs the worker"):
-        todist.remote_sync_call(functions.fails_purely, args=("",), partitioner=1, retries=1)
-    with pytest.raises(LookupError, match="not found"):
-        todist.remote_sync_call(functions.fails_purely, args=("fails purely",), partitioner=1, retries=3)
-    assert todist.remote_sync_call(functions.counted, args=("fails purely",), partitioner=1) == [1]

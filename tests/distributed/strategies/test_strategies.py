@@ -1,6 +1,5 @@
 """The strategies beside `local`, on real processes; how chunks are dealt out; the settings that are refused."""
 
-import signal
 import socket
 from collections.abc import Sequence
 from itertools import combinations, pairwise
@@ -10,15 +9,15 @@ from typing import Any
 import pytest
 import torch
 
-from distributed import partition, reduce, tree_sum
-from distributed.calls.traffic import tcp_bytes_sent
+from distributed import partition, reduce
 from distributed.strategies import auto
-from distributed.strategies.common import chunks, relay
+from distributed.strategies.common import chunks
 from distributed.strategies.common.work import WorkerCost, WorkPlan, as_metrics
 from distributed.strategies.local import local
 from distributed.strategies.rpc import rpc
 from distributed.strategies.rpc_autograd import rpc_autograd
 from distributed.strategies.split import shard_ends
+from distributed.traffic import tcp_bytes_sent
 from tests import own_functions
 from tests.distributed.chunk_work import WORK
 from tests.distributed.worlds import run_program
@@ -32,45 +31,6 @@ def test_every_strategy_gives_the_bits_of_local(ranks: int) -> None:
     results = run_program("strategies", ranks)
     assert all(code == 0 for code, _ in results), results
     assert results[0][1].count("ok") == 10
-
-
-@pytest.mark.parametrize(
-    ("max_lost", "steps", "last"),
-    [
-        pytest.param(0, 0, "worker3 does not answer", marks=slow),
-        pytest.param(1, 2, "worker2 does not answer any more", marks=slow),
-        (2, 4, ""),
-    ],
-)
-def test_parts_are_passed_on_along_a_tree_and_lost_workers_replaced(max_lost: int, steps: int, last: str) -> None:
-    codes, (output, *_) = zip(*run_program("relayed", 4, str(max_lost)), strict=True)
-    assert codes[0] == 0 and codes[3] == -signal.SIGKILL, output
-    assert output.count("step") == steps and last in output, output
-    if max_lost == 2:
-        assert codes[1] == 0 and codes[2] == -signal.SIGKILL, output
-
-
-@pytest.mark.parametrize(("fan_out", "ranks"), [(2, 1), (2, 8), (3, 14), (4, 64), (16, 9)])
-def test_a_tree_reaches_every_worker_once(fan_out: int, ranks: int) -> None:
-    def workers(branch: relay.Branch) -> list[int]:
-        return [branch.worker, *(worker for below in branch.branches for worker in workers(below))]
-
-    def check_runs(branch: relay.Branch) -> None:
-        numbers = sorted(branch.all_numbers())
-        assert numbers == list(range(numbers[0], numbers[-1] + 1))
-        for below in branch.branches:
-            check_runs(below)
-
-    tree = relay.grow({rank: [2 * rank, 2 * rank + 1] for rank in range(ranks)}, 0, fan_out)
-    check_runs(tree)
-    assert sorted(workers(tree)) == list(range(ranks)) and fan_out ** (tree.height() - 1) < ranks
-    if ranks == fan_out**3:  # two chunks a worker, so all of a branch's chunks are a subtree
-        assert all(len(tree_sum.subtrees_of(below.all_numbers(), 2 * ranks)) == 1 for below in tree.branches)
-
-
-def test_a_tree_begins_at_the_caller_and_goes_by_the_chunks() -> None:
-    tree = relay.grow({2: [0, 1], 1: [2]}, 0, 2)
-    assert tree == relay.Branch(0, (), (relay.Branch(1, [2]), relay.Branch(2, [0, 1])))
 
 
 @pytest.mark.parametrize("ranks", [pytest.param(1, marks=slow), pytest.param(2, marks=slow), 3])
@@ -168,13 +128,6 @@ def test_settings_are_checked_before_anything_starts() -> None:
             factory(plan=plan, timeout=5, device_maps="some")
     with pytest.raises(ValueError, match="type strategy=rpc"):
         rpc_autograd(plan=plan._replace(work=WORK._replace(loss=None)), timeout=5)
-    for fan_out, allowed in (
-        (1, "must be auto or a whole number"),
-        ("all", "2 or more"),
-        (2, "more than 4 levels deep"),
-    ):
-        with pytest.raises(ValueError, match=rf"fan_out={fan_out!r}: .*{allowed}"):
-            rpc(plan=plan._replace(workers=17), timeout=5, fan_out=fan_out)
     with pytest.raises(ValueError, match="workers=2: strategy=local is one process"):
         local(plan=plan, timeout=5)
 

@@ -237,8 +237,6 @@ WRONG_VALUES = [
     ("init_from=nowhere", "init_from="),
     ("checkpoint=5", "type checkpoint.KEY=VALUE"),
     ("model=mlp dataset=sinusoid model.hidden=40", "type model.hidden=[40"),
-    ("strategy.max_lost=bogus", "type strategy.max_lost=auto"),
-    ("strategy.fan_out=1", "type strategy.fan_out=auto"),
     ("dataset.image_size=big", "dataset.image_size="),
     ("model=mlp", "cannot take this dataset's inputs of shape (1, 28, 28)"),
     ("model.ways=3", "type model.ways=5"),

@@ -15,7 +15,7 @@ from torch import nn
 
 import distributed as todist
 from distributed.api import parallelize, remote_async_call, remote_sync_call
-from distributed.cluster.launch import LaunchConfig, launch
+from distributed.launch.elastic import LaunchConfig, launch
 from distributed.partition import TensorDimensionPartitioner, batch_partitioner, exclusive_batch_partitioner, whole
 from distributed.reduce import add_in_order, mean_reducer, stack_reducer, sum_reducer, weighted_mean_reducer
 from tests.distributed import remote_functions as functions
@@ -256,29 +256,6 @@ def test_a_call_that_never_returns_does_not_keep_the_job_alive(
     else:
         torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
         assert subprocess.run([sys.executable, *torchrun, *command], timeout=90).returncode == 0
-
-
-@slow
-def test_calls_that_return_at_the_end_do_not_abort_the_program() -> None:
-    """Its threads for messages are all in calls, which end one after the other: some of them while Python ends."""
-    program = """
-import sys, threading, time
-from torch.distributed import rpc
-from distributed.calls.session import start_rpc
-from distributed.cluster import watching
-from distributed.cluster.ending import stop_rpc
-
-watching.GOODBYE_SECONDS = 0.2
-start_rpc(timeout=1)
-for number in range(100):
-    rpc.rpc_async("worker0", time.sleep, (2.5 + number / 20,), timeout=100)
-print(watching.lost_before(threading.Event(), ["worker0"], 0.1))
-stop_rpc()
-print("has ended")
-sys.exit(7)
-"""
-    deaf = "this worker cannot hear the others: all its threads are in calls beyond their time limits"
-    assert run_ranks(["-c", program], 1) == [(7, f"{deaf}\nhas ended\n")]
 
 
 @slow

@@ -36,3 +36,7 @@ def worker_error(name: str, error: Exception, timeout: float) -> Exception:
     if any(sign in first.lower() for sign in ("eof", "pipe", "connection", "connect", "closed", "shutting down")):
         return ConnectionError(f"{name} does not answer: {first}")
     return RuntimeError(f"{name}: {first}")
+
+
+class StoppedByLeader(RuntimeError):  # noqa: N818 (it is no error of this worker)
+    """Rank zero has failed, or has stopped the run, and has ended this worker's part in it."""

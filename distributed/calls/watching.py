@@ -16,8 +16,8 @@ from typing import Any, NamedTuple, TypeVar
 from torch.distributed import rpc
 from torch.futures import Future
 
-from distributed.calls.errors import worker_error
-from distributed.calls.shutdown import GOODBYE_SECONDS
+from distributed.errors import worker_error
+from distributed.info import GOODBYE_SECONDS
 
 T = TypeVar("T")
 Key = tuple[str, int]

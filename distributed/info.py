@@ -8,8 +8,14 @@ from typing import NamedTuple
 DEFAULT_TIMEOUT = 60.0
 """Seconds that a remote call may take unless a caller sets another limit."""
 
+GOODBYE_SECONDS = 5.0
+"""Time limit for the workers to leave together, and for an interrupted call to end."""
+
 SHORTEST_TIMEOUT, LONGEST_TIMEOUT = 0.001, 2_000_000.0
 """Bounds of a time limit in seconds. torch counts milliseconds in 32 bits: below 1 ms is no limit, more overflows."""
+
+INTERFACE_VARIABLES = ("TP_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
+"""Environment variables that set the network interface of torch's transports."""
 
 _given_name: str | None = None
 
@@ -102,6 +108,24 @@ def on_one_host() -> bool:
     """Whether all processes of the world are on this host."""
     info = get_world_info()
     return info.local_world_size == info.world_size
+
+
+def loopback_interface() -> str:
+    """The name of this host's loopback interface."""
+    names = [name for _, name in socket.if_nameindex()]
+    return next((name for name in names if name in ("lo", "lo0")), "lo")
+
+
+def use_interface(name: str) -> None:
+    """From now on torch opens the connections of this process on this network interface."""
+    os.environ.update(dict.fromkeys(INTERFACE_VARIABLES, name))
+
+
+def stay_on_loopback() -> None:
+    """If the world is on one host, or meets at a loopback address: torch listens on loopback only from now on."""
+    if on_one_host() or is_loopback(os.environ.get("MASTER_ADDR", "")):
+        for variable in INTERFACE_VARIABLES:
+            os.environ.setdefault(variable, loopback_interface())
 
 
 def is_loopback(address: str) -> bool:

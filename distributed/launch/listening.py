@@ -10,10 +10,9 @@ from typing import Any, NamedTuple
 
 import torch.distributed as dist
 
-from distributed.api import remote_sync_call
-from distributed.calls.session import current
-from distributed.cluster.info import default_worker_name, get_world_size, is_loopback
-from distributed.cluster.isolation import why_not_isolated
+from distributed.info import default_worker_name, get_world_size, is_loopback
+from distributed.launch.elastic import LAUNCHER
+from distributed.launch.isolation import why_not_isolated
 
 _LISTENING = "0A"
 
@@ -74,13 +73,6 @@ def own_listeners() -> list[Listener]:
         return []
 
 
-def session_listeners() -> dict[str, list[Listener]]:
-    """The addresses on which each worker of the session listens, by worker name; and torchrun's on this host."""
-    names = current().workers
-    by_rank = remote_sync_call(own_listeners, partitioner=lambda: [(rank, None, None) for rank in range(len(names))])
-    return dict(zip(names, by_rank, strict=True)) | _torchrun_listeners()
-
-
 def _summary(listeners: Sequence[Listener]) -> str:
     """Each address once, with its port, or with the number of its ports if there are several."""
     by_address = {address: list(group) for address, group in groupby(listeners, key=lambda listener: listener.address)}
@@ -96,14 +88,14 @@ def group_listeners() -> dict[str, list[Listener]]:
     gathered: list[Any] = [None] * size
     dist.all_gather_object(gathered, own)
     by_name = {default_worker_name(rank, size): gathered[rank] for rank in range(size)}
-    return by_name | _torchrun_listeners()
+    return by_name | torchrun_listeners()
 
 
-def _torchrun_listeners() -> dict[str, list[Listener]]:
+def torchrun_listeners() -> dict[str, list[Listener]]:
     if "TORCHELASTIC_RUN_ID" not in os.environ:
         return {}
     try:
-        return {"torchrun": listeners(os.getppid())}
+        return {"launcher" if LAUNCHER in os.environ else "torchrun": listeners(os.getppid())}
     except OSError:  # another user's process
         return {}
 

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NoReturn
 
-from distributed.cluster.info import listening
+from distributed.info import listening
 
 NOT_ISOLATED = "DISTRIBUTED_NOT_ISOLATED"
 """Environment variable of a rank that our launcher has started: why it is not isolated; empty if it is."""

@@ -12,13 +12,14 @@ from functools import partial
 
 import torch
 import torch.distributed as dist
-import torch.distributed.nn.functional  # before there is a group, which its default arguments would keep for ever
 
-from distributed.calls.session import stay_on_loopback
-from distributed.calls.shutdown import GOODBYE_SECONDS
-from distributed.cluster.info import check_timeout, get_world_info
-from distributed.cluster.meeting import meet
-from distributed.cluster.store import ended_after, within
+from distributed.info import GOODBYE_SECONDS, check_timeout, get_world_info, stay_on_loopback
+from distributed.launch.elastic import FOLLOWS
+from distributed.launch.meeting import ended_after, meet, within
+
+with contextlib.suppress(ImportError, AttributeError):  # of a torch without RPC
+    # Now, before there is a group, which default arguments of its functions would keep for ever.
+    import torch.distributed.nn.functional
 
 _POLL_SECONDS = 0.05
 
@@ -54,8 +55,7 @@ def start_process_group(*, timeout: float, backend: str | None = None, device: t
     stay_on_loopback()
     info = get_world_info()
     patience = timedelta(seconds=timeout)
-    store = meet(patience).store
-    _store = store
+    store = _store = meet(patience)
     chosen = backend or default_backend(device)
     rank, size = info.world_rank, info.world_size
     if chosen == "nccl":
@@ -119,8 +119,7 @@ def _await_keys(store: dist.Store, name: str, ranks: Sequence[int], seconds: flo
 
 
 def end_when_dismissed() -> None:
-    """On ranks other than zero: until `stop_process_group`, a dismissal by rank zero ends this process at once, with
-    exit code 0."""
+    """On ranks other than zero: until `stop_process_group`, a dismissal by rank zero ends this process soon."""
     global _obeying
     rank, ended = get_world_info().world_rank, threading.Event()
     if rank > 0:
@@ -143,15 +142,15 @@ def _obey_dismissal(store: dist.Store, rank: int, ended: threading.Event) -> Non
         while not ended.wait(_DISMISSAL_SECONDS):
             if store.check(["dismissed"]):
                 store.set(f"gone/{rank}", "")
-                # os._exit drops buffered output.
+                # os._exit drops buffered output. The main thread may be in an operation that nothing else ends.
                 sys.stdout.flush()
                 sys.stderr.flush()
-                os._exit(0)
+                os._exit(FOLLOWS)
 
 
 def dismiss_others() -> None:
-    """On rank zero: ends the processes of all other ranks, wherever they are, if they have called
-    `end_when_dismissed`."""
+    """On rank zero, which has noted the run's end: ends the processes of all other ranks, wherever they are, if they
+    have called `end_when_dismissed`."""
     assert _store is not None
     _store.set("dismissed", "")
     _await_keys(_store, "gone", range(1, get_world_info().world_size), GOODBYE_SECONDS)

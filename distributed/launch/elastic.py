@@ -1,0 +1,410 @@
+"""Starts the ranks of a program by torch's elastic agent, which starts all again where one is lost.
+
+On one host the ranks' store listens on loopback, in a network of their own where the kernel allows it (`isolation`).
+With several hosts each host has an agent, and the first one's store is at an address that the config gives.
+"""
+
+import os
+import secrets
+import signal
+import socket
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from datetime import timedelta
+from types import FrameType
+from typing import Any, Literal, NamedTuple
+
+import torch.distributed as dist
+from torch.distributed.elastic.agent.server.api import RunResult, WorkerGroup, WorkerSpec, WorkerState
+from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
+from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException
+from torch.distributed.elastic.rendezvous import RendezvousHandler, RendezvousInfo
+from torch.distributed.elastic.rendezvous.api import RendezvousStoreInfo, RendezvousTimeoutError
+
+from distributed.info import (
+    DEFAULT_TIMEOUT,
+    INTERFACE_VARIABLES,
+    default_worker_name,
+    is_loopback,
+    listening,
+    loopback_interface,
+)
+from distributed.launch.isolation import NOT_ISOLATED, CannotIsolateError, NetworkNamespace, new_network
+from distributed.launch.meeting import ENDED, TOKEN
+from distributed.launch.processes import PREEMPTIONS, die_with, has_one_thread, quiet_agent
+
+LAUNCHER = "DISTRIBUTED_LAUNCHER_PID"
+"""Environment variable of a rank that `launch` has started: the number of the agent's process, with which it ends."""
+
+FOLLOWS = os.EX_TEMPFAIL
+"""Exit code of a rank that ends because rank zero does: that one reports the cause."""
+
+STOPPED = (130, 143)
+"""Exit codes of a rank zero that has saved and stopped, for SIGINT and for SIGTERM."""
+
+FINAL = (2, 3, os.EX_IOERR, *STOPPED)
+"""Exit codes after which nothing is started again: bad config, numbers that are not finite, a disk that has failed."""
+
+SAME_REQUEST_SECONDS = 2.0
+"""Signals within this time are one request: a terminal, or a supervisor, may signal more than once."""
+
+_POLL_SECONDS = 0.05
+
+
+class CannotListenError(OSError):
+    """The launcher cannot listen on the address where the ranks meet."""
+
+
+class LaunchConfig(NamedTuple):
+    """The part of a job that is started here: `workers` ranks on host number `node_rank` of `nnodes`.
+
+    With several hosts the store is at `master_addr`:`master_port`, all traffic uses the network interface `interface`,
+    and a host may come up to `timeout` seconds after the others. `isolate` gives the ranks of a world on one host a
+    network of their own: always, never, or where the kernel allows it and neither an interface nor an address of the
+    host is asked for.
+    """
+
+    workers: int
+    nnodes: int = 1
+    node_rank: int = 0
+    master_addr: str = "127.0.0.1"
+    master_port: int = 0
+    interface: str | None = None
+    isolate: bool | Literal["auto"] = "auto"
+    timeout: float = DEFAULT_TIMEOUT
+
+
+def check_isolation(config: LaunchConfig) -> None:
+    """Starts nothing.
+
+    Raises:
+        CannotIsolateError: `launch` would raise it.
+    """
+    if config.isolate is True:
+        listener, network, _ = _listen(config)
+        if listener is not None:
+            listener.close()
+        if network is not None:
+            network.close()
+
+
+def launch(
+    command: Sequence[str] | Callable[[], int],
+    config: LaunchConfig,
+    *,
+    max_restarts: int = 0,
+    say: Callable[[str], None] = print,
+) -> int:
+    """Runs `command` once for each rank and waits. A function runs in forks of this process, which must have one thread
+    and must not have used a GPU.
+
+    Where a rank is killed, or ends with an exit code other than 0, all ranks of all hosts are started again, up to
+    `max_restarts` times, unless rank zero has noted how the run has ended (`meeting.note_end`). Before that they get
+    SIGTERM, and SIGKILL 30 seconds later.
+
+    SIGTERM and SIGINT are passed on to the ranks once; SIGUSR1 and SIGUSR2, which announce the end of the job, count as
+    SIGTERM, and a handler of theirs that was there before is called when the ranks have ended. A second request kills.
+
+    Returns:
+        How rank zero has ended the run, if it has noted that; else 0 if all ranks succeeded, 128 + the signal that
+        stopped this process, or 1.
+
+    Raises:
+        CannotListenError: the launcher cannot listen on `master_addr`:`master_port`.
+        CannotIsolateError: `isolate` is true, and the ranks cannot have a network of their own.
+    """
+    listener, network, obstacle = _listen(config)
+    with ExitStack() as stack:
+        if listener is not None:
+            stack.callback(listener.close)
+        if network is not None:
+            stack.callback(network.close)
+        if network is None:
+            stop = _Stop()
+            with _handling(stop):
+                return _run_agent(command, config, listener, obstacle, max_restarts, say, stop)
+        return _run_isolated(network, lambda stop: _run_agent(command, config, listener, "", max_restarts, say, stop))
+
+
+def _run_isolated(network: NetworkNamespace, run: "Callable[[_Stop], int]") -> int:
+    """Runs the agent in a fork that has entered the network: this process may need the host's own afterwards."""
+    starter = os.getpid()
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()  # the fork would write buffered output a second time
+    pid = os.fork()
+    if pid == 0:
+        code = 1
+        try:
+            stop = _Stop()
+            for number in _SIGNALS:
+                signal.signal(number, stop)
+            network.enter()
+            network.close()
+            die_with(starter)  # after `enter`: the kernel forgets this where a process changes its rights
+            code = run(stop)
+            sys.stdout.flush()
+            sys.stderr.flush()
+        finally:
+            os._exit(code)
+    with _handling(lambda number, frame: os.kill(pid, number)):
+        _, status = os.waitpid(pid, 0)
+    code = os.waitstatus_to_exitcode(status)
+    return 128 - code if code < 0 else code
+
+
+_SIGNALS = (signal.SIGTERM, signal.SIGINT, *PREEMPTIONS)
+
+
+@contextmanager
+def _handling(handler: Callable[[int, FrameType | None], Any]) -> Iterator[None]:
+    """Handles signals by `handler`. In the end, calls the earlier handler of one that has announced the job's end:
+    submitit's queues the job again, after the ranks have saved."""
+    if threading.current_thread() is not threading.main_thread():  # Python allows it nowhere else
+        yield
+        return
+    preempted: list[int] = []
+
+    def note(number: int, frame: FrameType | None) -> None:
+        preempted.extend([number] * (number in PREEMPTIONS))
+        handler(number, frame)
+
+    previous = {number: signal.signal(number, note) for number in _SIGNALS}
+    try:
+        yield
+    finally:
+        for number, earlier in previous.items():
+            signal.signal(number, earlier)
+        for announced in preempted[:1]:
+            if callable(earlier := previous[signal.Signals(announced)]):
+                earlier(announced, None)
+
+
+class _Stop:
+    """The handler of signals in the agent's process: the first raises torch's SignalException, which the agent passes
+    on to the ranks; a later request kills them."""
+
+    def __init__(self) -> None:
+        self.number: int | None = None
+        self._since = 0.0
+        self.agent: LocalElasticAgent | None = None
+
+    def __call__(self, number: int, frame: FrameType | None) -> None:
+        if self.number is None:
+            self.number, self._since = int(signal.SIGTERM) if number in PREEMPTIONS else number, time.monotonic()
+            raise SignalException(f"stopped by signal {number}", signal.Signals(self.number))
+        if time.monotonic() - self._since > SAME_REQUEST_SECONDS and self.agent is not None:
+            for worker in self.agent.get_worker_group().workers:
+                if worker.id:
+                    os.kill(worker.id, signal.SIGKILL)
+
+
+def _run_agent(
+    command: Sequence[str] | Callable[[], int],
+    config: LaunchConfig,
+    listener: socket.socket | None,
+    not_isolated: str,
+    max_restarts: int,
+    say: Callable[[str], None],
+    stop: _Stop,
+) -> int:
+    """Runs torch's agent on this host; returns the exit code of the job."""
+    quiet_agent()
+    # Launchers of other hosts would not know a token that is drawn here.
+    token = os.environ.get(TOKEN) or (secrets.token_hex() if config.nnodes == 1 else "")
+    variables = {LAUNCHER: str(os.getpid()), NOT_ISOLATED: not_isolated, TOKEN: token} | dict.fromkeys(
+        INTERFACE_VARIABLES, config.interface or loopback_interface()
+    )
+    # An agent handles these by itself; the signals above are ours, since it would take a second one for another.
+    variables["TORCHELASTIC_SIGNALS_TO_HANDLE"] = "SIGQUIT"
+    before = dict(os.environ)
+    os.environ.update(variables)
+    hosts = Hosts(config, listener)
+    try:
+        with tempfile.TemporaryDirectory(prefix="ranks-") as logs:
+            entry: dict[str, Any] = (
+                {"entrypoint": _Entry(command, os.getpid())}
+                if callable(command)
+                else {"entrypoint": command[0], "args": tuple(command[1:])}
+            )
+            spec = WorkerSpec(
+                role="rank", local_world_size=config.workers, rdzv_handler=hosts, max_restarts=max_restarts,
+                monitor_interval=_POLL_SECONDS, local_addr=config.master_addr, **entry,
+            )  # fmt: skip
+            stop.agent = agent = Agent(spec, hosts, DefaultLogsSpecs(log_dir=logs), say)
+            failed = agent.run().is_failed()
+            ended = agent.ended if failed else hosts.ended()
+    except SignalException:
+        assert stop.number is not None
+        return 128 + stop.number if (ended := hosts.ended()) is None else ended
+    except (dist.DistError, RendezvousTimeoutError) as error:
+        say(f"host {config.node_rank} of {config.nnodes}: {error}")
+        failed, ended = True, None
+    finally:
+        os.environ.clear()
+        os.environ.update(before)
+    return int(failed) if ended is None else ended
+
+
+class _Entry:
+    """What a fork runs: the program's function, in a process that is the agent's in nothing but its memory."""
+
+    def __init__(self, run: Callable[[], int], agent: int) -> None:
+        self._run, self._agent = run, agent
+        self.__qualname__ = "rank"  # torch names it in its log
+
+    def __call__(self) -> None:
+        for number in (signal.SIGTERM, signal.SIGQUIT):
+            signal.signal(number, signal.SIG_DFL)
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        for number in PREEMPTIONS:  # Slurm and others send them to all; by default they would end the rank
+            signal.signal(number, signal.SIG_IGN)
+        die_with(self._agent)
+        if code := self._run():
+            sys.exit(code)
+
+
+class Agent(LocalElasticAgent):
+    """torch's agent, which says what has become of its ranks, and does not repeat a run that has ended."""
+
+    # A class of ours, since `elastic_launch` has no place for one: it would repeat a run that has diverged, and its own
+    # reports are tracebacks.
+
+    def __init__(self, spec: WorkerSpec, hosts: "Hosts", logs: DefaultLogsSpecs, say: Callable[[str], None]) -> None:
+        super().__init__(spec, logs, start_method="fork")
+        self._hosts, self._say = hosts, say
+        self.ended: int | None = None  # how the run has ended, after a failure that nothing is to repeat
+
+    def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
+        result: RunResult = super()._monitor_workers(worker_group)
+        if result.state not in (WorkerState.FAILED, WorkerState.UNHEALTHY):
+            return result
+        codes = {rank: failure.exitcode for rank, failure in result.failures.items()}
+        # By now the agent has ended the other ranks by SIGTERM, for which rank zero saves: these are no causes.
+        causes = {
+            rank: code for rank, code in codes.items()
+            if code not in (-signal.SIGTERM, FOLLOWS) and (rank or code not in STOPPED)
+        } or codes  # fmt: skip
+        for rank, code in sorted(causes.items()):
+            name = default_worker_name(rank, worker_group.workers[0].world_size)
+            if code < 0:
+                self._say(f"{name} was killed by {signal.Signals(-code).name}")
+            elif rank and code != FOLLOWS:  # rank zero says itself why it ends
+                self._say(f"{name} ended with exit code {code}")
+        self.ended = self._hosts.ended()
+        if self.ended in STOPPED and 0 not in causes:
+            self.ended = None
+        if self.ended is None:
+            self.ended = next((code for code in causes.values() if code in FINAL), None)
+        if self.ended is not None:
+            self._remaining_restarts = 0
+        return result
+
+    def _restart_workers(self, worker_group: WorkerGroup) -> None:
+        most = worker_group.spec.max_restarts
+        count = most - self._remaining_restarts
+        self._say(
+            f"restart {count} of {most}" if count else "another host starts its ranks again, and so does this one"
+        )
+        super()._restart_workers(worker_group)
+
+
+class Hosts(RendezvousHandler):
+    """Where the agents of a fixed number of hosts meet before each start of the ranks: on a store of the first host.
+
+    torch's own handlers listen on every interface, and number hosts by their addresses; here host zero has rank zero.
+    """
+
+    use_agent_store = True
+
+    def __init__(self, config: LaunchConfig, listener: socket.socket | None) -> None:
+        self._config = config
+        self._listener = listener
+        self._port = config.master_port if listener is None else listener.getsockname()[1]
+        self._store: dist.Store | None = None
+
+    def _connect(self) -> dist.Store:
+        config = self._config
+        return dist.TCPStore(
+            config.master_addr, self._port, is_master=self._listener is not None, wait_for_workers=False,
+            timeout=timedelta(seconds=config.timeout),
+            master_listen_fd=None if self._listener is None else self._listener.detach(),
+        )  # fmt: skip
+
+    def next_rendezvous(self) -> RendezvousInfo:
+        if self._store is None:
+            self._store = self._connect()
+        store, config = self._store, self._config
+        if config.node_rank == 0:
+            store.delete_key(ENDED)
+        number = store.add("starts", 0) + 1
+        deadline = time.monotonic() + config.timeout
+        if store.add(f"start {number}", 1) == config.nnodes:
+            store.add("starts", 1)
+        while store.add("starts", 0) < number:
+            if time.monotonic() > deadline:
+                come = store.add(f"start {number}", 0)
+                raise RendezvousTimeoutError(f"{come} of {config.nnodes} hosts came within {config.timeout:g} s")
+            time.sleep(_POLL_SECONDS)
+        place = RendezvousStoreInfo(config.master_addr, self._port)
+        return RendezvousInfo(dist.PrefixStore(f"agents {number}", store), config.node_rank, config.nnodes, place)
+
+    def ended(self) -> int | None:
+        """The exit code with which rank zero has ended the run; None if it has not, or is lost."""
+        try:
+            if self._store is not None and self._store.check([ENDED]):
+                return int(self._store.get(ENDED))
+        except dist.DistError:  # the first host has left
+            pass
+        return None
+
+    def num_nodes_waiting(self) -> int:
+        store = self._store
+        return 0 if store is None or self._config.nnodes == 1 else store.add(f"start {store.add('starts', 0) + 1}", 0)
+
+    def get_backend(self) -> str:
+        return "hosts"
+
+    def get_run_id(self) -> str:
+        return "run"
+
+    def is_closed(self) -> bool:
+        return False
+
+    def set_closed(self) -> None:
+        pass
+
+    def shutdown(self) -> bool:
+        return True
+
+
+def _listen(config: LaunchConfig) -> tuple[socket.socket | None, NetworkNamespace | None, str]:
+    """The store's listening socket, on the first host; the ranks' own network, if they have one; and why they have
+    none."""
+    if config.isolate is False:
+        obstacle = "isolate=false"
+    elif config.nnodes > 1:
+        obstacle = f"nnodes={config.nnodes}"
+    elif config.interface not in (None, loopback_interface()):
+        obstacle = f"interface={config.interface}"
+    elif not is_loopback(config.master_addr):
+        obstacle = f"master_addr={config.master_addr}"
+    elif not has_one_thread():  # a fork would wait for ever for what other threads hold
+        obstacle = "this process has several threads"
+    else:
+        try:
+            network, inside = new_network(config.master_addr, config.master_port)
+            return inside, network, ""
+        except CannotIsolateError as error:
+            obstacle = str(error)
+    if config.isolate is True:
+        raise CannotIsolateError(obstacle)
+    if config.node_rank > 0:
+        return None, None, obstacle
+    try:
+        return listening(config.master_addr, config.master_port), None, obstacle
+    except OSError as error:
+        raise CannotListenError(f"{config.master_addr}:{config.master_port}: cannot listen there ({error})") from error

@@ -1,0 +1,75 @@
+"""The processes of ranks: they end with their launcher; and their limits of files and memory."""
+
+import ctypes
+import logging
+import os
+import resource
+import signal
+import sys
+from pathlib import Path
+
+PREEMPTIONS = (signal.SIGUSR1, signal.SIGUSR2)
+"""Signals that announce the end of a job. Slurm and others send them to every process of it."""
+
+_PR_SET_PDEATHSIG = 1
+
+log = logging.getLogger(__name__)
+
+
+def die_with(parent: int) -> None:
+    """Called in a new process: asks the kernel (Linux) to kill it when its parent dies, for any reason."""
+    if sys.platform.startswith("linux"):
+        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != parent:  # it died before the line above
+            os._exit(1)
+
+
+def has_one_thread() -> bool:
+    """Whether this process may be forked: a fork has no copy of other threads, and waits for ever for what they hold.
+    False where the kernel does not tell."""
+    try:
+        return len(list(Path("/proc/self/task").iterdir())) == 1
+    except OSError:
+        return False
+
+
+def quiet_agent() -> None:
+    """Keeps the warnings and tracebacks of torch's elastic agent from the terminal: we say ourselves what it does."""
+    # Its loggers have levels and handlers of their own, but all pass their records on to these.
+    for name in ("torch.distributed.elastic", "torch.multiprocessing"):
+        logger = logging.getLogger(name)
+        logger.handlers, logger.propagate = [logging.NullHandler()], False
+
+
+_SOCKETS_A_WORKER = 7
+_OTHERS = 256
+"""Files that have nothing to do with the number of workers: libraries, data, logs."""
+
+
+def allow_sockets(workers: int) -> None:
+    """Raises the soft limit of open files as far as this many workers need it, and the hard limit allows it."""
+    needed = _SOCKETS_A_WORKER * workers + _OTHERS
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft == resource.RLIM_INFINITY or soft >= needed:
+        return
+    allowed = needed if hard == resource.RLIM_INFINITY else min(needed, hard)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (allowed, hard))
+    if allowed < needed:
+        log.warning("%d workers need about %d open files, and the limit is %d; see `ulimit -Hn`", workers, needed, hard)
+
+
+_M_ARENA_MAX = -8
+
+
+def share_arena() -> None:
+    """Makes all threads take memory from one arena of glibc, except threads that run already.
+
+    If MALLOC_ARENA_MAX is set, that stays in force. Nothing happens with other C libraries.
+    """
+    # An arena keeps the most memory that it ever held, and any of about a hundred RPC threads computes a message. The
+    # peaks of all would add up: with 32 tasks, two processes grew beyond 11 GB.
+    if not sys.platform.startswith("linux") or "MALLOC_ARENA_MAX" in os.environ:
+        return
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is not None:
+        mallopt(_M_ARENA_MAX, 1)
