@@ -18,25 +18,14 @@ from metalearn.types import Algorithm, Batch, Model, Params
 
 
 def anil(
-    *,
-    model: Model,
-    inner: InnerOptimizer = SGD,
-    inner_lr: float,
-    inner_steps: int,
-    eval_steps: int,
-    eval_lr_factor: float = 1.0,
-    first_order: bool = False,
-) -> Algorithm:
+    *, model: Model, inner: InnerOptimizer = SGD, inner_lr: float, inner_steps: int, eval_steps: int,
+    eval_lr_factor: float = 1.0, first_order: bool = False,
+) -> Algorithm:  # fmt: skip
     """Almost no inner loop.
 
     Args:
         model: the network; its head is adapted.
-        inner: the optimiser of the inner steps.
-        inner_lr: the rate of the inner steps on the mean loss of a task's support set.
-        inner_steps: inner steps in meta-training.
-        eval_steps: inner steps in validation and test.
-        eval_lr_factor: validation and test multiply the inner rate by it.
-        first_order: drop the second derivatives from the meta-gradient.
+        inner, inner_lr, inner_steps, eval_steps, eval_lr_factor, first_order: as for `maml`.
 
     Raises:
         ValueError: a rate or factor that is not above 0, a negative number of steps, or a model without a linear head.

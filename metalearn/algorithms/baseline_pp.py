@@ -1,7 +1,7 @@
 """Baseline++, Chen et al. 2019 (arXiv 1904.04232), section 3.2: as finetune, with cosines in place of the linear head.
 
 A class has a weight vector, and its logit is the cosine between this vector and the features, times a factor. Body and
-vectors are trained as in supervised learning; then the body is frozen, and a task learns vectors of its own. They begin
+vectors are trained as in supervised learning; then the body is frozen, and each task learns new vectors. They begin
 at the means of the support features of the classes (as the imprinted weights of Qi et al. 2018, arXiv 1712.07136).
 
 Differences from the authors' code:
@@ -31,19 +31,12 @@ from metalearn.algorithms.common.losses import objective
 from metalearn.checks import positive
 from metalearn.types import Algorithm, Batch, Model, Params
 
-VECTORS = "cosine.weight"
-"""The meta-parameter of the classes' vectors, [classes, d]."""
+VECTORS = "cosine.weight"  # the meta-parameter of the classes' vectors, [classes, d]
 
 
 def baseline_pp(
-    *,
-    model: Model,
-    inner: InnerOptimizer = SGD,
-    inner_lr: float,
-    eval_steps: int,
-    scale: float,
-    task_scale: float,
-) -> Algorithm:
+    *, model: Model, inner: InnerOptimizer = SGD, inner_lr: float, eval_steps: int, scale: float, task_scale: float,
+) -> Algorithm:  # fmt: skip
     """Supervised learning with a cosine head, then a new cosine head for every task.
 
     Args:

@@ -17,28 +17,14 @@ from metalearn.types import Algorithm, Batch, Model, Params
 
 
 def boil(
-    *,
-    model: Model,
-    inner: InnerOptimizer = SGD,
-    inner_lr: float,
-    inner_steps: int,
-    eval_steps: int,
-    eval_lr_factor: float = 1.0,
-    first_order: bool = False,
-    checkpoint_steps: Checkpoint = False,
-) -> Algorithm:
+    *, model: Model, inner: InnerOptimizer = SGD, inner_lr: float, inner_steps: int, eval_steps: int,
+    eval_lr_factor: float = 1.0, first_order: bool = False, checkpoint_steps: Checkpoint = False,
+) -> Algorithm:  # fmt: skip
     """Body-only update in the inner loop.
 
     Args:
         model: the network; all but its head is adapted.
-        inner: the optimiser of the inner steps.
-        inner_lr: the rate of the inner steps on the mean loss of a task's support set.
-        inner_steps: inner steps in meta-training.
-        eval_steps: inner steps in validation and test.
-        eval_lr_factor: validation and test multiply the inner rate by it.
-        first_order: drop the second derivatives from the meta-gradient.
-        checkpoint_steps: keep no graph of the inner steps; the meta-gradient computes each step a second time. With
-            `nested`, keep the parameters of log₂(inner_steps) steps only; it computes each step so often again.
+        inner, inner_lr, inner_steps, eval_steps, eval_lr_factor, first_order, checkpoint_steps: as for `maml`.
 
     Raises:
         ValueError: a rate or factor that is not above 0, a negative number of steps, or a model without a linear head.

@@ -31,34 +31,20 @@ from metalearn.checks import Invalid, switches, whole_number
 from metalearn.nn.layers import per_task
 from metalearn.types import Algorithm, Batch, Model, Params
 
-WEIGHTS = "context."
-"""The prefix of the names of W, or of W_γ (`scale`) and W_β (`shift`)."""
+WEIGHTS = "context."  # the prefix of the names of W, or of W_γ (`scale`) and W_β (`shift`)
 
 
 def cavia(
-    *,
-    model: Model,
-    inner: InnerOptimizer = SGD,
-    inner_lr: float,
-    inner_steps: int,
-    eval_steps: int,
-    contexts: int,
-    layer: int = 1,
-    first_order: bool = False,
-    checkpoint_steps: bool = False,
-) -> Algorithm:
+    *, model: Model, inner: InnerOptimizer = SGD, inner_lr: float, inner_steps: int, eval_steps: int, contexts: int,
+    layer: int = 1, first_order: bool = False, checkpoint_steps: bool = False,
+) -> Algorithm:  # fmt: skip
     """Fast context adaptation.
 
     Args:
         model: the network; what it computes depends on the context parameters.
-        inner: the optimiser of the inner steps.
-        inner_lr: α, the rate of the inner steps on the mean loss of a task's support set.
-        inner_steps: inner steps in meta-training.
-        eval_steps: inner steps in validation and test.
+        inner, inner_lr (α), inner_steps, eval_steps, first_order, checkpoint_steps: as for `maml`.
         contexts: the number of context parameters.
         layer: which layer takes them, from 1: of the batch norms, or of the linear layers of a model without norms.
-        first_order: drop the second derivatives from the meta-gradient.
-        checkpoint_steps: keep no graph of the inner steps; the meta-gradient computes each step a second time.
 
     Raises:
         ValueError: a rate that is not above 0, a number out of range, or a model without such a layer.
@@ -82,12 +68,18 @@ def cavia(
         tasks = support.x.shape[0]
         weights = without(WEIGHTS, params)
         start = model.start(weights, tasks)
-        chosen, by_context = (
-            per_task(values, tasks) for values in ({name: params[name] for name in names}, part(WEIGHTS, params))
-        )
+        modulated = per_task({name: params[name] for name in names}, tasks)
+        by_context = per_task(part(WEIGHTS, params), tasks)
 
         def in_context(phi: Tensor) -> Params:
-            return model.replaced(start, _modulated(chosen, by_context, names, phi))
+            """The parameters under a context [t, contexts], which changes two of them [t, outputs]."""
+            change = {kind: (weight @ phi.unsqueeze(2)).squeeze(2) for kind, weight in by_context.items()}
+            first, second = names
+            if "scale" not in change:
+                return model.replaced(start, {second: modulated[second] + change["shift"]})
+            gamma = 1 + change["scale"]
+            film = {first: gamma * modulated[first], second: gamma * modulated[second] + change["shift"]}
+            return model.replaced(start, film)
 
         def loss(context: Params, step: int) -> Tensor:
             return model.metrics(in_context(context["phi"]), support, twice=order == 2)["loss"]
@@ -104,11 +96,7 @@ def cavia(
 
 
 def _layer(model: Model, layer: int) -> tuple[str, str]:
-    """The names of the scale and shift of a norm, or of the weight and bias of a linear layer.
-
-    Raises:
-        ValueError: there is no such layer.
-    """
+    """The names of the scale and shift of a norm, or of the weight and bias of a linear layer."""
     if model.norms:
         layers = list(zip(model.norms[::2], model.norms[1::2], strict=True))
     else:
@@ -118,13 +106,3 @@ def _layer(model: Model, layer: int) -> tuple[str, str]:
         advice = f"type algorithm.layer={len(layers)} or less" if layers else "type model=conv4 or model=mlp"
         raise Invalid("layer", layer, f"this model has {len(layers)} {what} that can take a context", advice)
     return layers[layer - 1]
-
-
-def _modulated(chosen: Params, by_context: Params, names: tuple[str, str], phi: Tensor) -> Params:
-    """The parameters [t, outputs] that a context [t, contexts] changes."""
-    first, second = names
-    change = {kind: (weight @ phi.unsqueeze(2)).squeeze(2) for kind, weight in by_context.items()}
-    if "scale" not in change:
-        return {second: chosen[second] + change["shift"]}
-    gamma = 1 + change["scale"]
-    return {first: gamma * chosen[first], second: gamma * chosen[second] + change["shift"]}

@@ -32,14 +32,8 @@ from metalearn.types import Algorithm, Batch, Model, Params
 
 
 def finetune(
-    *,
-    model: Model,
-    inner: InnerOptimizer = SGD,
-    inner_lr: float,
-    eval_steps: int,
-    ways: int,
-    whole: bool,
-) -> Algorithm:
+    *, model: Model, inner: InnerOptimizer = SGD, inner_lr: float, eval_steps: int, ways: int, whole: bool,
+) -> Algorithm:  # fmt: skip
     """Supervised learning, then fine-tuning.
 
     Args:

@@ -32,32 +32,20 @@ from metalearn.types import Algorithm, Batch, ChunkResult, Episode, Metrics, Mod
 
 SPRINGS = ("every_step", "after")
 
-Product = Callable[[Params], Params]
-"""v ↦ A v, where each task has its own A and v."""
+Product = Callable[[Params], Params]  # v ↦ A v, where each task has its own A and v
 
 
 def imaml(
-    *,
-    model: Model,
-    inner: InnerOptimizer = SGD,
-    inner_lr: float,
-    inner_steps: int,
-    eval_steps: int,
-    strength: float,
-    eval_strength: float | None = None,
-    spring: str = "every_step",
-    cg_steps: int,
-    cg_damping: float = 0.0,
+    *, model: Model, inner: InnerOptimizer = SGD, inner_lr: float, inner_steps: int, eval_steps: int, strength: float,
+    eval_strength: float | None = None, spring: str = "every_step", cg_steps: int, cg_damping: float = 0.0,
     cg_strength: float | None = None,
-) -> Algorithm:
+) -> Algorithm:  # fmt: skip
     """MAML with implicit gradients. Its metric `cg_residual` is ‖A g − b‖ / ‖b‖ of a task's linear system A g = b.
 
     Args:
         model: the network to be adapted.
-        inner: the optimiser of the inner steps.
+        inner, inner_steps, eval_steps: as for `maml`.
         inner_lr: the rate of the inner steps on the regularised loss.
-        inner_steps: inner steps in meta-training.
-        eval_steps: inner steps in validation and test.
         strength: λ, the strength of the spring, the term that pulls φ to the meta-parameters.
         eval_strength: λ in validation and test, which may be 0; None: as in training.
         spring: `every_step`: the inner steps descend on the regularised loss. `after`: they descend on the plain loss,

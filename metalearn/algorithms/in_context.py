@@ -27,8 +27,7 @@ from metalearn.nn.attention import draw_transformer, transformer
 from metalearn.nn.layers import shared_linear
 from metalearn.types import Algorithm, Batch, Model, Params
 
-SET = "set."
-"""The prefix of the names of the transformer's parameters."""
+SET = "set."  # the prefix of the names of the transformer's parameters
 
 
 def in_context(*, model: Model, width: int, heads: int, layers: int) -> Algorithm:
@@ -60,7 +59,7 @@ def in_context(*, model: Model, width: int, heads: int, layers: int) -> Algorith
         weights, known = part(SET, params), support.x.shape[1]
         features = model.features_of(without(SET, params), support.x.shape[0])
         seen = torch.cat([features(support.x), features(x, support.x)], dim=1)
-        tokens = torch.cat([seen, labels(support, x.shape[1], len(weights["head.bias"]), seen.dtype)], dim=2)
+        tokens = torch.cat([seen, label_tokens(support, x.shape[1], len(weights["head.bias"]), seen.dtype)], dim=2)
         tokens = shared_linear(tokens, weights["token.weight"], weights["token.bias"])
         tokens = transformer(weights, tokens, known=known, heads=heads, layers=layers)
         return shared_linear(tokens[:, known:], weights["head.weight"], weights["head.bias"])
@@ -68,7 +67,7 @@ def in_context(*, model: Model, width: int, heads: int, layers: int) -> Algorith
     return comparing_learner(model, compare, init)
 
 
-def labels(support: Batch, queries: int, outputs: int, dtype: torch.dtype) -> Tensor:
+def label_tokens(support: Batch, queries: int, outputs: int, dtype: torch.dtype) -> Tensor:
     """What a token has of its sample's label, [t, n + queries, outputs + 1]: for the support set the class as
     one-hot, or the numbers, and 0; for the queries nothing but a 1, which says that the label is unknown.
 
@@ -82,11 +81,11 @@ def labels(support: Batch, queries: int, outputs: int, dtype: torch.dtype) -> Te
                 f"model: it has {outputs} outputs, and targets here are {y.shape[2]} numbers; "
                 f"type model.outputs={y.shape[2]}"
             )
-        given = y.to(dtype)
+        labels = y.to(dtype)
     else:
-        given = (y.unsqueeze(2) == torch.arange(outputs, device=y.device)).to(dtype)
-    unknown = torch.cat([given.new_zeros(len(y), queries, outputs), given.new_ones(len(y), queries, 1)], dim=2)
-    return torch.cat([F.pad(given, (0, 1)), unknown], dim=1)
+        labels = (y.unsqueeze(2) == torch.arange(outputs, device=y.device)).to(dtype)
+    unknown = torch.cat([labels.new_zeros(len(y), queries, outputs), labels.new_ones(len(y), queries, 1)], dim=2)
+    return torch.cat([F.pad(labels, (0, 1)), unknown], dim=1)
 
 
 def _draw_set(outputs: int, inputs: int, width: int, layers: int, generator: Generator) -> Params:

@@ -2,13 +2,13 @@
 
 The network is trained as in supervised learning. A query is compared with the class means of the support set, all in
 features of length 1, and with the queries nearest to it, which should have its class. Their assignments y to the
-classes are found together, by bound updates, y ← softmax(−a + λ W y), from y = softmax(−a). Here a has
+classes are computed together, by bound updates, y ← softmax(−a + λ W y), from y = softmax(−a). Here a has
 the squared distances of the queries to the means, and W[q, p] is 1 if p is among the nearest neighbours of q, else 0.
 So the learner is transductive, whatever the model.
 
 With `rectified`, the queries are first shifted by the difference of the means of both sets, and each class mean is
-taken anew over all samples, support and queries, that are nearest to it by cosine, weighted by a softmax of ten times
-the cosines (Liu et al. 2020, arXiv 1911.10713).
+computed again over all samples, support and queries, that are nearest to it by cosine, weighted by a softmax of ten
+times the cosines (Liu et al. 2020, arXiv 1911.10713).
 
 Differences from the authors' code:
 
@@ -36,8 +36,7 @@ from metalearn.algorithms.common.learners import (
 from metalearn.checks import not_negative, real_number, true_or_false, whole_number
 from metalearn.types import Algorithm, Batch, Model, Params
 
-SHARPNESS = 10.0
-"""The factor of the cosines in the weights of `rectified_means`; that of both papers."""
+SHARPNESS = 10.0  # the factor of the cosines in the weights of `rectified_means`; that of both papers
 
 
 def laplacian_shot(

@@ -24,16 +24,9 @@ from metalearn.types import Algorithm, Batch, Model, Params
 
 
 def maml(
-    *,
-    model: Model,
-    inner: InnerOptimizer = SGD,
-    inner_lr: float,
-    inner_steps: int,
-    eval_steps: int,
-    eval_lr_factor: float = 1.0,
-    first_order: bool = False,
-    checkpoint_steps: Checkpoint = False,
-) -> Algorithm:
+    *, model: Model, inner: InnerOptimizer = SGD, inner_lr: float, inner_steps: int, eval_steps: int,
+    eval_lr_factor: float = 1.0, first_order: bool = False, checkpoint_steps: Checkpoint = False,
+) -> Algorithm:  # fmt: skip
     """Model-agnostic meta-learning.
 
     Args:
@@ -45,7 +38,7 @@ def maml(
         eval_lr_factor: validation and test multiply the inner rate by it.
         first_order: drop the second derivatives from the meta-gradient.
         checkpoint_steps: keep no graph of the inner steps; the meta-gradient computes each step a second time. With
-            `nested`, keep the parameters of log₂(inner_steps) steps only; it computes each step so often again.
+            `nested`, keep the parameters of log₂(inner_steps) steps, and compute each step about as many times.
 
     Raises:
         ValueError: a rate or factor that is not above 0, or a negative number of steps.

@@ -32,18 +32,10 @@ from metalearn.types import Algorithm, Batch, Episode, Metrics, Model, Params
 
 
 def maml_pp(
-    *,
-    model: Model,
-    inner: InnerOptimizer = SGD,
-    inner_lr: float,
-    inner_steps: int,
-    eval_steps: int,
-    multi_step_until: int,
-    first_order_until: int,
-    learned_rates: bool,
-    per_step_norm: bool,
+    *, model: Model, inner: InnerOptimizer = SGD, inner_lr: float, inner_steps: int, eval_steps: int,
+    multi_step_until: int, first_order_until: int, learned_rates: bool, per_step_norm: bool,
     checkpoint_steps: bool = False,
-) -> Algorithm:
+) -> Algorithm:  # fmt: skip
     """MAML with the changes of "How to train your MAML".
 
     Args:

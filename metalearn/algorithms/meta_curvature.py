@@ -24,33 +24,21 @@ from metalearn.algorithms.common.learners import (
 )
 from metalearn.types import Algorithm, Batch, Model, Params
 
-CURVATURE = "curvature."
-"""The prefix of the names of the matrices; the name of the weight and that of the mode follow."""
+CURVATURE = "curvature."  # the prefix of the names of the matrices; the name of the weight and that of the mode follow
 
 MODES = ("outputs", "inputs", "pixels")
 
 
 def meta_curvature(
-    *,
-    model: Model,
-    inner: InnerOptimizer = SGD,
-    inner_lr: float,
-    inner_steps: int,
-    eval_steps: int,
-    first_order: bool = False,
-    checkpoint_steps: Checkpoint = False,
-) -> Algorithm:
+    *, model: Model, inner: InnerOptimizer = SGD, inner_lr: float, inner_steps: int, eval_steps: int,
+    first_order: bool = False, checkpoint_steps: Checkpoint = False,
+) -> Algorithm:  # fmt: skip
     """MAML with learned curvature.
 
     Args:
         model: the network to be adapted.
-        inner: the optimiser of the inner steps, which is given the transformed gradients.
-        inner_lr: the rate of the inner steps on the mean loss of a task's support set.
-        inner_steps: inner steps in meta-training.
-        eval_steps: inner steps in validation and test.
-        first_order: drop the second derivatives from the meta-gradient.
-        checkpoint_steps: keep no graph of the inner steps; the meta-gradient computes each step a second time. With
-            `nested`, keep the parameters of log₂(inner_steps) steps only; it computes each step so often again.
+        inner: the optimiser of the inner steps, which gets the transformed gradients.
+        inner_lr, inner_steps, eval_steps, first_order, checkpoint_steps: as for `maml`.
 
     Raises:
         ValueError: a rate that is not above 0, or a negative number of steps.

@@ -18,28 +18,17 @@ from metalearn.types import Algorithm, Batch, Model, Params
 
 
 def meta_sgd(
-    *,
-    model: Model,
-    inner: InnerOptimizer = SGD,
-    inner_lr: float,
-    inner_steps: int,
-    eval_steps: int,
-    eval_lr_factor: float = 1.0,
-    first_order: bool = False,
-    checkpoint_steps: Checkpoint = False,
-) -> Algorithm:
+    *, model: Model, inner: InnerOptimizer = SGD, inner_lr: float, inner_steps: int, eval_steps: int,
+    eval_lr_factor: float = 1.0, first_order: bool = False, checkpoint_steps: Checkpoint = False,
+) -> Algorithm:  # fmt: skip
     """MAML with a learned rate for every weight.
 
     Args:
         model: the network to be adapted.
         inner: the optimiser of the inner steps, whose directions the rates multiply.
         inner_lr: the initial value of every rate, for steps on the mean loss of a task's support set.
-        inner_steps: inner steps in meta-training.
-        eval_steps: inner steps in validation and test.
         eval_lr_factor: validation and test multiply the learned rates by it.
-        first_order: drop the second derivatives from the meta-gradient.
-        checkpoint_steps: keep no graph of the inner steps; the meta-gradient computes each step a second time. With
-            `nested`, keep the parameters of log₂(inner_steps) steps only; it computes each step so often again.
+        inner_steps, eval_steps, first_order, checkpoint_steps: as for `maml`.
 
     Raises:
         ValueError: a rate or factor that is not above 0, or a negative number of steps.

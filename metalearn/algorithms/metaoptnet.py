@@ -31,17 +31,13 @@ from metalearn.algorithms.common.learners import cholesky, comparing_learner, on
 from metalearn.checks import positive
 from metalearn.types import Algorithm, Batch, Model, Params
 
-SCALE = "svm.scale"
-"""The name of γ, which is learned beside the network."""
+SCALE = "svm.scale"  # the name of γ, which is learned beside the network
 
+# The largest product of a probability and its multiplier at the end, as a part of the largest slope at the start.
 _TOLERANCE = 1e-13
-"""The largest product of a probability and its multiplier at the end, as a part of the largest slope at the start."""
 
-_ROUNDING = 1e-12
-"""An eigenvalue below this part of the largest one counts as zero."""
-
-_MOST_STEPS = 60
-"""Of an interior point; it takes about a dozen."""
+_ROUNDING = 1e-12  # an eigenvalue below this part of the largest one counts as zero
+_MOST_STEPS = 60  # of an interior point; it takes about a dozen
 
 
 def metaoptnet(*, model: Model, cost: float, ridge: float, scale: float) -> Algorithm:

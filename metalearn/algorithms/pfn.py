@@ -4,7 +4,7 @@ Müller et al. 2022 (arXiv 2112.10510), Algorithm 1: over tasks drawn from a pri
 labels is maximised. Its optimum is the posterior predictive distribution of the prior (insight 1). There is no inner
 loop. `model=table` is such a network. For pictures, or any other encoder, take `algorithm=in_context`.
 
-The loss is that of the network's head (`metalearn.models.common.heads`), or cross-entropy for classes.
+The loss is that of the network's head (`metalearn.models.table`), or cross-entropy for classes.
 
 Differences from the paper: the numbers of known and asked rows are those of the dataset's tasks.
 """
@@ -18,9 +18,9 @@ from metalearn.algorithms.common.learners import comparing_learner
 from metalearn.checks import Invalid
 from metalearn.types import Algorithm, Batch, InContext, Model, Params
 
+# How many queries a prediction computes at once. The last of them are filled up: the shape of a product decides in
+# which order it adds, so only equal shapes give a row the same bits in a call of any size.
 TOGETHER = 64
-"""How many queries a prediction computes at once. The last of them are filled up: the shape of a product decides in
-which order it adds, so only equal shapes give a row the same bits in a call of any size."""
 
 
 def pfn(*, model: Model) -> Algorithm:
@@ -34,10 +34,8 @@ def pfn(*, model: Model) -> Algorithm:
     """
     reads = model.in_context
     if reads is None:
-        raise Invalid(
-            "model", "", "has no use for labels", "type model=table, or algorithm=in_context for this network", False
-        )
-
+        advice = "type model=table, or algorithm=in_context for this network"
+        raise Invalid("model", "", "has no use for labels", advice, False)
     if reads.loss is not None and model.loss is not None:
         raise Invalid(
             "loss", model.loss.name, f"model.head={reads.loss.name} has a loss of its own, and the metric mse",

@@ -27,11 +27,8 @@ from metalearn.algorithms.common.learners import cholesky, comparing_learner, on
 from metalearn.checks import positive
 from metalearn.types import Algorithm, Batch, Model, Params
 
-LOG_STRENGTH, SCALE = "ridge.log_strength", "ridge.scale"
-"""The names of what is learned beside the network."""
-
-_FLOOR = 4
-"""Roundings. With 1/2, 4 of 2000 systems with equal samples and λ = 0 had no Cholesky root; with 1, none."""
+LOG_STRENGTH, SCALE = "ridge.log_strength", "ridge.scale"  # the names of what is learned beside the network
+_FLOOR = 4  # roundings. With 1/2, 4 of 2000 systems with equal samples and λ = 0 had no Cholesky root; with 1, none
 
 
 def r2d2(*, model: Model, strength: float, scale: float) -> Algorithm:

@@ -36,22 +36,13 @@ from metalearn.types import STATE, Algorithm, Batch, ChunkResult, Episode, Model
 
 INNER_STATES = ("fresh", "carried")
 
-DONE = f"{STATE}steps"
-"""T, the number of steps of the carried optimiser."""
+DONE = f"{STATE}steps"  # T, the number of steps of the carried optimiser
 
 
 def reptile(
-    *,
-    model: Model,
-    inner: InnerOptimizer = SGD,
-    inner_lr: float,
-    inner_steps: int,
-    eval_steps: int,
-    inner_batch: int | None,
-    eval_batch: int | None,
-    inner_state: str = "fresh",
-    meta_batch: int = 1,
-) -> Algorithm:
+    *, model: Model, inner: InnerOptimizer = SGD, inner_lr: float, inner_steps: int, eval_steps: int,
+    inner_batch: int | None, eval_batch: int | None, inner_state: str = "fresh", meta_batch: int = 1,
+) -> Algorithm:  # fmt: skip
     """Learns a start that is near to the ends of many trainings.
 
     A training task has no queries: its support and query samples are one set.

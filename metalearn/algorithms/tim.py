@@ -39,23 +39,14 @@ from metalearn.algorithms.common.losses import objective
 from metalearn.checks import positive, real_number
 from metalearn.types import Algorithm, Batch, Model, Params
 
-VECTORS = "vectors"
-"""The classes' vectors of a task, [t, ways, d]."""
-
-ADAM = adam(beta1=0.9, beta2=0.999, eps=1e-8)
-"""The authors'."""
+VECTORS = "vectors"  # the classes' vectors of a task, [t, ways, d]
+ADAM = adam(beta1=0.9, beta2=0.999, eps=1e-8)  # the authors'
 
 
 def tim(
-    *,
-    model: Model,
-    inner_lr: float,
-    eval_steps: int,
-    temperature: float,
-    support_weight: float,
-    conditional_weight: float,
-    centred: bool = False,
-) -> Algorithm:
+    *, model: Model, inner_lr: float, eval_steps: int, temperature: float, support_weight: float,
+    conditional_weight: float, centred: bool = False,
+) -> Algorithm:  # fmt: skip
     """Supervised learning, then the largest mutual information between the queries of a task and their classes.
 
     Args:

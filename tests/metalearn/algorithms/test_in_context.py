@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 from torch import Generator, Tensor, nn
 
-from metalearn.algorithms.in_context import in_context, labels
+from metalearn.algorithms.in_context import in_context, label_tokens
 from metalearn.models.mlp import mlp
 from metalearn.nn.attention import draw_transformer, set_attention, transformer
 from metalearn.types import Algorithm, Batch, Episode, Params
@@ -113,11 +113,11 @@ def test_the_order_of_the_support_set_changes_nothing_but_its_labels_do(kind: st
 
 def test_what_a_token_is_told_of_its_label() -> None:
     classes = Batch(torch.zeros(1, 3, 1), torch.tensor([[2, 0, 1]]))
-    assert labels(classes, 2, 3, FLOAT64).tolist() == [
+    assert label_tokens(classes, 2, 3, FLOAT64).tolist() == [
         [[0, 0, 1, 0], [1, 0, 0, 0], [0, 1, 0, 0], [0, 0, 0, 1], [0, 0, 0, 1]]
     ]
     values = Batch(torch.zeros(1, 2, 1), torch.tensor([[[0.5], [-4.0]]]))
-    assert labels(values, 1, 1, torch.float32).tolist() == [[[0.5, 0], [-4.0, 0], [0, 1]]]
+    assert label_tokens(values, 1, 1, torch.float32).tolist() == [[[0.5, 0], [-4.0, 0], [0, 1]]]
 
 
 def test_it_learns_lines_through_two_points() -> None:

@@ -15,16 +15,7 @@ from metalearn.algorithms.simpleshot import simpleshot
 from metalearn.algorithms.tim import tim
 from metalearn.types import Batch, Episode, Params
 from tests.metalearn import written_out
-from tests.metalearn.learners import (
-    LEARNERS,
-    TIM,
-    WAYS,
-    evaluation_episode,
-    network,
-    start_of,
-    tasks,
-    training_episode,
-)
+from tests.metalearn.learners import LEARNERS, TIM, WAYS, evaluation_episode, network, start_of, tasks, training_episode
 
 Array = NDArray[np.float64]
 
