@@ -36,7 +36,7 @@ from metalearn.api.learner import load as load_learner
 from metalearn.app.prior_check import area
 from metalearn.cli.arguments import whole
 from metalearn.errors import ConfigError
-from metalearn.models.common.heads import bars, gaussian
+from metalearn.models.table import bars, gaussian
 from metalearn.reporting.provenance import made_with
 from metalearn.tasks.priors.gp import posterior
 from metalearn.types import Batch

@@ -23,7 +23,7 @@ from metalearn.models.conv4 import conv4
 from metalearn.models.mlp import mlp
 from metalearn.models.resnet12 import resnet12
 from metalearn.tasks.common.episodes import EpisodeSpec, Seeds
-from metalearn.tasks.common.torchvision_files import DataPlace
+from metalearn.tasks.common.stored import DataPlace
 from metalearn.tasks.glyphs import glyphs
 from metalearn.tasks.omniglot import omniglot
 from metalearn.tasks.sinusoid import sinusoid

@@ -13,7 +13,7 @@ from metalearn.config.plain import Named
 from metalearn.config.saved import OWN
 from metalearn.errors import ConfigError
 from metalearn.models.common.adapter import model_of
-from metalearn.models.common.weights import LICENCE, NAMED, header_of, meant_as, read_state
+from metalearn.models.common.pretrained import LICENCE, NAMED, header_of, meant_as, read_state
 from metalearn.models.module import from_note, to_note
 from metalearn.nn.inputs import Inputs, of_reals
 from metalearn.nn.inputs import shape_of as inputs_shape

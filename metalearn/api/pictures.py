@@ -14,8 +14,16 @@ from torch import Tensor
 
 from metalearn.errors import DataError
 from metalearn.saved.form import digest_of
-from metalearn.tasks.common.picture_folders import first_few, one_form, picture_folders
-from metalearn.tasks.common.pictures import PictureForm, Pixels, decoded, formed, reason
+from metalearn.tasks.common.pictures import (
+    PictureForm,
+    Pixels,
+    decoded,
+    first_few,
+    formed,
+    one_form,
+    picture_folders,
+    reason,
+)
 from metalearn.types import TaskSource
 
 DRAWINGS = (

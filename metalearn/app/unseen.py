@@ -7,7 +7,7 @@ from typing import Any
 from metalearn.errors import ConfigError
 from metalearn.runs.metrics import KEY, SEEN_DRAWERS, UNKNOWN_OVERLAP, Seen, overlap
 from metalearn.tasks.common.identities import drawers_of, identities_of
-from metalearn.tasks.common.picture_folders import first_few
+from metalearn.tasks.common.pictures import first_few
 from metalearn.types import TaskSource
 
 log = logging.getLogger("metalearn")

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from metalearn.api.pictures import LARGEST_SIZE
 from metalearn.checks import Invalid, first_line, one_of, whole_number
 from metalearn.errors import ConfigError
-from metalearn.models.common.weights import (
+from metalearn.models.common.pretrained import (
     HEADS,
     LICENCE,
     cut_head,

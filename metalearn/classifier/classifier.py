@@ -29,8 +29,7 @@ from metalearn.saved import exporter, hub
 from metalearn.saved.card import FOLDER, ONNX, TORCH, Card, Reached
 from metalearn.saved.exporter import NetworkToExport
 from metalearn.saved.form import CARD
-from metalearn.tasks.common.picture_folders import first_few, one_form
-from metalearn.tasks.common.pictures import PictureForm
+from metalearn.tasks.common.pictures import PictureForm, first_few, one_form
 
 log = logging.getLogger("metalearn")
 

@@ -13,7 +13,7 @@ from metalearn.checks import one_of
 from metalearn.classifier.heads import HEADS
 from metalearn.classifier.validation import compared, strangers_in_words, twice_in_words
 from metalearn.errors import ConfigError
-from metalearn.models.common.weights import LICENCE, NAMED
+from metalearn.models.common.pretrained import LICENCE, NAMED
 from metalearn.reporting.charts import Line, chart
 from metalearn.reporting.page import Tile, page, picture_of
 from metalearn.reporting.provenance import made_with

@@ -20,7 +20,7 @@ from torch import Tensor, fx
 from metalearn.classifier.backbones import Backbone
 from metalearn.classifier.heads import class_means
 from metalearn.errors import ConfigError
-from metalearn.models.common.frozen import cut
+from metalearn.models.common.pretrained import cut
 
 STEPS = 100
 """The most steps, however much time there is."""

@@ -97,7 +97,7 @@ def files_in(paths: Sequence[Path]) -> Iterator[Path]:
     Raises:
         ValueError: a path that is not there, or a folder without pictures.
     """
-    from metalearn.tasks.common.picture_folders import picture_folders
+    from metalearn.tasks.common.pictures import picture_folders
 
     for path in paths:
         if path.is_dir():

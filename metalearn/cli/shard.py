@@ -47,7 +47,7 @@ def cut(options: argparse.Namespace) -> int:
     """Cuts the dataset; returns the exit code."""
     set_up_process(1)
     from metalearn.tasks.common.episodes import HoldsClasses  # imports torch, after the line above
-    from metalearn.tasks.common.shards import ShardForm, write_shards
+    from metalearn.tasks.common.stored import ShardForm, write_shards
 
     composed = compose_config(options.keys)
     source = build(composed.config, "dataset")

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from metalearn.tasks.common.drawn_set import DrawnSet
+    from metalearn.tasks.common.stored import DrawnSet
 
 
 def make(name: str, out: Path, *, source: Path | None, classes: int | None, partly: bool) -> "DrawnSet":
@@ -26,8 +26,8 @@ def make(name: str, out: Path, *, source: Path | None, classes: int | None, part
         from metalearn.datasets.photographs import SETS, collect
 
         return collect(SETS[name](), source, out, partly=partly)
-    from metalearn.datasets import emoji, fonts
+    from metalearn.datasets.designs import emoji, kanji, scripts
     from metalearn.datasets.drawing import build
 
-    recipe = {"emoji": emoji.emoji, "kanji": fonts.kanji, "scripts": fonts.scripts}[name]
+    recipe = {"emoji": emoji, "kanji": kanji, "scripts": scripts}[name]
     return build(recipe(classes), out)

@@ -1,36 +1,155 @@
-"""From packages to a drawn set: fetched, drawn one design after the other, put together, described.
+"""From packages of public registries to a drawn set: fetched, drawn design after design, put together, described.
 
-What has been fetched and drawn is kept in the folder `.work` until the set is whole, so that the same command goes on
-after any end.
+Packages are fetched by the registry's own client and read without unpacking. Nothing of a package is run. Version and
+SHA-256 of each are known before, and it is opened only if they are right. What has been fetched and drawn is kept in
+the folder .work until the set is whole, so that the same command goes on after any end.
 """
 
 import csv
 import hashlib
-import itertools
+import io
 import logging
+import os
 import shutil
+import subprocess
+import tarfile
 import zipfile
-from collections.abc import Callable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from metalearn.datasets.packages import Client, Package, fetched
-from metalearn.errors import DataError
+from metalearn.errors import ConfigError, DataError, RunError
 from metalearn.storage.files import held, write_atomically, writing
-from metalearn.tasks.common.drawn_set import DrawnClass, DrawnSet, read_pictures, read_set, write_set
 from metalearn.tasks.common.episodes import SPLITS, Images
-from metalearn.tasks.common.written import INDEX
+from metalearn.tasks.common.stored import INDEX, DrawnClass, DrawnSet, read_pictures, read_set, write_set
+
+SECONDS = 300.0  # how long a client may take for all packages
+
+
+class Package(NamedTuple):
+    """A package by its name in the registry."""
+
+    name: str
+    version: str
+    sha256: str
+
+
+class Client(NamedTuple):
+    """The program that fetches from a registry. `fetch` is the command that puts packages into the working folder.
+    `advice` says how to get the program."""
+
+    program: str
+    advice: str
+    fetch: Callable[[Sequence[Package]], list[str]]
+
+
+NPM = Client(
+    "npm",
+    "type apt-get install npm, or install Node.js",
+    lambda packages: [
+        "npm", "pack", "--ignore-scripts", "--fetch-timeout=20000", "--fetch-retries=1",
+        *(f"{package.name}@{package.version}" for package in packages),
+    ],
+)  # fmt: skip
+
+APT = Client(
+    "apt-get",
+    "it belongs to Debian 12; elsewhere work in a container of it, of the image debian:12",
+    lambda packages: [
+        "apt-get", "download", "-q", "-o", "Acquire::http::Timeout=20", "-o", "Acquire::Retries=1",
+        *(f"{package.name}={package.version}" for package in packages),
+    ],
+)  # fmt: skip
+
+
+def fetched(packages: Sequence[Package], client: Client, folder: Path) -> dict[str, Path]:
+    """Package → its file in `folder`. Those that are there already are not fetched again.
+
+    Raises:
+        ConfigError: the client is missing.
+        DataError: the registry has another file of a version.
+        RunError: a package did not come: the registry does not answer, or has other versions. What has come is kept.
+    """
+    files = {package.name: folder / f"{package.sha256}.package" for package in packages}
+    missing = {
+        package.sha256: package
+        for package in packages
+        if not (files[package.name].is_file() and _digest(files[package.name]) == package.sha256)
+    }
+    if not missing:
+        return files
+    if shutil.which(client.program) is None:
+        raise ConfigError(f"{client.program} is not installed, which fetches {len(missing)} packages: {client.advice}")
+    incoming = folder / "incoming"
+    others = ""
+    with writing(incoming):
+        shutil.rmtree(incoming, ignore_errors=True)
+        incoming.mkdir(parents=True)
+        command = client.fetch(list(missing.values()))
+        try:
+            answer = subprocess.run(
+                command, cwd=incoming, env=os.environ | {"LC_ALL": "C"}, stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace", timeout=SECONDS,
+            ).stdout  # fmt: skip
+        except subprocess.TimeoutExpired:
+            answer = f"{command[0]} has not answered within {SECONDS:g} s"
+        for path in sorted(incoming.iterdir()):
+            digest = _digest(path)
+            if digest in missing:
+                path.replace(files[missing.pop(digest).name])
+            else:
+                others += f"; {path.name} came with SHA-256 {digest[:12]}…"
+        shutil.rmtree(incoming)
+    if missing:
+        first = next(iter(missing.values()))
+        raise (DataError if others else RunError)(
+            f"{len(missing)} of {len(files)} packages did not come; the first is {first.name}, version {first.version} "
+            f"with SHA-256 {first.sha256[:12]}…{others}: {answer[-300:].strip() or 'no word'}; the others are kept, "
+            f"and the same command goes on ({client.program}: {client.advice})"
+        )
+    return files
+
+
+def _digest(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def members(package: Path, names: Collection[str], *, debian: bool = False) -> dict[str, bytes]:
+    """Files of a package by their names in it: of an archive of npm, or of a package of Debian.
+
+    Raises:
+        ConfigError: the program is missing that opens packages of Debian.
+        DataError: a file is missing.
+    """
+    if debian and shutil.which("dpkg-deb") is None:
+        raise ConfigError(f"dpkg-deb is not installed, which opens packages of Debian: {APT.advice}")
+    try:
+        if debian:
+            command = ["dpkg-deb", "--fsys-tarfile", str(package)]
+            content = io.BytesIO(subprocess.run(command, stdout=subprocess.PIPE, check=True).stdout)
+            archive = tarfile.open(fileobj=content)  # noqa: SIM115 (closed below)
+        else:
+            archive = tarfile.open(package)  # noqa: SIM115
+        with archive:
+            files = {name: archive.extractfile(name) for name in names}
+            if none := [name for name, file in files.items() if file is None]:
+                raise DataError(f"{package}: has no file {none[0]}")
+            return {name: file.read() for name, file in files.items() if file is not None}
+    except KeyError as error:
+        raise DataError(f"{package}: has no such file ({error})") from error
+    except (tarfile.TarError, EOFError, OSError, subprocess.CalledProcessError) as error:
+        raise DataError(f"{package}: is no package that can be opened ({error})") from error
+
 
 ATTRIBUTION = "ATTRIBUTION.txt"
 HERE = Path(__file__).parent
-FEWEST = 2
-"""The fewest pictures of a class: one to learn from, and one to ask about."""
-
-_DIFFERENT, _SAME = 48, 0.04
-"""Two pictures are copies if less than this part of their ink differs by more than so many of 255."""
+FEWEST = 2  # the fewest pictures of a class: one to learn from, and one to ask about
+_DIFFERENT, _SAME = 48, 0.04  # two pictures are copies if less than 4% of their ink differs by more than 48 of 255
 
 log = logging.getLogger("metalearn")
 
@@ -55,8 +174,7 @@ class Listed(NamedTuple):
     digest: str
 
 
-Drawings = tuple[Sequence[int], Images]
-"""The numbers of classes, rising, and a picture of each."""
+Drawings = tuple[Sequence[int], Images]  # the numbers of classes, rising, and a picture of each
 
 
 class SetRecipe(NamedTuple):
@@ -90,8 +208,7 @@ def listed(path: Path) -> list[Listed]:
 
 def few(classes: Sequence[Listed], count: int | None) -> list[Listed]:
     """The first `count` classes of each split; None: all."""
-    chosen = {split: [one for one in classes if one.one.split == split][:count] for split in SPLITS}
-    return list(itertools.chain(*chosen.values()))
+    return [one for split in SPLITS for one in [one for one in classes if one.one.split == split][:count]]
 
 
 def build(recipe: SetRecipe, out: Path) -> DrawnSet:
@@ -102,22 +219,22 @@ def build(recipe: SetRecipe, out: Path) -> DrawnSet:
     """
     classes = [(listed.one.key, listed.one.split) for listed in recipe.classes]
 
-    def other(there: DrawnSet) -> str:
-        is_this = (there.name, [(one.key, one.split) for one in there.classes]) == (recipe.name, classes)
-        return "" if is_this else f"{len(there.classes)} classes of {there.name}, and not these"
+    def other(old: DrawnSet) -> str:
+        is_this = (old.name, [(one.key, one.split) for one in old.classes]) == (recipe.name, classes)
+        return "" if is_this else f"{len(old.classes)} classes of {old.name}, and not these"
 
     return made_once(out, other, lambda: _made(recipe, out))
 
 
 def made_once(out: Path, other: Callable[[DrawnSet], str], make: Callable[[], DrawnSet], again: str = "") -> DrawnSet:
-    """The set in the folder `out`: the whole one that is there, or what `make` writes. Of several processes, one does.
+    """The set that the folder `out` holds whole, or what `make` writes there. Of several processes, one does.
 
     Args:
-        other: what `out` holds, in words, if the set that is there is another one; else empty.
-        again: ends the line that says that it is there.
+        other: what `out` holds, for a message, if that is another set; else empty.
+        again: ends the message that `out` holds the set already.
 
     Raises:
-        DataError: it is another one, or damaged; another process takes too long; or as `make`.
+        DataError: it is another set, or damaged; another process takes too long; or as `make`.
         DiskError, RunError: `out` cannot be written.
     """
     with writing(out):
@@ -128,14 +245,14 @@ def made_once(out: Path, other: Callable[[DrawnSet], str], make: Callable[[], Dr
             if not (out / INDEX).exists():
                 return make()
             advice = f"remove {out}, or type another --out"
-            found = read_set(out, advice)
-            if holds := other(found):
+            old = read_set(out, advice)
+            if holds := other(old):
                 raise DataError(f"--out={out}: holds {holds}; {advice}")
-            read_pictures(out, found, advice)
+            read_pictures(out, old, advice)
     except TimeoutError as error:
         raise DataError(str(error)) from error
     log.info("%s is there already%s", out, again)
-    return found
+    return old
 
 
 def _made(recipe: SetRecipe, out: Path) -> DrawnSet:
@@ -146,22 +263,19 @@ def _made(recipe: SetRecipe, out: Path) -> DrawnSet:
     parts = []
     for number, design in enumerate(recipe.designs, 1):
         parts.append(_part(recipe, design, files[design.package], work))
-        log.info(
-            "%s: %s, %d drawings (%d of %d)", recipe.name, design.name, len(parts[-1][0]), number, len(recipe.designs)
-        )
+        count = len(parts[-1][0])
+        log.info("%s: %s, %d drawings (%d of %d)", recipe.name, design.name, count, number, len(recipe.designs))
     places, left_out = _placed(recipe, parts)
-    for listed_class, chosen in zip(recipe.classes, places, strict=True):
-        if len(chosen) < FEWEST:
-            raise DataError(
-                f"{recipe.name}: {len(chosen)} drawings of {listed_class.one.name}, and {FEWEST} are needed"
-            )
+    for row, of_class in zip(recipe.classes, places, strict=True):
+        if len(of_class) < FEWEST:
+            raise DataError(f"{recipe.name}: {len(of_class)} drawings of {row.one.name}, and {FEWEST} are needed")
     if left_out:
         log.info("%s: %d drawings that copy another one of their class are left out", recipe.name, left_out)
 
     def classes() -> Iterator[tuple[DrawnClass, Images]]:
-        for listed_class, chosen in zip(recipe.classes, places, strict=True):
-            drawn = [parts[design][1][place] for design, place in chosen]
-            yield listed_class.one._replace(drawers=[design for design, _ in chosen]), np.stack(drawn)
+        for row, of_class in zip(recipe.classes, places, strict=True):
+            drawn = [parts[design][1][place] for design, place in of_class]
+            yield row.one._replace(drawers=[design for design, _ in of_class]), np.stack(drawn)
 
     names = [design.name for design in recipe.designs]
     made = write_set(out, recipe.name, names, recipe.shape, classes(), sum(map(len, places)))
@@ -200,10 +314,10 @@ def _placed(
     if not recipe.distinct:
         return places, 0
     before = sum(map(len, places))
-    for number, chosen in enumerate(places):
-        if chosen:
-            drawn = np.stack([parts[design][1][place] for design, place in chosen])
-            places[number] = [chosen[place] for place in first_of_copies(drawn)]
+    for number, of_class in enumerate(places):
+        if of_class:
+            drawn = np.stack([parts[design][1][place] for design, place in of_class])
+            places[number] = [of_class[place] for place in first_of_copies(drawn)]
     return places, before - sum(map(len, places))
 
 
@@ -222,12 +336,9 @@ def first_of_copies(drawn: Images) -> list[int]:
 
 def _report(recipe: SetRecipe, made: DrawnSet) -> None:
     """Says how many pictures there are, and whether they are the published ones."""
-    count, digest = made.total, made.digest[:16]
-    log.info("%s: %d classes, %d pictures, SHA-256 %s…", recipe.name, len(made.classes), count, digest)
-    other = [
-        wanted.one.name for wanted, one in zip(recipe.classes, made.classes, strict=True) if wanted.digest != one.digest
-    ]
-    if other:
+    log.info("%s: %d classes, %d pictures, SHA-256 %s…", recipe.name, len(made.classes), made.total, made.digest[:16])
+    pairs = zip(recipe.classes, made.classes, strict=True)
+    if other := [row.one.name for row, one in pairs if row.digest != one.digest]:
         log.warning(
             "%s: the pictures of %d of %d classes are not the published ones, bit for bit; the first is %s. They were "
             "drawn by %s; results may differ slightly", recipe.name, len(other), len(made.classes), other[0],
@@ -239,13 +350,10 @@ def _report(recipe: SetRecipe, made: DrawnSet) -> None:
 
 def attribution(recipe: SetRecipe, made: DrawnSet) -> str:
     """Who has drawn the pictures, and under which licence they may be used."""
-    counts = [0] * len(made.drawers)
-    for one in made.classes:
-        for number in one.drawers:
-            counts[number] += 1
+    counts = Counter(number for one in made.classes for number in one.drawers)
     rows = [
-        f"| {design.name} | {design.author} | {design.licence} | {design.package} {design.version} | {count} |"
-        for design, count in zip(recipe.designs, counts, strict=True)
+        f"| {design.name} | {design.author} | {design.licence} | {design.package} {design.version} | {counts[number]} |"
+        for number, design in enumerate(recipe.designs)
     ]
     return "\n".join([
         f"# {recipe.name}: who has drawn the pictures", "",

@@ -15,24 +15,22 @@ import numpy as np
 
 from metalearn.errors import DataError
 from metalearn.tasks.common.episodes import SPLITS
-from metalearn.tasks.common.picture_folders import first_few, is_picture
+from metalearn.tasks.common.pictures import first_few, is_picture
 from metalearn.tasks.photographs import read_list
 
-DEEPEST_FOLDER = 4
-"""Folders below the one that is given, in which a layout is looked for."""
+DEEPEST_FOLDER = 4  # levels of folders below `--from` in which a layout is looked for
 
 _FOLDERS_OF = {
     "train": ("train", "base", "meta-train"),
     "val": ("val", "valid", "validation", "meta-val"),
     "test": ("test", "novel", "meta-test"),
 }
-_FEWEST_CLASSES = 3
-"""Class folders that make a set: one may be anything, as CIFAR-100 has a class `train`."""
+_FEWEST_CLASSES = 3  # class folders that make a set: one may be anything, as CIFAR-100 has a class `train`
 _SPLIT_NAMES = frozenset(name for names in _FOLDERS_OF.values() for name in names)
+# How names of files say the split. With several names, the first that is there.
 _PARTS_OF = {"train": ("train_phase_train", "train"), "val": ("val", "valid"), "test": ("test",)}
-"""How names of files say the split. With several names, the first that is there."""
+# Beginnings of the names of folders that hold no photographs: CUB's masks lie in folders of the same classes.
 _IGNORED = (".", "@eaDir", "__MACOSX", "segmentations")
-"""Beginnings of the names of folders that hold no photographs: CUB's masks lie in folders of the same classes."""
 
 
 class PublishedPictures(NamedTuple):
@@ -149,23 +147,23 @@ def _tree(root: Path, published: PublishedPictures) -> dict[Path, Listing]:
 
 def _class_folders(place: Path, tree: Tree, published: PublishedPictures) -> set[str]:
     """The folders of classes side by side. One that holds class folders is none: CIFAR-100 has a class `train`."""
-    known = published.split_of.keys()
+    classes = published.split_of.keys()
     return {
-        name for name in tree[place].folders & known
-        if place / name not in tree or not tree[place / name].folders & known
+        name for name in tree[place].folders & classes
+        if place / name not in tree or not tree[place / name].folders & classes
     }  # fmt: skip
 
 
 def _split_folders(place: Path, tree: Tree, published: PublishedPictures) -> dict[str, Path]:
     """Split → its folder, if two or more have classes, and no class is in two: ImageNet's own train and val share all
     classes."""
-    found: dict[str, Path] = {}
+    folders: dict[str, Path] = {}
     for split, names in _FOLDERS_OF.items():
         paths = [place / name for name in names if place / name in tree]
         if paths and _class_folders(paths[0], tree, published):
-            found[split] = paths[0]
-    inside = [name for path in found.values() for name in _class_folders(path, tree, published)]
-    return found if len(found) > 1 and len(set(inside)) == len(inside) else {}
+            folders[split] = paths[0]
+    inside = [name for path in folders.values() for name in _class_folders(path, tree, published)]
+    return folders if len(folders) > 1 and len(set(inside)) == len(inside) else {}
 
 
 def _folders_score(place: Path, tree: Tree, published: PublishedPictures) -> int:
@@ -226,12 +224,12 @@ def _lists(place: Path, tree: Tree) -> dict[str, Path]:
 
 def _read_lists(place: Path, tree: Tree, published: PublishedPictures) -> FoundSet:
     rows = [(split, file, label) for split, path in _lists(place, tree).items() for file, label in read_list(path)]
-    there, members = tree[place / "images"].files, dict[tuple[str, str], set[Path]]()
+    images, members = tree[place / "images"].files, dict[tuple[str, str], set[Path]]()
     for split, file, label in rows:
-        if file in there:
+        if file in images:
             members.setdefault((published.split_of.get(label, split), label), set()).add(place / "images" / file)
     wrong = _misplaced(published, sorted({(split, label) for split, _, label in rows}))
-    if absent := [file for _, file, _ in rows if file not in there]:
+    if absent := [file for _, file, _ in rows if file not in images]:
         wrong.append(f"the lists name {len(absent)} pictures that images does not hold: {first_few(absent)}")
     classes = {key: ClassPictures(len(paths), functools.partial(sorted, paths)) for key, paths in members.items()}
     return FoundSet("lists beside a folder images", place, classes, wrong=wrong)
@@ -258,11 +256,11 @@ def _files_of(place: Path, tree: Tree, names: Sequence[str]) -> dict[str, Path]:
     return {}
 
 
+# What a pickle of texts, numbers and arrays calls.
 _PLAIN = {
     "numpy ndarray", "numpy dtype", "numpy._core.multiarray _reconstruct", "numpy._core.multiarray scalar",
     "numpy._core.numeric _frombuffer", "_codecs encode", "builtins bytes", "collections OrderedDict",
 }  # fmt: skip
-"""What a pickle of texts, numbers and arrays calls."""
 
 
 class _PlainUnpickler(pickle._Unpickler):
@@ -301,7 +299,7 @@ def read_plain(path: Path) -> Any:
             return _PlainUnpickler(file, encoding="latin1").load()
     except Exception as error:  # a damaged pickle raises many types
         raise DataError(
-            f"{path}: {error}; nothing in it was run. Fetch it anew, or another layout of these pictures"
+            f"{path}: {error}; nothing in it was run. Fetch it again, or another layout of these pictures"
         ) from error
 
 
@@ -313,7 +311,7 @@ def _in_words(path: Path) -> Iterator[None]:
     except DataError:
         raise
     except Exception as error:
-        raise DataError(f"{path}: does not hold what it should ({error!s:.200}); fetch it anew") from error
+        raise DataError(f"{path}: does not hold what it should ({error!s:.200}); fetch it again") from error
 
 
 def _read_pickles(place: Path, tree: Tree, published: PublishedPictures) -> FoundSet:
@@ -334,7 +332,7 @@ def _read_pickles(place: Path, tree: Tree, published: PublishedPictures) -> Foun
                 words |= more
             array = _array_of(images)
             get_all = functools.partial(np.asarray, array)
-            classes |= {(split, name): _chosen(get_all, len(array), where) for name, where in places.items()}
+            classes |= {(split, name): _numbered(get_all, len(array), where) for name, where in places.items()}
     return FoundSet("pickles of arrays", place, classes, list(files.values()), words)
 
 
@@ -346,7 +344,7 @@ def _array_of(images: Any) -> Any:
     return array
 
 
-def _chosen(images: Callable[[], Any], total: int, where: Any) -> ClassPictures:
+def _numbered(images: Callable[[], Any], total: int, where: Any) -> ClassPictures:
     """The pictures with the numbers `where`; `images` gives all of them, `total`."""
     numbers = np.unique(where)
     if numbers.size and (numbers.dtype.kind not in "iu" or not 0 <= numbers[0] <= numbers[-1] < total):
@@ -424,7 +422,7 @@ def _beside_labels(
                 return every
 
             words |= more
-            classes |= {(split, name): _chosen(images, total, where) for name, where in places.items()}
+            classes |= {(split, name): _numbered(images, total, where) for name, where in places.items()}
         return FoundSet(layout, place, classes, list(files.values()), words)
 
     return read_files
@@ -466,7 +464,7 @@ def _read_cifar(place: Path, tree: Tree, published: PublishedPictures) -> FoundS
         images = _array_of(rows.reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1))
         labels = np.array([*train["fine_labels"], *test["fine_labels"]])
         classes = {
-            (published.split_of.get(name, "train"), name): _chosen(
+            (published.split_of.get(name, "train"), name): _numbered(
                 lambda: images, len(images), np.flatnonzero(labels == number)
             )
             for number, name in enumerate(map(str, meta["fine_label_names"]))

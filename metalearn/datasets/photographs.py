@@ -32,16 +32,14 @@ from metalearn.datasets.layouts import (
 from metalearn.errors import DataError
 from metalearn.storage.files import write_atomically
 from metalearn.tasks import cifar100
-from metalearn.tasks.common.drawn_set import PARTLY, PICTURES, DrawnClass, DrawnSet, write_set
 from metalearn.tasks.common.episodes import SPLITS, Images
 from metalearn.tasks.common.identities import published_list
-from metalearn.tasks.common.picture_folders import first_few
-from metalearn.tasks.common.pictures import PictureForm, decoded, formed
-from metalearn.tasks.common.written import INDEX
+from metalearn.tasks.common.pictures import PictureForm, decoded, first_few, formed
+from metalearn.tasks.common.stored import INDEX, PARTLY, PICTURES, DrawnClass, DrawnSet, write_set
 from metalearn.tasks.photographs import published_splits
 
+# Training pictures of the smallest and the largest class of ImageNet (Russakovsky et al. 2015, arXiv 1409.0575).
 _SMALLEST_OF_IMAGENET, _LARGEST_OF_IMAGENET = 732, 1300
-"""Training pictures of the smallest and the largest class of ImageNet (Russakovsky et al. 2015, arXiv 1409.0575)."""
 
 log = logging.getLogger("metalearn")
 
@@ -129,10 +127,10 @@ def collect(source: Source, folder: Path, out: Path, *, partly: bool) -> DrawnSe
     """
     published = source.published
 
-    def other(there: DrawnSet) -> str:
-        if there.name != published.name:
-            return there.name
-        return "" if partly or not there.is_partial else f"a part of {there.name}, as --partial writes it"
+    def other(old: DrawnSet) -> str:
+        if old.name != published.name:
+            return old.name
+        return "" if partly or not old.is_partial else f"a part of {old.name}, as --partial writes it"
 
     def make() -> DrawnSet:
         found = recognised(folder, published)
@@ -168,7 +166,7 @@ def collect(source: Source, folder: Path, out: Path, *, partly: bool) -> DrawnSe
         write_atomically(out / ATTRIBUTION, "\n".join([*lines, ""]))
         return made
 
-    return made_once(out, other, make, "; to read it anew, remove it")
+    return made_once(out, other, make, "; to read it again, remove it")
 
 
 # Checks
@@ -182,9 +180,9 @@ def digests(published: PublishedPictures, found: FoundSet) -> list[str]:
     for path in found.files:
         if row := known.get(path.name.lower()):
             with path.open("rb") as content:
-                own = hashlib.file_digest(content, partial(hashlib.md5, usedforsecurity=False)).hexdigest()
-            said = "the one" if own == row["md5"] else f"another than the {row['md5']}"
-            lines.append(f"{path.name}: its MD5, {own}, is {said} that {row['published']} publishes")
+                md5 = hashlib.file_digest(content, partial(hashlib.md5, usedforsecurity=False)).hexdigest()
+            which = "the one" if md5 == row["md5"] else f"another than the {row['md5']}"
+            lines.append(f"{path.name}: its MD5, {md5}, is {which} that {row['published']} publishes")
     return lines
 
 
@@ -200,41 +198,40 @@ def deviations(published: PublishedPictures, found: FoundSet) -> list[str]:
     """What is not as published, in words."""
     lines = list(found.wrong)
     for split in SPLITS:
-        wanted = published.of(split)
-        there = {name: pictures.total for (part, name), pictures in found.classes.items() if part == split}
-        if not sum(there.values()):
-            lines.append(f"{split}: there is nothing of its {len(wanted)} classes")
+        names = published.of(split)
+        counts = {name: pictures.total for (part, name), pictures in found.classes.items() if part == split}
+        if not sum(counts.values()):
+            lines.append(f"{split}: there is nothing of its {len(names)} classes")
             continue
-        if all(_is_named(published, split, name) for name in there):
-            missing = [name for name in wanted if not there.get(name)]
-            if missing:
-                lines.append(f"{split}: {len(missing)} of {len(wanted)} classes are missing: {first_few(missing)}")
-            more = sorted(set(there) - set(wanted))
-            if more:
+        if all(_is_named(published, split, name) for name in counts):
+            if missing := [name for name in names if not counts.get(name)]:
+                lines.append(f"{split}: {len(missing)} of {len(names)} classes are missing: {first_few(missing)}")
+            if more := sorted(set(counts) - set(names)):
                 lines.append(f"{split}: {len(more)} classes do not belong there, and are left out: {first_few(more)}")
-        elif len(there) != len(wanted):
-            lines.append(f"{split}: has {len(there)} classes, and {len(wanted)} are published")
-        lines += _counts(published, split, there)
+        elif len(counts) != len(names):
+            lines.append(f"{split}: has {len(counts)} classes, and {len(names)} are published")
+        lines += _wrong_counts(published, split, counts)
     return lines
 
 
-def _counts(published: PublishedPictures, split: str, there: Mapping[str, int]) -> list[str]:
+def _wrong_counts(published: PublishedPictures, split: str, counts: Mapping[str, int]) -> list[str]:
     """The classes of a split that have too few or too many pictures, or all of them."""
     usual = published.counts[published.of(split)[0]]
-    own = {
-        name: (count, *published.counts.get(name, usual))
-        for name, count in there.items()
-        if count and _belongs(published, split, name)
-    }
-    few = [f"{name} ({count} of {fewest})" for name, (count, fewest, _) in own.items() if count < fewest]
-    many = [f"{name} ({count} of {most})" for name, (count, _, most) in own.items() if count > most]
+    in_split = {name: count for name, count in counts.items() if count and _belongs(published, split, name)}
+    few, many = list[str](), list[str]()
+    for name, count in in_split.items():
+        fewest, most = published.counts.get(name, usual)
+        if count < fewest:
+            few.append(f"{name} ({count} of {fewest})")
+        elif count > most:
+            many.append(f"{name} ({count} of {most})")
     lines = [
         f"{split}: {len(classes)} classes have too {what} pictures: {first_few(classes)}"
         for what, classes in (("few", few), ("many", many))
         if classes
     ]
-    total = sum(count for count, _, _ in own.values())
-    if not lines and len(own) == len(published.of(split)) and total != published.totals[split]:
+    total = sum(in_split.values())
+    if not lines and len(in_split) == len(published.of(split)) and total != published.totals[split]:
         lines.append(f"{split}: has {total:,} pictures, and {published.totals[split]:,} are published")
     return lines
 
@@ -245,11 +242,7 @@ def _counts(published: PublishedPictures, split: str, there: Mapping[str, int]) 
 def _written(
     published: PublishedPictures, found: FoundSet, classes: Sequence[tuple[tuple[str, str], ClassPictures]]
 ) -> Iterator[tuple[DrawnClass, Images]]:
-    """Each class with its pictures, in the order of their digests.
-
-    Raises:
-        DataError: pictures cannot be read.
-    """
+    """Each class with its pictures, in the order of their digests."""
     for (split, name), pictures in classes:
         whole = _formed(pictures.get(), name, published.side)
         order = sorted(range(len(whole)), key=lambda number: hashlib.sha256(whole[number].tobytes()).digest())
@@ -270,5 +263,5 @@ def _formed(pictures: Any, name: str, side: int) -> Images:
         for file, picture in zip(pictures, whole, strict=True) if isinstance(picture, str)
     ]  # fmt: skip
     if broken:
-        raise DataError(f"{len(broken)} pictures cannot be read: {first_few(broken)}; repair them, or fetch them anew")
+        raise DataError(f"{len(broken)} pictures cannot be read: {first_few(broken)}; repair them, or fetch them again")
     return np.stack(whole)

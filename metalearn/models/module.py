@@ -14,15 +14,9 @@ from metalearn.types import Model
 
 
 def module(
-    *,
-    network: dict[str, Any],
-    channels: int,
-    image_size: int | None,
-    inputs: str | Sequence[Any] = "images",
-    transductive: bool = True,
-    dropout: bool = True,
-    running_statistics: bool = False,
-) -> Model:
+    *, network: dict[str, Any], channels: int, image_size: int | None, inputs: str | Sequence[Any] = "images",
+    transductive: bool = True, dropout: bool = True, running_statistics: bool = False,
+) -> Model:  # fmt: skip
     """Your own network. `metalearn.models.common.adapter` explains how it is computed.
 
     Args:

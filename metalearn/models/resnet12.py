@@ -16,22 +16,17 @@ from metalearn.nn.layers import LINEAR, Activation, ChannelsLast, Convolution, L
 from metalearn.types import Model, Params, Stage
 
 BLOCKS = 4
+# The convolutions of a block, each with a norm behind it: three of 3×3 in a row, and the 1×1 shortcut around them.
 LAYERS = ("layer1", "layer2", "layer3", "shortcut")
-"""The convolutions of a block, each with a norm behind it: three of 3×3 in a row, and the 1×1 shortcut around them."""
 
+# Activations, and the slope of the leaky ReLU in the norm. The norm before a softplus is linear.
 SLOPES = {"leaky_relu": 0.1, "relu": 0.0, "softplus": LINEAR}
-"""Activations, and the slope of the leaky ReLU in the norm. The norm before a softplus is linear."""
 
 
 def resnet12(
-    *,
-    ways: int,
-    channels: int,
-    image_size: int,
-    widths: Sequence[int] = (64, 160, 320, 640),
-    activation: str = "leaky_relu",
-    transductive: bool = True,
-) -> Model:
+    *, ways: int, channels: int, image_size: int, widths: Sequence[int] = (64, 160, 320, 640),
+    activation: str = "leaky_relu", transductive: bool = True,
+) -> Model:  # fmt: skip
     """Four residual blocks, each ending in 2×2 max pooling; a spatial mean and a linear head.
 
     A block is three 3×3 convolutions (no bias: the norm would cancel it) with batch norm, an activation

@@ -29,7 +29,9 @@ row without itself (leave one out), as those of an asked row are.
 sines of the values, of learned frequencies, beside a linear map.
 """
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -37,21 +39,17 @@ import torch.nn.functional as F
 from torch import Generator, Tensor
 
 from metalearn.checks import Invalid, one_of, real_number, true_or_false, whole_number
-from metalearn.models.common.heads import bars, gaussian, quantiles
 from metalearn.nn.attention import EXPANSION, products_attention
 from metalearn.nn.layers import shared_linear
-from metalearn.nn.surroundings import surroundings
-from metalearn.types import Batch, InContext, Model, Params
+from metalearn.nn.surroundings import constant, surroundings
+from metalearn.types import Batch, InContext, Loss, Metrics, Model, Params, Predictive
 
 HEADS = ("classes", "gaussian", "bars", "quantiles")
 
+# What is read of a cell, beside sines: its value within ±3, its inverse hyperbolic sine, and whether it is missing.
 CELL = 3
-"""What is read of a cell, beside sines: its value within ±3, its inverse hyperbolic sine, and whether it is missing."""
 
-RIDGES = (0.003, 0.1)
-"""The penalties of `linear`, where a feature has variance 1."""
-
-_OF_BINS = {"bars": bars, "quantiles": quantiles}
+RIDGES = (0.003, 0.1)  # the penalties of `linear`, where a feature has variance 1
 
 KeysValues = tuple[Tensor, Tensor]
 
@@ -73,18 +71,9 @@ class Known(NamedTuple):
 
 
 def table(
-    *,
-    head: str,
-    classes: int = 10,
-    bins: int = 100,
-    form: str = "rows",
-    width: int = 64,
-    heads: int = 4,
-    layers: int = 4,
-    standardize: bool = True,
-    frequency: float = 1.0,
-    linear: bool = False,
-) -> Model:
+    *, head: str, classes: int = 10, bins: int = 100, form: str = "rows", width: int = 64, heads: int = 4,
+    layers: int = 4, standardize: bool = True, frequency: float = 1.0, linear: bool = False,
+) -> Model:  # fmt: skip
     """A network for `algorithm=pfn`, for rows of any number of features; NaN is a missing value.
 
     Args:
@@ -116,7 +105,10 @@ def table(
     if linear and form == "cells":
         raise Invalid("linear", True, "is for form=rows", "type KEY=false")
     real_number("frequency", frequency, above=0)
-    numbers = None if head == "classes" else gaussian() if head == "gaussian" else _OF_BINS[head](bins)
+    makers: dict[str, Callable[[], NumberHead]] = {
+        "gaussian": gaussian, "bars": partial(bars, bins), "quantiles": partial(quantiles, bins)
+    }  # fmt: skip
+    numbers = makers[head]() if head in makers else None
     cells = form == "cells"
 
     def init(generator: Generator) -> Params:
@@ -136,8 +128,8 @@ def table(
         if cells:
             return known
         if linear:
-            slopes, own = _regressions(_standardized(known, x)[0], labels)
-            known = known._replace(slopes=slopes, answers=own)
+            slopes, answers = _regressions(_standardized(known, x)[0], labels)
+            known = known._replace(slopes=slopes, answers=answers)
         return known._replace(columns=_columns(params, known, _of_cells(params, known, x)))
 
     def through(params: Params, known: Known, x: Tensor, labelled: bool) -> tuple[Tensor, list[KeysValues]]:
@@ -264,9 +256,9 @@ def _columns(params: Params, known: Known, cells: Tensor) -> Tensor:
 def _tokens(params: Params, known: Known, x: Tensor, labels: Tensor) -> Tensor:
     """The first tokens [t, g, n, width] of rows `x`, the first of which have these labels [t, k, m]."""
     seen = _of_cells(params, known, x)
-    told = labels.unsqueeze(3) * params["label.weight"] + params["label.bias"]
+    labelled = labels.unsqueeze(3) * params["label.weight"] + params["label.bias"]
     asked = params["label.unknown"].expand(*known.there.shape, x.shape[1] - labels.shape[2], -1)
-    label = torch.cat([told, asked], dim=2)
+    label = torch.cat([labelled, asked], dim=2)
     if known.columns is None:
         return torch.cat([seen.transpose(1, 2), label], dim=1)
     g = F.gelu(shared_linear(seen, params["cell.in.weight"], params["cell.in.bias"]))
@@ -276,8 +268,8 @@ def _tokens(params: Params, known: Known, x: Tensor, labels: Tensor) -> Tensor:
         return tokens
     count = labels.shape[2]
     z = _standardized(known, x[:, count:])[0].clamp(-3, 3)
-    found = torch.einsum("tnd,tdpk->tknp", z, known.slopes)
-    return tokens + shared_linear(torch.cat([known.answers[:, :, :count], found], dim=2), params["linear"])
+    answers = torch.einsum("tnd,tdpk->tknp", z, known.slopes)
+    return tokens + shared_linear(torch.cat([known.answers[:, :, :count], answers], dim=2), params["linear"])
 
 
 # Blocks, of tokens [t, g, n, width]: the label columns are the last of the g
@@ -379,3 +371,125 @@ def _drawn(
         "head.in.bias": torch.zeros(inner), "head.out.bias": torch.zeros(outputs),
         "head.absent": torch.full((1,), -5.0),
     }  # fmt: skip
+
+
+# What the outputs say of a real number: a normal distribution, bars, or quantiles; and their losses
+
+FLOOR = 1e-3  # the least standard deviation of a normal distribution, in standard deviations of the known targets
+TAIL = 0.5  # the standard deviation of the half normal distributions beyond the outer borders of bars
+
+_HALF_LOG_2_PI = 0.5 * math.log(2 * math.pi)
+
+Scaled = Callable[[Tensor, Tensor, Tensor], Tensor]
+
+
+class NumberHead(NamedTuple):
+    """`width` raw numbers [t, n, width] of a network, in standard units; `outputs(raw, centre, scale)` are what they
+    say in units of the targets, for `centre` and `scale` [t, 1, 1]. `loss` and `predictive` read these outputs."""
+
+    width: int
+    outputs: Scaled
+    loss: Loss
+    predictive: Predictive
+
+
+def gaussian() -> NumberHead:
+    """A normal distribution; the outputs are its mean and the logarithm of its standard deviation. The loss is the
+    negative log-likelihood."""
+
+    def outputs(raw: Tensor, centre: Tensor, scale: Tensor) -> Tensor:
+        mean, spread = raw.split(1, dim=2)
+        return torch.cat([centre + scale * mean, (scale * (F.softplus(spread) + FLOOR)).log()], dim=2)
+
+    def surprise(outputs: Tensor, y: Tensor) -> Tensor:
+        mean, log_sd = outputs.unbind(2)
+        return 0.5 * ((y[..., 0] - mean) * (-log_sd).exp()).square() + log_sd + _HALF_LOG_2_PI
+
+    def quantiles(outputs: Tensor, levels: Tensor) -> Tensor:
+        standard: Tensor = torch.special.ndtri(levels)
+        return outputs[..., :1] + outputs[..., 1:].exp() * standard
+
+    return _number_head("gaussian", 2, outputs, surprise, Predictive(lambda outputs: outputs[..., :1], quantiles))
+
+
+def bars(count: int) -> NumberHead:
+    """A density that is constant within each bar (the Riemann distribution of Müller et al. 2022, arXiv 2112.10510,
+    section 4). A standard normal variable falls into each of the `count` bars with equal probability; beyond the outer
+    borders the density is half a normal one. The loss is the negative log-likelihood.
+
+    The outputs are the logits of the bars; then the centre and the logarithm of the scale of the targets.
+    """
+    borders = constant(torch.special.ndtri(torch.arange(1, count, dtype=torch.float64) / count))
+
+    def outputs(raw: Tensor, centre: Tensor, scale: Tensor) -> Tensor:
+        return torch.cat([raw, *(value.expand(*raw.shape[:2], 1) for value in (centre, scale.log()))], dim=2)
+
+    def surprise(outputs: Tensor, y: Tensor) -> Tensor:
+        logits, centre, log_scale = outputs.split([count, 1, 1], dim=2)
+        z, edges = (y - centre) * (-log_scale).exp(), borders(y.device, y.dtype)
+        bar = torch.bucketize(z.detach().contiguous(), edges)
+        densities = F.pad(-edges.diff().log(), (1, 1))[bar]
+        beyond = torch.where(bar == 0, edges[0] - z, z - edges[-1])
+        tail = math.log(2 / TAIL) - _HALF_LOG_2_PI - 0.5 * (beyond / TAIL).square()
+        density = torch.where((bar == 0) | (bar == count - 1), tail, densities)
+        likelihood: Tensor = logits.log_softmax(dim=2).gather(2, bar) + density - log_scale
+        return -likelihood[..., 0]
+
+    def mean(outputs: Tensor) -> Tensor:
+        logits, centre, log_scale = outputs.split([count, 1, 1], dim=2)
+        edges, tail = borders(outputs.device, outputs.dtype), TAIL * math.sqrt(2 / math.pi)
+        middles = torch.cat([edges[:1] - tail, (edges[1:] + edges[:-1]) / 2, edges[-1:] + tail])
+        z: Tensor = (logits.softmax(dim=2) @ middles).unsqueeze(2)
+        means: Tensor = centre + log_scale.exp() * z
+        return means
+
+    def quantiles(outputs: Tensor, levels: Tensor) -> Tensor:
+        logits, centre, log_scale = outputs.split([count, 1, 1], dim=2)
+        below = logits.double().softmax(dim=2).cumsum(dim=2)
+        asked = levels.to(below).expand(*below.shape[:2], -1).contiguous()
+        bar = torch.searchsorted(below, asked).clamp(max=count - 1)
+        start = F.pad(below, (1, 0)).gather(2, bar)
+        part = ((asked - start) / (below.gather(2, bar) - start).clamp(min=1e-300)).clamp(1e-12, 1 - 1e-12)
+        edges = borders(below.device, below.dtype)
+        left, right = F.pad(edges, (1, 0))[bar], F.pad(edges, (0, 1))[bar]
+        z = left + part * (right - left)
+        z = torch.where(bar == 0, edges[0] + TAIL * torch.special.ndtri(part / 2), z)
+        z = torch.where(bar == count - 1, edges[-1] + TAIL * torch.special.ndtri((1 + part) / 2), z)
+        values: Tensor = (centre + log_scale.exp() * z).to(outputs)
+        return values
+
+    return _number_head("bars", count, outputs, surprise, Predictive(mean, quantiles))
+
+
+def quantiles(count: int) -> NumberHead:
+    """The quantiles at `count` levels, (i − ½) / count, as the outputs, in rising order (Chernozhukov et al. 2010,
+    arXiv 0704.3649). The loss is twice the mean of the pinball losses, the continuous ranked probability score."""
+    levels = constant((torch.arange(count, dtype=torch.float64) + 0.5) / count)
+
+    def outputs(raw: Tensor, centre: Tensor, scale: Tensor) -> Tensor:
+        return centre + scale * raw.sort(dim=2).values
+
+    def pinball(outputs: Tensor, y: Tensor) -> Tensor:
+        over, at = y - outputs, levels(y.device, y.dtype)
+        return 2 * torch.maximum(at * over, (at - 1) * over).mean(dim=2)
+
+    def between(outputs: Tensor, asked: Tensor) -> Tensor:
+        place = (asked.to(outputs) * count - 0.5).clamp(0, count - 1)
+        low = place.floor().long()
+        high = (low + 1).clamp(max=count - 1)
+        return torch.lerp(outputs[..., low], outputs[..., high], place - low)
+
+    return _number_head("quantiles", count, outputs, pinball, Predictive(lambda x: x.mean(2, keepdim=True), between))
+
+
+def _number_head(
+    name: str, width: int, outputs: Scaled, losses: Callable[[Tensor, Tensor], Tensor], predictive: Predictive
+) -> NumberHead:
+    def of_samples(outputs: Tensor, y: Tensor) -> Metrics:
+        errors = (predictive.mean(outputs.detach()) - y).square()
+        return {"loss": losses(outputs, y), "mse": errors[..., 0]}
+
+    def of_tasks(outputs: Tensor, y: Tensor) -> Metrics:
+        return {key: values.mean(dim=1) for key, values in of_samples(outputs, y).items()}
+
+    return NumberHead(width, outputs, Loss(name, ("numbers",), "mse", of_tasks, of_samples), predictive)

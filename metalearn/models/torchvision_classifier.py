@@ -9,29 +9,19 @@ from torch import nn
 
 from metalearn.checks import Invalid, one_of, true_or_false, whole_number
 from metalearn.models.common.adapter import floats_of, model_of
-from metalearn.models.common.frozen import cut, frozen_model
-from metalearn.models.common.weights import HEADS, cut_head, load_body, pretrained
+from metalearn.models.common.pretrained import HEADS, cut, cut_head, frozen_model, load_body, pretrained
 from metalearn.nn.inputs import of_reals
 from metalearn.types import Model
 
-LAST = "last"
-"""Stands for weights of which the last layers alone learn."""
+LAST = "last"  # stands for weights of which the last layers alone learn
 
 
 def torchvision_classifier(
-    *,
-    name: str,
-    ways: int,
-    channels: int,
-    image_size: int,
-    weights: str | None = None,
-    frozen: bool | str = False,
-    input_size: int | None = None,
-    transductive: bool = True,
-    dropout: bool = False,
-) -> Model:
+    *, name: str, ways: int, channels: int, image_size: int, weights: str | None = None, frozen: bool | str = False,
+    input_size: int | None = None, transductive: bool = True, dropout: bool = False,
+) -> Model:  # fmt: skip
     """A network of `torchvision.models`. With fresh weights, or with pretrained ones that go on learning,
-    `metalearn.models.common.adapter` computes it; with frozen ones, `metalearn.models.common.frozen`.
+    `metalearn.models.common.adapter` computes it; with frozen ones, `metalearn.models.common.pretrained`.
 
     With pretrained weights, pictures are scaled and normalised as the weights ask, and the head is fresh.
 
@@ -78,9 +68,9 @@ def torchvision_classifier(
     network: Callable[[], nn.Module] = partial(models.get_model, name, weights=None, num_classes=ways, **options)
     if weights is None:
         if frozen or input_size is not None:
-            argument, given = ("frozen", str(frozen).lower()) if frozen else ("input_size", str(input_size))
+            argument, typed = ("frozen", str(frozen).lower()) if frozen else ("input_size", str(input_size))
             advice = "type GROUP.weights=/path/to/file as well"
-            raise Invalid(argument, given, "is for pretrained weights", advice, quoted=False)
+            raise Invalid(argument, typed, "is for pretrained weights", advice, quoted=False)
         return learning(network)
     one_of("name", name, HEADS)
     if input_size is not None:

@@ -11,28 +11,22 @@ from pathlib import Path
 import numpy as np
 
 from metalearn.checks import only, true_or_false
-from metalearn.tasks.common.cache import cached_array
-from metalearn.tasks.common.drawn_set import written_photographs
-from metalearn.tasks.common.episodes import (
-    SPLITS,
-    Classes,
-    EpisodeSpec,
-    Images,
-    Seeds,
-    check_filled,
-    shapes_of,
-)
+from metalearn.tasks.common.episodes import SPLITS, Classes, EpisodeSpec, Images, Seeds, check_filled, shapes_of
 from metalearn.tasks.common.identities import identity, published_list
 from metalearn.tasks.common.samples import few_shot
-from metalearn.tasks.common.shards import ShardForm, Shards
-from metalearn.tasks.common.torchvision_files import DataPlace, PublishedDataset, read_published
+from metalearn.tasks.common.stored import (
+    DataPlace,
+    PublishedDataset,
+    ShardForm,
+    Shards,
+    cached_array,
+    read_published,
+    written_photographs,
+)
 from metalearn.types import TaskSource
 
-PICTURES = 600
-"""Pictures in each class."""
-DECODER = "cifar100-v1"
-"""Name and version of the cached array. Raise the version if the array changes; caches and shards of older ones are not
-read then."""
+PICTURES = 600  # of each class
+DECODER = "cifar100-v1"  # raise the version if the array changes: older caches and shards are not read then
 
 _CIFAR100 = PublishedDataset("CIFAR100", "cifar-100-python", "train, test and meta", 50_000, 32, 3)
 
@@ -95,7 +89,7 @@ def _few_shot(division: str) -> Callable[..., TaskSource]:
         """
         shapes = shapes_of(episode)
         classes = {split: classes_of(division, split) for split in SPLITS}
-        check_filled(shapes, {split: (len(chosen), PICTURES) for split, chosen in classes.items()})
+        check_filled(shapes, {split: (len(numbers), PICTURES) for split, numbers in classes.items()})
         only("image_size", image_size, _CIFAR100.size, _CIFAR100.name)
         only("channels", channels, _CIFAR100.channels, _CIFAR100.name)
         true_or_false("download", place.download)
@@ -108,13 +102,12 @@ def _few_shot(division: str) -> Callable[..., TaskSource]:
                 return written
             pictures = pictures_of(place)
 
-            def part(chosen: list[int]) -> Classes:
-                names = [class_names()[number].replace("_", " ") for number in chosen]
-                return Classes(
-                    identities(chosen), PICTURES, lambda label: pictures(chosen[label]), DECODER, names=names
-                )
+            def part(of_part: list[int]) -> Classes:
+                names = [class_names()[number].replace("_", " ") for number in of_part]
+                of_class = lambda label: pictures(of_part[label])  # noqa: E731
+                return Classes(identities(of_part), PICTURES, of_class, DECODER, names=names)
 
-            return {split: part(chosen) for split, chosen in classes.items()}
+            return {split: part(numbers) for split, numbers in classes.items()}
 
         return few_shot(load, shapes, episode, rotations=rotations, seeds=seeds, instead="cifar10")
 

@@ -6,11 +6,10 @@ from pathlib import Path
 import numpy as np
 
 from metalearn.checks import one_of, whole_number
-from metalearn.tasks.common.drawers import DrawerProtocol, Drawn, DrawnClasses, drawn_tasks
-from metalearn.tasks.common.drawn_set import DrawnClass, pictures_by_split, read_set
 from metalearn.tasks.common.episodes import EpisodeSpec, Images, Seeds
 from metalearn.tasks.common.identities import identity
-from metalearn.tasks.common.written import INDEX
+from metalearn.tasks.common.samples import DrawerProtocol, Drawn, DrawnClasses, drawn_tasks
+from metalearn.tasks.common.stored import INDEX, DrawnClass, pictures_by_split, read_set
 from metalearn.types import TaskSource
 
 
@@ -25,14 +24,9 @@ def _drawn_set(name: str, side: int, title: str) -> Callable[..., TaskSource]:
             lambda: _load(name, Path(root), image_size, channels), episode, protocol, rotations=rotations, seeds=seeds
         )
 
-    source.__doc__ = f"""Few-shot classification of {title}.
-
-    Args:
-        root: the folder in which `metalearn data {name}` has made the folder {name}; or that folder itself.
-        image_size: height and width in pixels, at most {side}.
-        channels: 1: grey, ink is the largest value, as in Omniglot; 3: red, green, blue, on white.
-        rotations: turn each drawn class by a random multiple of 90°, in every split.
-        protocol: who is held back, and what the test shows.
+    source.__doc__ = f"""Few-shot classification of {title}, which `metalearn data {name}` has written into the folder
+    {name} of `root`, or into `root` itself. `image_size` is at most {side} pixels. Of `channels`, 1 is grey, with ink
+    as the largest value, as in Omniglot; 3 is red, green, blue, on white. Other keys are those of `omniglot_drawers`.
 
     Raises:
         ValueError: an argument is not allowed.

@@ -8,27 +8,17 @@ from collections.abc import Callable
 from functools import cache, partial
 
 import numpy as np
-from numpy.typing import NDArray
 
 from metalearn.checks import enough_classes, only, whole_number
-from metalearn.tasks.common.episodes import (
-    Classes,
-    EpisodeShape,
-    EpisodeSpec,
-    Images,
-    Seeds,
-    check_filled,
-    shapes_of,
-)
+from metalearn.tasks.common.episodes import Classes, EpisodeShape, EpisodeSpec, Images, Seeds, check_filled, shapes_of
 from metalearn.tasks.common.identities import identity
 from metalearn.tasks.common.samples import drawn_samples, few_shot, pretraining_on_drawings
-from metalearn.tasks.common.shards import ShardForm, Shards
+from metalearn.tasks.common.stored import ShardForm, Shards
 from metalearn.types import TaskSource
 
 CLASSES = {"train": 400, "val": 100, "test": 200}
 DRAWINGS = 20
-DECODER = "glyphs-v1"
-"""Name and version of the drawings. Raise the version if they change; shards of older ones are not read then."""
+DECODER = "glyphs-v1"  # raise the version if the drawings change: shards of older ones are not read then
 _FIRST = {"train": 0, "val": 400, "test": 500}
 _FAMILY = 20171
 _CURVE_POINTS = 32
@@ -37,23 +27,6 @@ _CURVE_POINTS = 32
 def identities(split: str) -> list[str]:
     """The identities of a split's characters."""
     return [identity("glyphs", _FIRST[split] + label) for label in range(CLASSES[split])]
-
-
-def _curve(control: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Points [drawings, strokes × _CURVE_POINTS, 2] of quadratic Béziers [drawings, strokes, 3, 2]."""
-    t = np.linspace(0, 1, _CURVE_POINTS)
-    basis = np.stack([(1 - t) ** 2, 2 * t * (1 - t), t**2])
-    points: NDArray[np.float64] = np.einsum("kp,dskx->dspx", basis, control)
-    return points.reshape(len(control), -1, 2)
-
-
-def _distance(places: NDArray[np.float64], points: NDArray[np.float64]) -> NDArray[np.float64]:
-    """The distance of each place [n, 2] from the nearest of the points [m, 2]."""
-    # ‖x − p‖² = ‖x‖² + (‖p‖² − 2 x·p): one matrix product gives all that depends on p.
-    ones = np.ones((len(places), 1))
-    of_points = np.hstack([(points**2).sum(-1, keepdims=True), -2 * points]) @ np.hstack([ones, places]).T
-    squares: NDArray[np.float64] = (places**2).sum(-1) + of_points.min(axis=0)
-    return np.sqrt(np.maximum(squares, 0))
 
 
 @cache
@@ -68,12 +41,20 @@ def character(number: int, size: int) -> Images:
     control = ideal + rng.normal(0, 0.03, (DRAWINGS, strokes, 3, 2))
     warp = np.eye(2) + rng.normal(0, 0.1, (DRAWINGS, 2, 2))
     shift = rng.normal(0, 0.1, (DRAWINGS, 1, 2))
-    points = _curve(control) @ warp + shift
+    t = np.linspace(0, 1, _CURVE_POINTS)
+    bezier = np.einsum("kp,dskx->dspx", np.stack([(1 - t) ** 2, 2 * t * (1 - t), t**2]), control)
+    points = bezier.reshape(DRAWINGS, -1, 2) @ warp + shift
     width = rng.uniform(0.05, 0.11, (DRAWINGS, 1))
 
     centre = (np.arange(size) + 0.5) * 2 / size - 1
     grid = np.stack(np.meshgrid(centre, centre, indexing="ij"), axis=-1).reshape(-1, 2)
-    distance = np.stack([_distance(grid, drawing) for drawing in points])
+    # The distance of each pixel x from the nearest point p: ‖x − p‖² = ‖x‖² + (‖p‖² − 2 x·p), where one matrix product
+    # gives all that depends on p.
+    pixels = np.hstack([np.ones((len(grid), 1)), grid]).T
+    nearest = [
+        (np.hstack([(drawing**2).sum(-1, keepdims=True), -2 * drawing]) @ pixels).min(axis=0) for drawing in points
+    ]
+    distance = np.sqrt(np.maximum((grid**2).sum(-1) + np.stack(nearest), 0))
     ink = np.clip((width - distance) * size / 2 + 0.5, 0, 1)
     pictures: Images = np.rint(ink * 255).astype(np.uint8)
     return pictures.reshape(DRAWINGS, size, size)

@@ -10,8 +10,6 @@ from numpy.typing import NDArray
 
 from metalearn.checks import Invalid
 from metalearn.errors import DataError
-from metalearn.tasks.common.decoded_classes import FAMILY, check_picture_shape, decoded_classes, decoder
-from metalearn.tasks.common.drawers import DrawerProtocol, Drawn, DrawnClasses, drawn_tasks
 from metalearn.tasks.common.episodes import (
     SPLITS,
     Classes,
@@ -22,24 +20,30 @@ from metalearn.tasks.common.episodes import (
     picture_tasks,
     shapes_of,
 )
-from metalearn.tasks.common.picture_folders import first_few, one_form, picture_folders
-from metalearn.tasks.common.samples import KNOWN, Chosen, pretraining_on, refuse_training_shape, samples
+from metalearn.tasks.common.pictures import first_few, one_form, picture_folders
+from metalearn.tasks.common.samples import (
+    KNOWN,
+    Chosen,
+    DrawerProtocol,
+    Drawn,
+    DrawnClasses,
+    drawn_tasks,
+    pretraining_on,
+    refuse_training_shape,
+    samples,
+)
+from metalearn.tasks.common.stored import FAMILY, check_picture_shape, decoded_classes, decoder
 from metalearn.types import TaskSource, Unit
 
 FOLDERS = "folders"
 
-_SHUFFLE = 64_16_20
-"""Seeds the division of classes by fractions, which is the same in every run."""
+_SHUFFLE = 64_16_20  # seeds the division of classes by fractions, which is the same in every run
 
 log = logging.getLogger(__name__)
 
 
 def _by_fractions(root: Path, names: Collection[str], fractions: Sequence[float]) -> dict[str, list[str]]:
-    """The classes of each split: all classes, shuffled by a constant seed and divided by the fractions.
-
-    Raises:
-        DataError: a split with fewer than two classes.
-    """
+    """The classes of each split: all classes, shuffled by a constant seed and divided by the fractions."""
     splits = by_fractions(sorted(names), fractions, _SHUFFLE)
     sizes = ", ".join(f"{split} {len(classes)}" for split, classes in splits.items())
     if min(map(len, splits.values())) < 2:
@@ -52,16 +56,16 @@ def _by_fractions(root: Path, names: Collection[str], fractions: Sequence[float]
     return splits
 
 
-def by_lists(root: Path, names: Collection[str], given: str) -> dict[str, list[str]]:
-    """The classes of each split, as the files train, val and test (.txt or .csv) in the folder `given` list them.
+def by_lists(root: Path, names: Collection[str], lists: str) -> dict[str, list[str]]:
+    """The classes of each split, as the files train, val and test (.txt or .csv) in the folder `lists` list them.
 
     Raises:
         DataError: a file is missing or cannot be read; a listed class is not there, or listed twice.
     """
-    place = next((folder for folder in (root / given, Path(given)) if folder.is_dir()), None)
+    place = next((folder for folder in (root / lists, Path(lists)) if folder.is_dir()), None)
     if place is None:
         raise DataError(
-            f"dataset.split={given}: there is no such folder, neither {root / given} nor {Path(given).absolute()}; "
+            f"dataset.split={lists}: there is no such folder, neither {root / lists} nor {Path(lists).absolute()}; "
             "type dataset.split=/path/to/lists, dataset.split=folders or dataset.split=[0.64,0.16,0.2]"
         )
     splits: dict[str, list[str]] = {}
@@ -69,37 +73,30 @@ def by_lists(root: Path, names: Collection[str], given: str) -> dict[str, list[s
         path = next((path for path in (place / f"{split}.txt", place / f"{split}.csv") if path.is_file()), None)
         if path is None:
             raise DataError(
-                f"dataset.split={given}: {place} has neither {split}.txt nor {split}.csv; it needs train, val and "
+                f"dataset.split={lists}: {place} has neither {split}.txt nor {split}.csv; it needs train, val and "
                 "test, with the name of a class on each line"
             )
         try:
             lines = path.read_text(encoding="utf-8-sig").splitlines()
         except (OSError, ValueError) as error:
-            raise DataError(f"dataset.split={given}: {path} cannot be read: {error}") from error
+            raise DataError(f"dataset.split={lists}: {path} cannot be read: {error}") from error
         splits[split] = [PurePosixPath(line.strip()).as_posix() for line in lines if line.strip()]
         if len(splits[split]) < 2:
-            raise DataError(
-                f"dataset.split={given}: {path} lists {len(splits[split])} classes; a split needs at least 2"
-            )
+            few = f"{path} lists {len(splits[split])} classes; a split needs at least 2"
+            raise DataError(f"dataset.split={lists}: {few}")
     everywhere = [name for classes in splits.values() for name in classes]
-    missing = sorted(set(everywhere) - set(names))
-    if missing:
+    if missing := sorted(set(everywhere) - set(names)):
         raise DataError(
-            f"dataset.split={given}: {len(missing)} of the {len(everywhere)} classes listed in {place} have no folder "
+            f"dataset.split={lists}: {len(missing)} of the {len(everywhere)} classes listed in {place} have no folder "
             f"with pictures in dataset.root={root}: {first_few(missing)}"
         )
     log.info("%s: %d classes, of which the lists name %d", root, len(names), len(everywhere))
-    _check_disjoint(splits, lambda name: name, f"dataset.split={given}", f"name it once in the lists of {place}")
+    _check_disjoint(splits, lambda name: name, f"dataset.split={lists}", f"name it once in the lists of {place}")
     return splits
 
 
 def _divide(root: Path, folders: Mapping[str, Sequence[str]], split: str | Sequence[float]) -> dict[str, list[str]]:
-    """The classes of each split.
-
-    Raises:
-        DataError: as `_by_fractions`, `by_lists`; a split with fewer than two classes; pictures outside class folders;
-            a class in two splits.
-    """
+    """The classes of each split."""
     _refuse_loose(root, folders, split)
     if not isinstance(split, str):
         splits = _by_fractions(root, folders, split)
@@ -175,7 +172,7 @@ def image_folder(
         split: three fractions, which divide the classes in the same way for every seed; or the path of a folder, from
             `root` or from where the program runs, with train, val and test (.txt or .csv), one class on each line; or
             `folders`, if `root` holds the folders train, val and test with class folders in each.
-        image_size: height and width in pixels of every picture; see `metalearn.tasks.common.pictures.picture`.
+        image_size: height and width in pixels of every picture; see `metalearn.tasks.common.pictures.formed`.
         channels: 1 (grey) or 3 (red, green, blue).
         rotations: turn each drawn class by a random multiple of 90°, in every split.
 
@@ -188,7 +185,7 @@ def image_folder(
     check_picture_shape(image_size, channels)
 
     def load() -> dict[str, Classes]:
-        folders = _found(Path(root), table)
+        folders = _pictures_by_class(Path(root), table)
         names = _divide(Path(root), folders, split)
         splits = {part: {name: folders[name] for name in classes} for part, classes in names.items()}
         return decoded_classes(
@@ -204,7 +201,7 @@ def image_folder(
             raise Invalid("rotations", True, "plain samples are not turned", "type KEY=false")
         identities, names, divided = _classified(Path(root), table, split, image_size, channels)
         how = "as train, val and test have them" if split == FOLDERS else f"divided by {split} in each class"
-        sizes = {part: sum(map(len, chosen.places)) for part, chosen in divided.items()}
+        sizes = {part: sum(map(len, pictures.places)) for part, pictures in divided.items()}
         counts = ", ".join(f"{part} {size}" for part, size in sizes.items())
         plain = samples(
             lambda: divided, sizes, identities, known=min(KNOWN, sizes["train"]), seeds=seeds, names=names,
@@ -274,21 +271,16 @@ def drawn_folder(
     return drawn_tasks(load, episode, protocol, rotations=rotations, seeds=seeds)
 
 
-def _by_table(root: Path, given: str, columns: tuple[str, ...]) -> dict[str, tuple[str, ...]]:
-    """Picture → what these columns of a table say of it. A line names the columns that nobody reads.
-
-    Raises:
-        DataError: it is missing, has other columns or no rows; a row has more or fewer cells, or names a file twice, or
-            one outside `root`.
-    """
-    path = next((path for path in (root / given, Path(given)) if path.is_file()), root / given)
-    wanted = ("path", *columns)
+def _by_table(root: Path, table: str, columns: tuple[str, ...]) -> dict[str, tuple[str, ...]]:
+    """Picture → what these columns of a table say of it. A line names the columns that are not read."""
+    path = next((path for path in (root / table, Path(table)) if path.is_file()), root / table)
+    needed = ("path", *columns)
     rows: dict[str, tuple[str, ...]] = {}
     try:
         with path.open(encoding="utf-8-sig", newline="") as text:
             lines = csv.DictReader(text, strict=True)
             names = lines.fieldnames = [name.strip() for name in lines.fieldnames or ()]
-            if wrong := [name for name in wanted if names.count(name) != 1]:
+            if wrong := [name for name in needed if names.count(name) != 1]:
                 raise ValueError(f"its first line names {wrong[0]} {names.count(wrong[0])} times")
             for row in lines:
                 # Under None are cells beyond the last column; and None is in the place of a cell that is not there.
@@ -310,15 +302,15 @@ def _by_table(root: Path, given: str, columns: tuple[str, ...]) -> dict[str, tup
             raise ValueError("it has no rows")
     except (OSError, csv.Error, ValueError) as error:
         raise DataError(
-            f"dataset.table={given}: {path} is no table with the columns {', '.join(wanted[:-1])} and {wanted[-1]} "
+            f"dataset.table={table}: {path} is no table with the columns {', '.join(needed[:-1])} and {needed[-1]} "
             f"({error}); type dataset.table=/path/to/file.csv"
         ) from error
-    if others := [column for column in names if column not in wanted]:
-        log.warning("dataset.table=%s: the columns %s are not read", given, first_few(others))
+    if others := [column for column in names if column not in needed]:
+        log.warning("dataset.table=%s: the columns %s are not read", table, first_few(others))
     return rows
 
 
-def _found(root: Path, table: str | None) -> dict[str, list[str]]:
+def _pictures_by_class(root: Path, table: str | None) -> dict[str, list[str]]:
     """The pictures of each class: those of a folder, or those that a table names."""
     if table is None:
         return picture_folders(root)
@@ -334,17 +326,13 @@ def _found(root: Path, table: str | None) -> dict[str, list[str]]:
 def _classified(
     root: Path, table: str | None, split: str | Sequence[float], image_size: int, channels: int
 ) -> tuple[Sequence[str], Sequence[str], dict[str, Chosen]]:
-    """The identities and the names of all classes, and their pictures in each split.
-
-    Raises:
-        DataError: lists divide classes; a class is not in every folder; or it has too few pictures to be divided.
-    """
+    """The identities and the names of all classes, and their pictures in each split."""
     if isinstance(split, str) and split != FOLDERS:
         raise DataError(
             f"dataset.split={split}: lists divide the classes, and plain classification divides the pictures of each; "
             f"type dataset.split=[0.64,0.16,0.2] or dataset.split={FOLDERS}"
         )
-    pictures = _found(root, table)
+    pictures = _pictures_by_class(root, table)
     _refuse_loose(root, pictures, split)
     if split == FOLDERS:
         pictures = {name: files for name, files in pictures.items() if name.partition("/")[0] in SPLITS}
@@ -366,27 +354,20 @@ def _classified(
     if places is not None:
         divided = {part: Chosen(whole.pictures, numbers) for part, numbers in places.items()}
         return whole.identities, whole.names, divided
+
+    def pictures_of(folders: list[int]) -> Chosen:
+        counts = [np.arange(len(whole.pictures(folder))) for folder in folders]
+        return Chosen(lambda label: whole.pictures(folders[label]), counts)
+
     labels = {part: [at for at, name in enumerate(sizes) if name.startswith(f"{part}/")] for part in SPLITS}
-    divided = {
-        part: Chosen(
-            lambda label, of_part=of_part: whole.pictures(of_part[label]),  # type: ignore[misc]
-            [np.arange(len(whole.pictures(at))) for at in of_part],
-        )
-        for part, of_part in labels.items()
-    }
-    first = labels["train"]
-    return [whole.identities[at] for at in first], [whole.names[at] for at in first], divided
+    identities, names = ([values[at] for at in labels["train"]] for values in (whole.identities, whole.names))
+    return identities, names, {part: pictures_of(folders) for part, folders in labels.items()}
 
 
 def _divided(root: Path, sizes: Mapping[str, int], fractions: Sequence[float]) -> dict[str, list[NDArray[np.int64]]]:
     """The numbers of the pictures of each class in each split: a constant shuffle, divided by the fractions, at least
-    one in each.
-
-    Raises:
-        DataError: a class with fewer than three pictures.
-    """
-    small = [name for name, size in sizes.items() if size < len(SPLITS)]
-    if small:
+    one in each."""
+    if small := [name for name, size in sizes.items() if size < len(SPLITS)]:
         raise DataError(
             f"dataset.root={root}: {len(small)} classes have fewer than 3 pictures, and one each must train, validate "
             f"and test: {first_few(small)}; add pictures, or remove these folders"

@@ -20,8 +20,6 @@ from PIL import Image
 
 from metalearn.checks import enough_classes, one_of, only, true_or_false, whole_number
 from metalearn.errors import DataError
-from metalearn.tasks.common.cache import cached_array
-from metalearn.tasks.common.drawers import DrawerProtocol, Drawn, DrawnClasses, drawn_tasks
 from metalearn.tasks.common.episodes import (
     SPLITS,
     Classes,
@@ -34,15 +32,20 @@ from metalearn.tasks.common.episodes import (
     turned,
 )
 from metalearn.tasks.common.identities import identity, published_list
-from metalearn.tasks.common.samples import drawn_samples, few_shot, pretraining_on_drawings
-from metalearn.tasks.common.shards import ShardForm, Shards
-from metalearn.tasks.common.torchvision_files import DataPlace
+from metalearn.tasks.common.samples import (
+    DrawerProtocol,
+    Drawn,
+    DrawnClasses,
+    drawn_samples,
+    drawn_tasks,
+    few_shot,
+    pretraining_on_drawings,
+)
+from metalearn.tasks.common.stored import DataPlace, ShardForm, Shards, cached_array
 from metalearn.types import TaskSource
 
 DRAWINGS = 20
-DECODER = "omniglot-v1"
-"""Name and version of the decoded pictures. Raise the version if decoding changes; caches and shards of older ones are
-not read then."""
+DECODER = "omniglot-v1"  # raise the version if decoding changes: older caches and shards are not read then
 
 SPLIT_LISTS = ("paper", "lake", "vinyals")
 
@@ -80,13 +83,13 @@ def identities(numbers: Iterable[int]) -> list[str]:
 
 
 def names_of(classes: Iterable[tuple[int, int]]) -> list[str]:
-    """What people call the classes, given as `classes_of` gives them."""
-    found = []
+    """What people call the classes (number of the character, quarter turns)."""
+    names = []
     for number, turns in classes:
         _, alphabet, character = characters()[number].path.split("/")
         turned_by = f", turned by {90 * turns}°" if turns else ""
-        found.append(f"{alphabet.replace('_', ' ')} {int(character.removeprefix('character'))}{turned_by}")
-    return found
+        names.append(f"{alphabet.replace('_', ' ')} {int(character.removeprefix('character'))}{turned_by}")
+    return names
 
 
 def digest(drawings: list[Image.Image]) -> str:
@@ -144,9 +147,8 @@ def _drawings(where: Path) -> Drawings:
         names = [path.relative_to(where.parent).as_posix() for path in where.glob("*/*/*.png")]
         read = lambda name: (where.parent / name).read_bytes()  # noqa: E731
     paths: dict[str, list[str]] = {}
-    for name in sorted(names):
-        if name.endswith(".png"):
-            paths.setdefault(name.rpartition("/")[0], []).append(name)
+    for name in sorted(name for name in names if name.endswith(".png")):
+        paths.setdefault(name.rpartition("/")[0], []).append(name)
     return Drawings(where, paths, read)
 
 
@@ -171,40 +173,38 @@ def decode_character(character: Character, files: Drawings, size: int) -> Images
     return np.stack([255 - np.asarray(picture, np.uint8) for picture in small])
 
 
-def _decode(place: DataPlace, size: int) -> Images:
-    """Every drawing, [1623, 20, size, size], ink in [0, 255]."""
-    root = Path(place.root)
-    collections, why = find_collections(root), ""
-    if len(collections) < 2 and place.download:
-        import torchvision  # takes a second, and only a download needs it
-
-        try:
-            for background in (True, False):
-                torchvision.datasets.Omniglot(str(root), background=background, download=True)
-            collections = find_collections(root)
-        except Exception as error:  # the network fails in many ways
-            why = f" and cannot be downloaded ({error})"
-    if len(collections) < 2:
-        raise DataError(
-            f"dataset.root={root}: Omniglot is not there{why}. Put images_background.zip and images_evaluation.zip (or "
-            "the folders of these names) anywhere under it, or name their folder: METALEARN_DATA=/path/to/data or "
-            "dataset.root=/path/to/data"
-        )
-    log.info("decoding Omniglot from %s", " and ".join(str(files.where) for files in collections.values()))
-    return np.stack(
-        [decode_character(character, collections[character.path.split("/")[0]], size) for character in characters()]
-    )
-
-
 def decoded(place: DataPlace, size: int) -> Images:
     """Every drawing, [1623, 20, size, size], ink in [0, 255]; from the cache if it is there.
 
     Raises:
         DataError: pictures are missing, unreadable or not the published ones.
     """
+
+    def decode() -> Images:
+        root = Path(place.root)
+        collections, why = find_collections(root), ""
+        if len(collections) < 2 and place.download:
+            import torchvision  # takes a second, and only a download needs it
+
+            try:
+                for background in (True, False):
+                    torchvision.datasets.Omniglot(str(root), background=background, download=True)
+                collections = find_collections(root)
+            except Exception as error:  # the network fails in many ways
+                why = f" and cannot be downloaded ({error})"
+        if len(collections) < 2:
+            raise DataError(
+                f"dataset.root={root}: Omniglot is not there{why}. Put images_background.zip and images_evaluation.zip "
+                "(or the folders of these names) anywhere under it, or name their folder: METALEARN_DATA=/path/to/data "
+                "or dataset.root=/path/to/data"
+            )
+        log.info("decoding Omniglot from %s", " and ".join(str(files.where) for files in collections.values()))
+        return np.stack(
+            [decode_character(character, collections[character.path.split("/")[0]], size) for character in characters()]
+        )
+
     shape = (len(characters()), DRAWINGS, size, size)
-    name = f"{DECODER}-{size}"
-    return cached_array(name, shape, lambda: _decode(place, size), title="Omniglot", unread=place.root)
+    return cached_array(f"{DECODER}-{size}", shape, decode, title="Omniglot", unread=place.root)
 
 
 def drawings_of(place: DataPlace, size: int, numbers: Sequence[int] | None = None) -> Callable[[int], Images]:
@@ -216,8 +216,7 @@ def drawings_of(place: DataPlace, size: int, numbers: Sequence[int] | None = Non
     """
     order = range(len(characters())) if numbers is None else numbers
     if place.shards is not None:
-        form = ShardForm(DECODER, (size, size))
-        shards = Shards(place.shards, form, identities(range(len(characters()))))
+        shards = Shards(place.shards, ShardForm(DECODER, (size, size)), identities(range(len(characters()))))
         return lambda label: shards.pictures(order[label])
     pictures = decoded(place, size)
     return lambda label: pictures[order[label]]
@@ -252,20 +251,20 @@ def omniglot(
     true_or_false("rotations", rotations)
     shapes = shapes_of(episode)
     classes = {part: classes_of(split, part, rotations) for part in shapes}
-    check_filled(shapes, {part: (len(chosen), DRAWINGS) for part, chosen in classes.items()})
+    check_filled(shapes, {part: (len(of_part), DRAWINGS) for part, of_part in classes.items()})
 
     def load() -> dict[str, Classes]:
         drawings = drawings_of(place, image_size)
 
-        def part(chosen: list[tuple[int, int]]) -> Classes:
-            def class_pictures(label: int) -> Images:
-                number, turns = chosen[label]
+        def part(of_part: list[tuple[int, int]]) -> Classes:
+            def pictures(label: int) -> Images:
+                number, turns = of_part[label]
                 return turned(drawings(number), turns)
 
-            own = identities(number for number, _ in chosen)
-            return Classes(own, DRAWINGS, class_pictures, DECODER, names=names_of(chosen))
+            names = names_of(of_part)
+            return Classes(identities(number for number, _ in of_part), DRAWINGS, pictures, DECODER, names=names)
 
-        return {name: part(chosen) for name, chosen in classes.items()}
+        return {name: part(of_part) for name, of_part in classes.items()}
 
     turning = rotations and split != "vinyals"  # there the turned characters are classes
     return few_shot(load, shapes, episode, rotations=turning, seeds=seeds, instead="omniglot_characters")
@@ -324,12 +323,12 @@ def omniglot_characters(
         DataError: when the first sample is made: pictures are missing, unreadable or not the published ones.
     """
     _check(place, split, image_size, channels)
-    chosen = [number for number, _ in classes_of(split, "train", rotations=False)]
+    numbers = [number for number, _ in classes_of(split, "train", rotations=False)]
     whole_number("ways", ways, at_least=2)
-    enough_classes("ways", ways, "train", len(chosen))
+    enough_classes("ways", ways, "train", len(numbers))
     return drawn_samples(
-        lambda: drawings_of(place, image_size, chosen), identities(chosen[:ways]), DRAWINGS, train=train_drawings,
-        val=val_drawings, known=known, seeds=seeds, names=names_of((number, 0) for number in chosen[:ways]),
+        lambda: drawings_of(place, image_size, numbers), identities(numbers[:ways]), DRAWINGS, train=train_drawings,
+        val=val_drawings, known=known, seeds=seeds, names=names_of((number, 0) for number in numbers[:ways]),
     )  # fmt: skip
 
 
@@ -352,7 +351,7 @@ def omniglot_pretraining(
         place=place, split=split, episode=EpisodeSpec(*episode), image_size=image_size, channels=channels,
         rotations=rotations, seeds=seeds,
     )  # fmt: skip
-    chosen = [number for number, _ in classes_of(split, "train", rotations=False)]
-    whole_number("train_classes", train_classes, at_least=2, at_most=len(chosen))
-    own = identities(chosen[:train_classes])
-    return pretraining_on_drawings(lambda: drawings_of(place, image_size, chosen), own, DRAWINGS, tasks, seeds)
+    numbers = [number for number, _ in classes_of(split, "train", rotations=False)]
+    whole_number("train_classes", train_classes, at_least=2, at_most=len(numbers))
+    names = identities(numbers[:train_classes])
+    return pretraining_on_drawings(lambda: drawings_of(place, image_size, numbers), names, DRAWINGS, tasks, seeds)

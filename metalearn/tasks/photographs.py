@@ -19,8 +19,6 @@ from functools import cache
 from pathlib import Path
 
 from metalearn.errors import DataError
-from metalearn.tasks.common.decoded_classes import FAMILY, check_picture_shape, decoded_classes, decoder
-from metalearn.tasks.common.drawn_set import written_photographs
 from metalearn.tasks.common.episodes import (
     SPLITS,
     Classes,
@@ -32,17 +30,24 @@ from metalearn.tasks.common.episodes import (
     shapes_of,
 )
 from metalearn.tasks.common.identities import identity, published_list
-from metalearn.tasks.common.picture_folders import first_few, is_picture, picture_folders
+from metalearn.tasks.common.pictures import first_few, is_picture, picture_folders
 from metalearn.tasks.common.samples import few_shot
-from metalearn.tasks.common.shards import ShardForm, Shards
+from metalearn.tasks.common.stored import (
+    FAMILY,
+    ShardForm,
+    Shards,
+    check_picture_shape,
+    decoded_classes,
+    decoder,
+    written_photographs,
+)
 from metalearn.types import TaskSource
 
 _DEPTH = 5
 _WORDNET_ID = re.compile(r"n\d{8}")
 _LISTS = {split: f"{split}.csv" for split in SPLITS}
 
-Members = Mapping[str, list[str]]
-"""Class → the paths of its pictures, from the folder that holds them all."""
+Members = Mapping[str, list[str]]  # class → the paths of its pictures, from the folder that holds them all
 Shapes = Mapping[str, EpisodeShape]
 
 log = logging.getLogger(__name__)
@@ -90,13 +95,9 @@ def _written(name: str, title: str) -> Callable[..., TaskSource]:
 
         return _photographs(name, missing, root, episode, image_size, channels, rotations, seeds)
 
-    source.__doc__ = f"""{title}; algorithms that are trained on plain samples get the training classes.
-
-    Args:
-        root: the folder in which `metalearn data {name} --from=…` has written the folder {name}; or that folder itself.
-        image_size: height and width in pixels, at most those of the set: 84.
-        channels: 1 (grey) or 3 (red, green, blue).
-        rotations: turn each drawn class by a random multiple of 90°, in every split.
+    source.__doc__ = f"""{title}, which `metalearn data {name} --from=…` has written into the folder {name} of `root`,
+    or into `root` itself. Its pictures have 84 pixels, and `image_size` is at most that. The other keys are those of
+    `mini_imagenet`; algorithms that are trained on plain samples get the training classes.
 
     Raises:
         ValueError: an argument is not allowed.
@@ -144,24 +145,21 @@ def _from_shards(dataset: str, folder: str, shape: tuple[int, ...]) -> dict[str,
     """The classes of every split of a dataset, as `decoded_classes` gives them."""
     split_of, form = published_splits(dataset), ShardForm(decoder(dataset), shape)
     everyone = sorted(split_of)
-    shards = Shards(folder, form, [identity(FAMILY, name) for name in everyone])
+    identities = [identity(FAMILY, name) for name in everyone]
+    shards = Shards(folder, form, identities)
 
     def part(split: str) -> Classes:
         numbers = [number for number, name in enumerate(everyone) if split_of[name] == split]
-        names = [everyone[number] for number in numbers]
-        identities, fewest = [identity(FAMILY, name) for name in names], min(shards.counts[one] for one in numbers)
-        return Classes(identities, fewest, lambda label: shards.pictures(numbers[label]), form.decoder, names=names)
+        fewest, names = min(shards.counts[number] for number in numbers), [everyone[number] for number in numbers]
+        pictures = lambda label: shards.pictures(numbers[label])  # noqa: E731
+        return Classes([identities[number] for number in numbers], fewest, pictures, form.decoder, names=names)
 
     return {split: part(split) for split in SPLITS}
 
 
 def _members(root: Path) -> tuple[Path, Members]:
     """The folder from which the pictures' paths start, and the pictures of every class of mini-ImageNet: from the
-    published lists beside a flat `images` below `root`, or from the folders of the classes' names.
-
-    Raises:
-        DataError: a class is missing, or has two folders; there are several lists; or as `_listed`.
-    """
+    published lists beside a flat `images` below `root`, or from the folders of the classes' names."""
     wholes: dict[Path, list[str]] = {}
     of_class: dict[str, list[Path]] = {name: [] for name in published_splits("mini_imagenet")}
     for path, subfolders, files in os.walk(root, followlinks=True):
@@ -209,11 +207,7 @@ def _members(root: Path) -> tuple[Path, Members]:
 
 
 def _listed(folder: Path, images: set[str]) -> Members:
-    """The pictures of the folder `images`, which has these; the lists beside it (filename,label) give their classes.
-
-    Raises:
-        DataError: the lists are not the published ones, or name pictures that are not there.
-    """
+    """The pictures of the folder `images`, which has these; the lists beside it (filename,label) give their classes."""
     members: dict[str, set[str]] = {}
     absent: list[str] = []
     for split, name in _LISTS.items():

@@ -9,17 +9,17 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from metalearn.checks import Invalid, real_number
 from metalearn.errors import DataError
-from metalearn.tasks.common.episodes import SPLITS, EpisodeSpec, Seeds
+from metalearn.tasks.common.episodes import SPLITS, EpisodeSpec, Seeds, UnlimitedTasks
 from metalearn.tasks.common.identities import class_names_of, content_of, drawers_of, identities_of
-from metalearn.types import Batch, Episode, TaskSource, Unit
+from metalearn.types import Batch, Episode, TaskSource
 
-_CHOICE = 6
-"""The last number of the seed of a training task's set. Those of other generators differ from it."""
+_CHOICE = 6  # the last number of the seed of a training task's set. Those of other generators differ from it
 
 
 def several(
@@ -42,34 +42,22 @@ def several(
     for name, source in sets.items():
         if source.unit("train") != "tasks" or source.classes("test") != episode.ways:
             raise Invalid("sets", list(sets), f"{name} has no tasks of {episode.ways} classes", f"leave {name} out")
-    chosen = [1.0] * len(sets) if weights is None else weights
-    if not isinstance(chosen, list) or len(chosen) != len(sets):
+    shares = [1.0] * len(sets) if weights is None else weights
+    if not isinstance(shares, list) or len(shares) != len(sets):
         example = ",".join("1" for _ in sets)
         raise Invalid("weights", weights, f"must be {len(sets)} numbers, one of each set", f"type KEY=[{example}]")
-    for weight in chosen:
+    for weight in shares:
         real_number("weights", weight, above=0)
-    return _SeveralSets(sets, np.cumsum(np.array(chosen, np.float64)), seeds)
+    return _SeveralSets(sets, np.cumsum(np.array(shares, np.float64)), seeds)
 
 
-class _SeveralSets:
-    def __init__(
-        self, sets: Mapping[str, TaskSource], ends: "np.ndarray[tuple[int], np.dtype[np.float64]]", seeds: Seeds
-    ) -> None:
-        self._names, self._sources = list(sets), list(sets.values())
+class _SeveralSets(UnlimitedTasks):
+    def __init__(self, sets: Mapping[str, TaskSource], ends: NDArray[np.float64], seeds: Seeds) -> None:
+        self.sets, self._sources = list(sets), list(sets.values())
         self._ends, self._seeds = ends, seeds
-
-    @property
-    def sets(self) -> Sequence[str]:
-        return self._names
 
     def classes(self, split: str) -> int | None:
         return self._sources[0].classes(split)
-
-    def unit(self, split: str) -> Unit:
-        return "tasks"
-
-    def size(self, split: str) -> None:
-        return None
 
     def identities(self, split: str) -> Sequence[str]:
         return sorted({one for source in self._sources for one in identities_of(source, split) or ()})
@@ -82,7 +70,7 @@ class _SeveralSets:
         return {key: name for source in self._sources for key, name in drawers_of(source, split).items()}
 
     def set_of(self, split: str, index: int) -> str:
-        return self._names[self._place(split, index)[0]]
+        return self.sets[self._place(split, index)[0]]
 
     def digest_of_all(self) -> bytes:
         return "".join(content_of(source).digest for source in self._sources).encode()
@@ -101,6 +89,6 @@ class _SeveralSets:
         shapes = [[tuple(values.shape) for values in pytree.tree_leaves(task)] for task in tasks]
         if any(shape != shapes[0] for shape in shapes):
             wrong = next(number for number, shape in enumerate(shapes) if shape != shapes[0])
-            pair = [f"{self._names[places[number][0]]} {shapes[number][0]}" for number in (0, wrong)]
+            pair = [f"{self.sets[places[number][0]]} {shapes[number][0]}" for number in (0, wrong)]
             raise DataError(f"dataset.sets: tasks differ in shape: {' and '.join(pair)}; choose others")
         return Episode(*(Batch(*map(torch.cat, zip(*part, strict=True))) for part in zip(*tasks, strict=True)))

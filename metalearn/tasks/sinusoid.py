@@ -10,25 +10,16 @@ import torch
 from torch import Tensor
 
 from metalearn.checks import whole_number
-from metalearn.tasks.common.episodes import Seeds, Shots, check_shots, shots_of_task, task_generator
-from metalearn.types import Batch, Episode, TaskSource, Unit
+from metalearn.tasks.common.episodes import Seeds, Shots, UnlimitedTasks, check_shots, shots_of_task, task_generator
+from metalearn.types import Batch, Episode, TaskSource
 
 
-class _Sinusoid:
+class _Sinusoid(UnlimitedTasks):
     def __init__(self, *, shots: Shots, queries: int, eval_queries: int, seeds: Seeds) -> None:
-        self._shots = shots
-        self._queries = queries
-        self._eval_queries = eval_queries
-        self._seeds = seeds
+        self._shots, self._queries, self._eval_queries, self._seeds = shots, queries, eval_queries, seeds
         self._generator = task_generator(seeds)
 
     def classes(self, split: str) -> None:
-        return None
-
-    def unit(self, split: str) -> Unit:
-        return "tasks"
-
-    def size(self, split: str) -> None:
         return None
 
     def episodes(self, split: str, indices: Tensor) -> Any:
@@ -39,18 +30,16 @@ class _Sinusoid:
 
     def _of(self, split: str, indices: list[int], k: int) -> Episode:
         queries = self._queries if split == "train" else self._eval_queries
-        xs, ys = [], []
+        waves = []
         for index in indices:
             rng = self._generator(split, index)
             amplitude, phase = rng.uniform(0.1, 5.0), rng.uniform(0.0, np.pi)
-            x = rng.uniform(-5.0, 5.0, (k + queries, 1))
-            xs.append(x)
-            ys.append(amplitude * np.sin(x - phase))
-        x_all, y_all = (torch.from_numpy(np.stack(values)).to(torch.float32) for values in (xs, ys))
-        return Episode(
-            Batch(x_all[:, :k].contiguous(), y_all[:, :k].contiguous()),
-            Batch(x_all[:, k:].contiguous(), y_all[:, k:].contiguous()),
-        )
+            points = rng.uniform(-5.0, 5.0, (k + queries, 1))
+            waves.append((points, amplitude * np.sin(points - phase)))
+        x, y = (torch.from_numpy(np.stack(values)).to(torch.float32) for values in zip(*waves, strict=True))
+        # Contiguous: a kernel may round otherwise on a view, and a chunk's layout must not depend on its size.
+        support, query = ((x[:, part].contiguous(), y[:, part].contiguous()) for part in (slice(k), slice(k, None)))
+        return Episode(Batch(*support), Batch(*query))
 
 
 def sinusoid(*, shots: Shots, queries: int, eval_queries: int, seeds: Seeds) -> TaskSource:

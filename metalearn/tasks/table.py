@@ -1,7 +1,7 @@
 """Tasks of the rows of a table: those with the same value in one column are a task's, such as one shop's or patient's.
 
-A task is to predict the target of some of its rows, the queries, from that of others, the support rows. All are drawn
-anew for each number of a task, by (seed, split, number).
+A task is to predict the target of some of its rows, the queries, from that of others, the support rows. They are drawn
+by (seed, split, number).
 """
 
 import csv
@@ -24,6 +24,7 @@ from metalearn.tasks.common.episodes import (
     SPLITS,
     Seeds,
     Shots,
+    UnlimitedTasks,
     are_fractions,
     by_fractions,
     check_shots,
@@ -31,13 +32,12 @@ from metalearn.tasks.common.episodes import (
     shots_of_task,
     task_generator,
 )
-from metalearn.types import Batch, Episode, TaskSource, Unit
+from metalearn.types import Batch, Episode, TaskSource
 
+# Cells of a column of numbers without a value, in small letters. Of texts only the empty one: None is a name too.
 MISSING = ("", "na", "nan", "null", "none")
-"""Cells of a column of numbers without a value, in small letters. Of texts only the empty one: None is a name too."""
 
-_SHUFFLE = 64_16_21
-"""Seeds the division of tasks by fractions, which is the same in every run."""
+_SHUFFLE = 64_16_21  # seeds the division of tasks by fractions, which is the same in every run
 
 
 class Rows(NamedTuple):
@@ -51,10 +51,9 @@ class Rows(NamedTuple):
     tasks: Mapping[str, Sequence[NDArray[np.int64]]]
 
 
-class _RowTasks:
+class _RowTasks(UnlimitedTasks):
     def __init__(self, read: Callable[[], Rows], shots: Shots, queries: int, seeds: Seeds) -> None:
-        self._read = read
-        self._shots, self._queries, self._seeds = shots, queries, seeds
+        self._read, self._shots, self._queries, self._seeds = read, shots, queries, seeds
         self._generator = task_generator(seeds)
 
     @functools.cached_property
@@ -64,12 +63,6 @@ class _RowTasks:
 
     def classes(self, split: str) -> int | None:
         return self.rows.classes
-
-    def unit(self, split: str) -> Unit:
-        return "tasks"
-
-    def size(self, split: str) -> None:
-        return None
 
     def digest_of_all(self) -> bytes:
         """Of the whole table."""
@@ -99,30 +92,17 @@ class _RowTasks:
                 means = (sums / np.maximum((~gaps[:shots]).sum(axis=0), 1)).astype(np.float32)
                 inputs[name] = np.where(gaps, means, values)
 
-        def of(values: NDArray[Any], part: slice) -> Tensor:
-            return torch.from_numpy(values[part].copy()).unsqueeze(0)
-
         def batch(part: slice) -> Batch:
-            x: Any = {name: of(values, part) for name, values in inputs.items()}
-            return Batch(x.get("", x), of(self.rows.y[drawn], part))
+            x: Any = {name: torch.from_numpy(values[part].copy()).unsqueeze(0) for name, values in inputs.items()}
+            return Batch(x.get("", x), torch.from_numpy(self.rows.y[drawn][part].copy()).unsqueeze(0))
 
         return Episode(batch(slice(shots)), batch(slice(shots, None)))
 
 
 def table(
-    *,
-    file: str,
-    task: str,
-    target: str,
-    targets: str,
-    features: Sequence[str] | None,
-    split: Sequence[float] | str,
-    missing: str,
-    standardize: bool,
-    shots: Shots,
-    queries: int,
-    seeds: Seeds,
-) -> TaskSource:
+    *, file: str, task: str, target: str, targets: str, features: Sequence[str] | None, split: Sequence[float] | str,
+    missing: str, standardize: bool, shots: Shots, queries: int, seeds: Seeds,
+) -> TaskSource:  # fmt: skip
     """Tasks of the rows of a file.
 
     Args:
@@ -171,10 +151,8 @@ def table(
             numbers = {kind: number for number, kind in enumerate(kinds)}
             y = np.array([numbers[label] for label in labels], np.int64)
         x = np.column_stack([table.numbers(name, missing) for name in names])
-        what = f"dataset.split={split if isinstance(split, str) else list(split)}"
-        tasks = _divided(
-            _groups(table.texts(task)), table.texts(split) if isinstance(split, str) else split, what, task
-        )
+        by, what = (table.texts(split), split) if isinstance(split, str) else (split, list(split))
+        tasks = _divided(_groups(table.texts(task)), by, f"dataset.split={what}", task)
         _check_sizes(tasks, shots, queries, f"{path}: the task", task)
         if standardize:
             x = _standardized(x, np.concatenate(list(tasks["train"].values())))
@@ -185,16 +163,9 @@ def table(
 
 
 def arrays(
-    x: ArrayLike | Mapping[str, ArrayLike],
-    y: ArrayLike,
-    *,
-    task: ArrayLike,
-    shots: Shots,
-    queries: int,
-    split: Sequence[float] | Sequence[str] = (0.6, 0.2, 0.2),
-    seed: int = 0,
-    eval_seed: int = 20170309,
-) -> TaskSource:
+    x: ArrayLike | Mapping[str, ArrayLike], y: ArrayLike, *, task: ArrayLike, shots: Shots, queries: int,
+    split: Sequence[float] | Sequence[str] = (0.6, 0.2, 0.2), seed: int = 0, eval_seed: int = 20170309,
+) -> TaskSource:  # fmt: skip
     """Tasks of the rows of arrays, for `metalearn.train`.
 
     Args:
@@ -211,16 +182,14 @@ def arrays(
     """
     inputs = {name: np.asarray(values) for name, values in (x if isinstance(x, Mapping) else {"": x}).items()}
     for name, values in inputs.items():
-        kind: Any = (
-            np.int64 if np.issubdtype(values.dtype, np.integer) else bool if values.dtype == bool else np.float32
-        )
-        inputs[name] = values.astype(kind, copy=False)
+        kinds = {"i": np.int64, "u": np.int64, "b": np.bool_}
+        inputs[name] = values.astype(kinds.get(values.dtype.kind, np.float32), copy=False)
     targets, names = np.asarray(y), np.asarray(task).astype(str).tolist()
     rows_of = {len(values) if values.ndim > (not name) else 0 for name, values in inputs.items()}
     if not rows_of == {len(targets)} == {len(names)}:
         shapes = ", ".join(str(list(values.shape)) for values in (*inputs.values(), targets))
-        raise DataError(f"x, y, task: have the shapes {shapes} and {len(names)}; give x [n, …], or several by name, "
-                        "y [n] or [n, d] and task [n]")  # fmt: skip
+        allowed = "give x [n, …], or several by name, y [n] or [n, d] and task [n]"
+        raise DataError(f"x, y, task: have the shapes {shapes} and {len(names)}; {allowed}")
     marks = None if len(split) == 3 and not isinstance(split[0], str) else list(map(str, split))
     _check_episode(shots, queries, "split" if marks is not None else split)
     classes = None
@@ -253,10 +222,10 @@ def _check_episode(shots: Shots, queries: int, split: object) -> None:
 
 def _groups(names: Sequence[str]) -> Groups:
     """The rows of each name, by name."""
-    found: dict[str, list[int]] = {}
+    rows: dict[str, list[int]] = {}
     for row, name in enumerate(names):
-        found.setdefault(name, []).append(row)
-    return {name: np.array(found[name], np.int64) for name in _ordered(found)}
+        rows.setdefault(name, []).append(row)
+    return {name: np.array(rows[name], np.int64) for name in _ordered(rows)}
 
 
 def _ordered(names: Any) -> list[str]:
@@ -272,13 +241,13 @@ def _divided(groups: Groups, split: Sequence[Any], what: str, task: str) -> dict
     if isinstance(split[0], str):
         parts: dict[str, list[str]] = {name: [] for name in SPLITS}
         for name, rows in groups.items():
-            said = {split[row] for row in rows}
-            if len(said) > 1 or not said <= SPLITS.keys():
+            marks = {split[row] for row in rows}
+            if len(marks) > 1 or not marks <= SPLITS.keys():
                 raise DataError(
-                    f"{what}: the task {name} has rows with the splits {', '.join(sorted(said))}; all rows of a task "
+                    f"{what}: the task {name} has rows with the splits {', '.join(sorted(marks))}; all rows of a task "
                     "must have one of train, val, test"
                 )
-            parts[said.pop()].append(name)
+            parts[marks.pop()].append(name)
     else:
         parts = by_fractions(list(groups), split, _SHUFFLE)
     empty = [name for name, tasks in parts.items() if not tasks]
@@ -302,11 +271,11 @@ def _check_sizes(tasks: Mapping[str, Groups], shots: Shots, queries: int, what: 
 
 def _standardized(x: NDArray[np.float64], rows: NDArray[np.int64]) -> NDArray[np.float64]:
     """The features with mean 0 and variance 1 over some rows; one that is constant there is only shifted."""
-    own = x[rows]
-    there = ~np.isnan(own)
-    count = np.maximum(there.sum(axis=0), 1)
-    mean = np.where(there, own, 0).sum(axis=0) / count
-    width = np.sqrt(np.square(np.where(there, own - mean, 0)).sum(axis=0) / count)
+    train = x[rows]
+    filled = ~np.isnan(train)
+    count = np.maximum(filled.sum(axis=0), 1)
+    mean = np.where(filled, train, 0).sum(axis=0) / count
+    width = np.sqrt(np.square(np.where(filled, train - mean, 0)).sum(axis=0) / count)
     scaled: NDArray[np.float64] = (x - mean) / np.where(width > 0, width, 1)
     return scaled
 
@@ -322,17 +291,14 @@ class _Cells:
         try:
             self.columns = _READERS[file.suffix](file)
         except OSError as error:
-            raise DataError(
-                f"dataset.file={file}: cannot be read ({error.strerror}); type the path of a table"
-            ) from error
+            why = f"cannot be read ({error.strerror}); type the path of a table"
+            raise DataError(f"dataset.file={file}: {why}") from error
         if len(sizes := {len(column) for column in self.columns.values()}) != 1 or sizes == {0}:
             raise DataError(f"dataset.file={file}: has columns of {sorted(sizes)} rows; all need the same number")
 
     def _of(self, name: str) -> Sequence[Any]:
         if name not in self.columns:
-            raise DataError(
-                f"dataset.file={self._file}: has no column {name!r}; it has {', '.join(self.columns)}"
-            )  # fmt: skip
+            raise DataError(f"dataset.file={self._file}: has no column {name!r}; it has {', '.join(self.columns)}")
         return self.columns[name]
 
     def texts(self, name: str) -> list[str]:
@@ -394,8 +360,8 @@ def _csv(file: Path) -> dict[str, Sequence[Any]]:
 
 def _npz(file: Path) -> dict[str, Sequence[Any]]:
     try:
-        with np.load(file, allow_pickle=False) as found:
-            columns = {name: found[name] for name in found.files}
+        with np.load(file, allow_pickle=False) as archive:
+            columns = {name: archive[name] for name in archive.files}
     except OSError:
         raise
     except Exception as error:  # numpy and zipfile raise many types for what they cannot read
@@ -409,9 +375,8 @@ def _parquet(file: Path) -> dict[str, Sequence[Any]]:
     try:
         from pyarrow import ArrowException, parquet
     except ImportError:
-        raise DataError(
-            f"dataset.file={file}: the package pyarrow is not installed; type pip install pyarrow"
-        ) from None
+        advice = "the package pyarrow is not installed; type pip install pyarrow"
+        raise DataError(f"dataset.file={file}: {advice}") from None
     try:
         columns: dict[str, Sequence[Any]] = parquet.read_table(file).to_pydict()
     except ArrowException as error:
@@ -419,5 +384,4 @@ def _parquet(file: Path) -> dict[str, Sequence[Any]]:
     return columns
 
 
-_READERS = {".csv": _csv, ".npz": _npz, ".parquet": _parquet}
-"""By the end of a file's name."""
+_READERS = {".csv": _csv, ".npz": _npz, ".parquet": _parquet}  # by the end of a file's name

@@ -9,19 +9,18 @@ from metalearn.checks import only, true_or_false, whole_number
 from metalearn.tasks.common.episodes import Seeds
 from metalearn.tasks.common.identities import identity
 from metalearn.tasks.common.samples import Labelled, samples
-from metalearn.tasks.common.torchvision_files import TEST, DataPlace, PublishedDataset, read_published
+from metalearn.tasks.common.stored import TEST, DataPlace, PublishedDataset, read_published
 from metalearn.types import TaskSource
 
 CLASSES = 10
-_HELD_OUT = 8
-"""Seeds the choice of the pictures that validate."""
+_HELD_OUT = 8  # seeds the choice of the pictures that validate
 
+# Those of the classes by their numbers, as the datasets' authors have them.
 _NAMES = {
     "MNIST": "0 1 2 3 4 5 6 7 8 9",
     "FashionMNIST": "T-shirt/top Trouser Pullover Dress Coat Sandal Shirt Sneaker Bag Ankle_boot",
     "CIFAR10": "airplane automobile bird cat deer dog frog horse ship truck",
 }
-"""Those of the classes by their numbers, as the datasets' authors have them."""
 
 _IDX_FILES = "train-images-idx3-ubyte, train-labels-idx1-ubyte, t10k-images-idx3-ubyte and t10k-labels-idx1-ubyte"
 _CIFAR10_FILES = "data_batch_1 to data_batch_5, test_batch and batches.meta"

@@ -19,7 +19,7 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 
-from metalearn.tasks.common.torchvision_files import DataPlace
+from metalearn.tasks.common.stored import DataPlace
 from metalearn.tasks.omniglot import decoded
 from tests.runs import ROOT, children_of
 

@@ -70,7 +70,7 @@ def archive(data: bytes) -> bytes:
 
 COMMAND = {"_target_": "os.system", "command": f"touch {MARKER}"}
 MODULE = {"_target_": "metalearn.models.module.module", "network": COMMAND, "channels": 3, "image_size": 28}
-BOMB = {"_target_": "metalearn.tasks.common.cache.np.load", "file": "bomb.npy", "allow_pickle": True}
+BOMB = {"_target_": "metalearn.tasks.common.stored.np.load", "file": "bomb.npy", "allow_pickle": True}
 
 CONFIGS: dict[str, tuple[dict[str, Any] | str, str]] = {
     "what our modules import": ({"dataset": BOMB}, "dataset._target_="),

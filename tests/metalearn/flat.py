@@ -5,7 +5,7 @@ from collections.abc import Callable
 from typing import Any
 
 from metalearn.tasks.common.episodes import EpisodeSpec, Seeds
-from metalearn.tasks.common.torchvision_files import DataPlace
+from metalearn.tasks.common.stored import DataPlace
 from metalearn.types import TaskSource
 
 Make = Callable[..., TaskSource]

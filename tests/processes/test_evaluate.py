@@ -19,7 +19,7 @@ from metalearn.config.values import to_container
 from metalearn.runs.checkpoint import Snapshot
 from metalearn.runs.metrics import task_list_id
 from metalearn.tasks.common.episodes import EpisodeSpec, Seeds
-from metalearn.tasks.common.torchvision_files import DataPlace
+from metalearn.tasks.common.stored import DataPlace
 from metalearn.tasks.omniglot import omniglot
 from metalearn.training.chunks import digests
 from metalearn.types import Batch, Episode, Strategy

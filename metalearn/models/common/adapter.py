@@ -23,20 +23,13 @@ from metalearn.nn.layers import batch_norm, conv2d
 from metalearn.nn.surroundings import constant, surroundings
 from metalearn.types import STATE, Apply, Model, Params, Stage
 
-Make = Callable[[], nn.Module]
-"""A fresh network, its weights drawn from torch's global random numbers."""
+Make = Callable[[], nn.Module]  # a fresh network, its weights drawn from torch's global random numbers
 
 
 def model_of(
-    make: Make,
-    *,
-    name: str,
-    inputs: Inputs,
-    transductive: bool,
-    advice: str,
-    dropout: bool = False,
+    make: Make, *, name: str, inputs: Inputs, transductive: bool, advice: str, dropout: bool = False,
     running_statistics: bool = False,
-) -> Model:
+) -> Model:  # fmt: skip
     """A network that takes such inputs and gives [n, ways], as a model. The parameters have the names of the module.
     Those that do not require a gradient are fixed, see `Model.fixed`. A network that cannot take whole numbers gets
     real ones, and outputs of other dimensions, or several, are joined to [n, d]; `Model.note` says so.
@@ -189,14 +182,9 @@ class _RunningNorm(nn.modules.batchnorm._BatchNorm):
 
 
 def _forward(
-    network: nn.Module,
-    inputs: Inputs,
-    shared: Mapping[str, str],
-    fixed: Collection[str],
-    head: _Head | None,
-    norms: Sequence[_BatchNorm],
-    trains: bool,
-) -> Callable[..., Tensor]:
+    network: nn.Module, inputs: Inputs, shared: Mapping[str, str], fixed: Collection[str], head: _Head | None,
+    norms: Sequence[_BatchNorm], trains: bool,
+) -> Callable[..., Tensor]:  # fmt: skip
     """`forward(params, x, known, features=False)` of the network with weights from outside; it loses its own."""
     names = [path for path in dict.fromkeys(shared.values()) if path not in fixed]
     shape = shape_of(inputs)
@@ -232,17 +220,15 @@ def _forward(
                 by_name = dict(zip(used, of_task, strict=True))
                 everywhere = {path: by_name[parameter] for path, parameter in shared.items() if parameter in by_name}
                 try:
-                    given = functional_call(network, same | everywhere, (images_of_task,), tie_weights=False)
+                    outputs.append(functional_call(network, same | everywhere, (images_of_task,), tie_weights=False))
                 except IndexError as error:  # of an embedding that has no row for a whole number
                     raise DataError(f"model: {first_line(error)}; {said_of(inputs, images_of_task)}") from error
-                outputs.append(given)
             return torch.stack(outputs)
 
     return forward
 
 
-_seeded = threading.Lock()
-"""Torch's global random numbers are those of all networks and threads."""
+_seeded = threading.Lock()  # torch's global random numbers are those of all networks and threads
 
 
 @contextmanager
@@ -329,14 +315,8 @@ def _make_pure(
     network: nn.Module, name: str, transductive: bool, running_statistics: bool
 ) -> tuple[list[str], list[str]]:
     """Changes layers in place, so that none is random, overwrites its input, remembers batches or has one derivative
-    only. Gives convolutions and batch norms the class of our layers, if these can compute them.
-
-    Returns:
-        Lines for `Model.note`, and for `Model.cautions`.
-
-    Raises:
-        ValueError: a norm mixes batches, or samples that must not see each other.
-    """
+    only. Gives convolutions and batch norms the class of our layers, if these can compute them. Returns lines for
+    `Model.note`, and for `Model.cautions`."""
     network.eval()
     convolutions, by_torch, constants, unused = 0, list[str](), list[str](), list[str]()
     for path, layer in network.named_modules():
@@ -407,27 +387,23 @@ class _Trial(NamedTuple):
 
 def _tried(network: nn.Module, name: str, inputs: Inputs, advice: str) -> tuple[nn.Module, Inputs, _Trial]:
     """Tries the network; if it fails, with real numbers in place of whole ones. Gives a network that takes and gives
-    one tensor, and what it takes.
-
-    Raises:
-        ValueError: the network cannot take such inputs, or does not give [n, ways].
-    """
+    one tensor, and what it takes."""
     shape, failures, notes = shape_of(inputs), list[Exception](), list[str]()
     seen = list[tuple[str, Any]]()  # the outputs of layers, in the order of their calls
     for form in dict.fromkeys((inputs, as_reals(inputs))):
-        there: Any = network if form == of_reals(shape) else opened(copy.copy(network), form, joins=False)
+        tried: Any = network if form == of_reals(shape) else opened(copy.copy(network), form, joins=False)
         images = filled(form, torch.rand(2, *shape, generator=Generator()))
         seen.clear()
-        leaves = [(path, layer) for path, layer in there.named_modules() if not list(layer.children())]
+        leaves = [(path, layer) for path, layer in tried.named_modules() if not list(layer.children())]
         # `path=path`, since a closure would see the last path of the loop.
         hooks = [
             layer.register_forward_hook(lambda _, inputs, output, path=path: seen.append((path, output)))
             for path, layer in leaves
         ]
         try:
-            given = there(images)
+            raw = tried(images)
             break
-        except Exception as error:  # a network of anybody's raises what it likes
+        except Exception as error:  # a stranger's network raises any type
             failures.append(error)
         finally:
             for hook in hooks:
@@ -436,19 +412,19 @@ def _tried(network: nn.Module, name: str, inputs: Inputs, advice: str) -> tuple[
         what = f"image_size={shape[1]}: {name} cannot take images" if len(shape) == 3 else f"{name} cannot take inputs"
         reason = f"{described(inputs)} ({first_line(failures[0])})"
         raise ValueError(f"{what} {reason}; {advice}") from failures[0]
-    outputs = joined(given, len(images))
+    outputs = joined(raw, len(images))
     if not isinstance(outputs, Tensor) or outputs.dim() != 2 or len(outputs) != len(images):
         raise ValueError(f"{name}: gives {_kind(outputs)} for {len(images)} images, and must give a tensor [n, ways]")
     if form != inputs:
         notes.append(f"{name}: takes no whole numbers, so its inputs {described(inputs)} become real ones")
-    if outputs is not given:
-        notes.append(f"{name}: gives {_kind(given)}, which becomes [n, d]")
-        there = there if isinstance(there, Opened) else opened(there, form)
-        there.opened_joins = True
+    if outputs is not raw:
+        notes.append(f"{name}: gives {_kind(raw)}, which becomes [n, d]")
+        tried = tried if isinstance(tried, Opened) else opened(tried, form)
+        tried.opened_joins = True
     last = next((path for path, value in seen if value is outputs), None)
     tensors = [leaf for _, value in seen for leaf in pytree.tree_leaves(value) if isinstance(leaf, Tensor)]
     floats = sum(leaf.numel() // len(images) for leaf in tensors)
-    return there, form, _Trial(images, outputs, max(floats, outputs.shape[1]), last, notes)
+    return tried, form, _Trial(images, outputs, max(floats, outputs.shape[1]), last, notes)
 
 
 def _kind(output: object) -> str:
@@ -456,11 +432,7 @@ def _kind(output: object) -> str:
 
 
 def _unused(network: nn.Module, name: str, outputs: Tensor) -> list[str]:
-    """The parameters on which the outputs do not depend.
-
-    Raises:
-        ValueError: the network has nothing to learn, or a name that is not free.
-    """
+    """The parameters on which the outputs do not depend."""
     parameters = dict(network.named_parameters())
     for path in parameters:
         if path.startswith(STATE):
@@ -480,11 +452,7 @@ def _unused(network: nn.Module, name: str, outputs: Tensor) -> list[str]:
 
 @torch.no_grad()
 def _differs_in_training(network: nn.Module, name: str, trial: _Trial, dropout: bool) -> bool:
-    """Whether the network computes something else in training mode, if `dropout` allows that.
-
-    Raises:
-        ValueError: it is no pure function of its weights, its inputs and, in training mode, torch's seed.
-    """
+    """Whether the network computes something else in training mode, if `dropout` allows that."""
     buffers = {path: buffer.clone() for path, buffer in network.named_buffers()}
     if not _alike(network(trial.images), trial.outputs):
         raise ValueError(

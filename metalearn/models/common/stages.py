@@ -20,8 +20,7 @@ def stage_of(name: str, *layers: Layer) -> Stage:
     return Stage(name, tuple(parameters_of(layers)), apply, layers)
 
 
-HEAD = stage_of("head", Linear("head.weight", "head.bias"))
-"""A linear head for features [t, n, d]."""
+HEAD = stage_of("head", Linear("head.weight", "head.bias"))  # a linear head for features [t, n, d]
 
 
 def draw_head(ways: int, features: int, generator: Generator) -> Params:
@@ -44,13 +43,9 @@ def one_after_the_other(stages: Sequence[Stage], *, ignores_support: bool) -> Ap
 
 
 def staged_model(
-    init: Callable[[Generator], Params],
-    stages: Sequence[Stage],
-    *,
-    transductive: bool,
-    activations: int,
+    init: Callable[[Generator], Params], stages: Sequence[Stage], *, transductive: bool, activations: int,
     norms: Sequence[str] = (),
-) -> Model:
+) -> Model:  # fmt: skip
     """A model of stages; the last stage is the head, a linear layer.
 
     Args:

@@ -1,23 +1,27 @@
-"""The shape of an episode, and the way in which task sources draw one.
+"""The shape of an episode, and how the tasks of a picture source are drawn: by numpy, many at once in C, and changed
+(augmented).
 
 Nothing here keeps state. Task number i of a split is drawn from a generator seeded by (seed, split, i). So any worker
 can make any task, and a resumed run draws the same tasks as a run that was never stopped.
 """
 
+import ctypes
+import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
+from pathlib import Path
 from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
 from metalearn.checks import Invalid, enough_classes, true_or_false, whole_number
 from metalearn.errors import DataError
-from metalearn.tasks.common.augmenting import augmented, check_augmentations
-from metalearn.tasks.common.draws import TaskDraws, draw_many
+from metalearn.storage.cache import library_of
 from metalearn.types import Batch, Episode, TaskSource, Unit
 
 SPLITS = {"train": 0, "val": 1, "test": 2}
@@ -38,17 +42,17 @@ class Seeds(NamedTuple):
         return self.seed if split == "train" else self.eval_seed
 
 
+# A number of support samples; or a range: the fewest and the most, of which each task draws one; or the rule of
+# `sizes_of_task`.
 Shots = int | Sequence[int] | Literal["meta_dataset"]
-"""A number of support samples; or a range: the fewest and the most, of which each task draws one; or the rule of
-`sizes_of_task`."""
 
 META_DATASET = "meta_dataset"
+# Of that rule: the fewest classes of a task, how many pictures of a class count, the most support pictures.
 FEWEST_WAYS, MOST_OF_CLASS, MOST_SHOTS = 5, 100, 500
-"""Of that rule: the fewest classes of a task, how many pictures of a class count, the most support pictures."""
 
+# The last numbers of the seeds of a task's number of shots, and of the changes of its pictures. Those of other
+# generators differ from them.
 _SHOTS, _AUGMENT = 3, 4
-"""The last numbers of the seeds of a task's number of shots, and of the changes of its pictures. Those of other
-generators differ from them."""
 
 
 class EpisodeShape(NamedTuple):
@@ -107,10 +111,11 @@ class HoldsClasses(Protocol):
 
 def are_fractions(parts: object) -> bool:
     """Whether these are three numbers above 0 with the sum 1, of training, validation and test."""
-    if not isinstance(parts, list | tuple) or len(parts) != len(SPLITS):
-        return False
-    return all(isinstance(part, int | float) and part > 0 for part in parts) and math.isclose(
-        sum(parts), 1, abs_tol=1e-6
+    return (
+        isinstance(parts, list | tuple)
+        and len(parts) == len(SPLITS)
+        and all(isinstance(part, int | float) and part > 0 for part in parts)
+        and math.isclose(sum(parts), 1, abs_tol=1e-6)
     )
 
 
@@ -179,7 +184,10 @@ def shapes_of(episode: EpisodeSpec) -> dict[str, EpisodeShape]:
         ValueError: a number out of range.
     """
     ways, shots, queries, train_ways, train_queries, augment = episode
-    check_augmentations(augment)
+    is_list = isinstance(augment, list | tuple)
+    if not is_list or any(name not in AUGMENTATIONS or augment.count(name) > 1 for name in augment):
+        allowed = f"must be a list of different names out of {', '.join(AUGMENTATIONS)}"
+        raise Invalid("augment", augment, allowed, "type KEY=[shift,scale], for example")
     whole_number("ways", ways, at_least=2)
     check_shots(shots, by_rule=True)
     whole_number("queries", queries, at_least=1)
@@ -208,16 +216,13 @@ def check_filled(shapes: Mapping[str, EpisodeShape], counts: Mapping[str, tuple[
         enough_classes(f"{group}train_ways" if ways != evaluation.ways else f"{group}ways", ways, split, classes)
         name = f"{group}train_queries" if queries != evaluation.queries else f"{group}queries"
         if shots + queries > pictures:
-            fewer = (
-                f"KEY={pictures - shots}" if pictures > shots else f"GROUP.{group}shots={max(1, pictures - queries)}"
-            )
-            raise Invalid(
-                name,
-                queries,
+            less = f"KEY={pictures - shots}", f"GROUP.{group}shots={max(1, pictures - queries)}"
+            fewer = less[pictures <= shots]
+            allowed = (
                 f"with {group}shots={shots} an episode needs {shots + queries} pictures of a class, and the split "
-                f"'{split}' has classes of {pictures}",
-                f"type {fewer} or fewer",
+                f"'{split}' has classes of {pictures}"
             )
+            raise Invalid(name, queries, allowed, f"type {fewer} or fewer")
 
 
 def check_read(shapes: Mapping[str, EpisodeShape], splits: Mapping[str, Classes], where: str) -> None:
@@ -232,41 +237,26 @@ def check_read(shapes: Mapping[str, EpisodeShape], splits: Mapping[str, Classes]
         raise DataError(f"{error}. This is {where}") from error
 
 
-def chosen_classes(rng: np.random.Generator, classes: int, ways: int) -> list[int]:
-    """The classes of a task, of so many; what its generator draws first."""
-    chosen: list[int] = rng.choice(classes, ways, replace=False).tolist()
-    return chosen
-
-
 def draw_images(
-    rng: np.random.Generator,
-    class_images: Callable[[int], Images],
-    classes: int,
-    *,
-    ways: int,
-    per_class: int,
-    rotations: bool,
-    shots: int = 0,
-    support: Sequence[int] = (),
-) -> Images:
-    """Draws `ways` different classes and `per_class` different pictures of each: [ways, per_class, h, w] or
-    [ways, per_class, h, w, 3].
+    rng: np.random.Generator, class_images: Callable[[int], Images], labels: Sequence[int], *, per_class: int,
+    rotations: bool, shots: int = 0, support: Sequence[int] = (),
+) -> Images:  # fmt: skip
+    """Draws `per_class` different pictures of each class of a task, by a generator that has drawn these `labels`:
+    [ways, per_class, h, w] or [ways, per_class, h, w, 3].
 
-    `class_images(label)` gives the pictures of a class; there are `classes` of them. With `rotations`, all pictures of
-    a drawn class are turned by the same random multiple of 90°. With `support`, as in `Classes`, the first `shots` are
-    of the pictures for support sets.
+    `class_images(label)` gives the pictures of a class. With `rotations`, all pictures of a drawn class are turned by
+    the same random multiple of 90°. With `support`, as in `Classes`, the first `shots` are of the pictures for support
+    sets.
     """
-    chosen = chosen_classes(rng, classes, ways)
-    turns = rng.integers(0, 4, ways) if rotations else np.zeros(ways, np.int64)
+    turns = rng.integers(0, 4, len(labels)) if rotations else np.zeros(len(labels), np.int64)
     drawn = []
-    for label, turn in zip(chosen, turns.tolist(), strict=True):
+    for label, turn in zip(labels, turns.tolist(), strict=True):
         pictures = class_images(label)
-        picked = rng.permutation(len(pictures))
+        order = rng.permutation(len(pictures))
         if support:
-            of_support = picked < support[label]
-            picked = np.concatenate([picked[of_support][:shots], picked[~of_support]])
-        picked = picked[:per_class]
-        drawn.append(turned(pictures[picked], turn))
+            is_support = order < support[label]
+            order = np.concatenate([order[is_support][:shots], order[~is_support]])
+        drawn.append(turned(pictures[order[:per_class]], turn))
     return np.stack(drawn)
 
 
@@ -316,21 +306,8 @@ def image_episode(drawn: Images, *, shots: int) -> Episode:
     return Episode(batch(pictures[:, :, :shots]), batch(pictures[:, :, shots:]))
 
 
-class _PictureTasks:
-    def __init__(
-        self, load: Callable[[], Mapping[str, Classes]], shapes: Mapping[str, EpisodeShape], rotations: bool,
-        augment: Sequence[str], seeds: Seeds, samples: Samples | None,
-    ) -> None:  # fmt: skip
-        self._augment = augment
-        if samples is not None:
-            self.samples = samples
-        self._load, self._shapes, self._rotations, self._seeds = load, shapes, rotations, seeds
-        self._generator = task_generator(seeds)
-        self._splits: Mapping[str, Classes] | None = None
-        self._counted: dict[str, NDArray[np.int64]] = {}
-
-    def classes(self, split: str) -> int:
-        return self._shapes[split].ways
+class UnlimitedTasks:
+    """What sources of any number of tasks share."""
 
     def unit(self, split: str) -> Unit:
         return "tasks"
@@ -338,117 +315,121 @@ class _PictureTasks:
     def size(self, split: str) -> None:
         return None
 
-    def identities(self, split: str) -> Sequence[str]:
-        return self.classes_of(split).identities
 
-    def class_names(self, split: str, index: int) -> Sequence[str]:
-        classes, ways = self.classes_of(split), self._shapes[split].ways
-        chosen = chosen_classes(self._generator(split, index), len(classes.identities), ways)
-        return [classes.names[label] for label in chosen] if classes.names else ()
+class _PictureTasks(UnlimitedTasks):
+    def __init__(
+        self, load: Callable[[], Mapping[str, Classes]], shapes: Mapping[str, EpisodeShape], rotations: bool,
+        augment: Sequence[str], seeds: Seeds, samples: Samples | None,
+    ) -> None:  # fmt: skip
+        if samples is not None:
+            self.samples = samples
+        self._load, self._shapes, self._rotations, self._augment, self._seeds = load, shapes, rotations, augment, seeds
+        self._generator = task_generator(seeds)
+        self._counted: dict[str, NDArray[np.int64]] = {}
 
-    def drawers(self, split: str) -> Mapping[str, str]:
-        return self.classes_of(split).drawers
+    @functools.cached_property
+    def _splits(self) -> Mapping[str, Classes]:
+        """The classes, which are loaded for the first task."""
+        return self._load()
+
+    def classes(self, split: str) -> int:
+        return self._shapes[split].ways
 
     def classes_of(self, split: str) -> Classes:
-        if self._splits is None:
-            self._splits = self._load()
         return self._splits[split]
 
-    def shots_of(self, split: str) -> int:
-        return most_shots(self._shapes[split].shots)
+    def identities(self, split: str) -> Sequence[str]:
+        return self._splits[split].identities
+
+    def class_names(self, split: str, index: int) -> Sequence[str]:
+        names = self._splits[split].names
+        return [names[label] for label in self._begun(split, index)[1]] if names else ()
+
+    def drawers(self, split: str) -> Mapping[str, str]:
+        return self._splits[split].drawers
 
     def _sizes(self, split: str) -> NDArray[np.int64]:
         """How many pictures each class has."""
         if split not in self._counted:
-            classes = self.classes_of(split)
+            classes = self._splits[split]
             self._counted[split] = np.array([len(classes.pictures(label)) for label in range(len(classes.identities))])
         return self._counted[split]
 
+    # As `metalearn.types.DrawsByNumber`
+
+    def shots_of(self, split: str) -> int:
+        return most_shots(self._shapes[split].shots)
+
     def bytes_of(self, split: str) -> int:
-        return int(self._sizes(split).sum()) * int(self.classes_of(split).pictures(0)[0].nbytes)
+        return int(self._sizes(split).sum()) * int(self._splits[split].pictures(0)[0].nbytes)
 
     def pictures_of(self, split: str) -> Tensor:
-        classes = self.classes_of(split)
+        classes = self._splits[split]
         return torch.from_numpy(np.concatenate([classes.pictures(label) for label in range(len(classes.identities))]))
 
     def numbers(self, split: str, indices: Tensor) -> Tensor:
-        shape = self._shapes[split]
-        draws = TaskDraws(
-            self._seeds.of(split), SPLITS[split], self._sizes(split), shape.ways, shape.most, self._rotations
-        )
+        shape, sizes = self._shapes[split], self._sizes(split)
+        draws = TaskDraws(self._seeds.of(split), SPLITS[split], sizes, shape.ways, shape.most, self._rotations)
         return torch.from_numpy(draw_many(draws, indices.numpy()))
 
-    def episodes(self, split: str, indices: Tensor) -> Episode:
-        shots = self.shots_of(split)
-        drawn = [self._drawn(split, index, shots) for index in indices.tolist()]
-        if split != "train" or not self._augment:
-            return image_episode(np.stack(drawn), shots=shots)
-        pairs = zip(indices.tolist(), drawn, strict=True)
-        tasks = [self._augmented(split, index, image_episode(one[None], shots=shots)) for index, one in pairs]
-        return Episode(*(Batch(*map(torch.cat, zip(*part, strict=True))) for part in zip(*tasks, strict=True)))
-
-    def _augmented(self, split: str, index: int, task: Episode) -> Episode:
-        if split != "train" or not self._augment:
-            return task
-        return augmented(task, self._augment, np.random.default_rng((self._seeds.seed, SPLITS[split], index, _AUGMENT)))
-
-    def _drawn(self, split: str, index: int, shots: int) -> Images:
-        shape, classes = self._shapes[split], self.classes_of(split)
-        return draw_images(
-            self._generator(split, index), classes.pictures, len(classes.identities), ways=shape.ways,
-            per_class=shots + shape.queries, rotations=self._rotations, shots=shots, support=classes.support,
-        )  # fmt: skip
-
-
-class _VaryingPictureTasks(_PictureTasks):
-    """Tasks with different numbers of shots."""
-
     def episodes(self, split: str, indices: Tensor) -> Any:
-        tasks = [self._task(split, index) for index in indices.tolist()]
+        numbers, has_one_shape = indices.tolist(), isinstance(self._shapes[split].shots, int)
+        augment = self._augment if split == "train" else ()
+        if has_one_shape and not augment:
+            shots = self.shots_of(split)
+            return image_episode(np.stack([self._drawn(split, index, shots) for index in numbers]), shots=shots)
+        tasks = [self._task(split, index) for index in numbers]
+        if augment:
+            for place, (index, task) in enumerate(zip(numbers, tasks, strict=True)):
+                rng = np.random.default_rng((self._seeds.seed, SPLITS[split], index, _AUGMENT))
+                changed = (augmented_pictures(batch.x[0], augment, rng).unsqueeze(0) for batch in task)
+                tasks[place] = Episode(*(Batch(x, batch.y) for x, batch in zip(changed, task, strict=True)))
+        if has_one_shape:
+            return Episode(*(Batch(*map(torch.cat, zip(*part, strict=True))) for part in zip(*tasks, strict=True)))
         return tasks[0] if len(tasks) == 1 else tasks
 
     def _task(self, split: str, index: int) -> Episode:
-        shape = self._shapes[split]
-        shots = shots_of_task(shape.shots, self._seeds, split, index)
-        return self._augmented(split, index, image_episode(self._drawn(split, index, shots)[None], shots=shots))
+        shots = shots_of_task(self._shapes[split].shots, self._seeds, split, index)
+        return image_episode(self._drawn(split, index, shots)[None], shots=shots)
+
+    def _begun(self, split: str, index: int) -> tuple[np.random.Generator, list[int]]:
+        """The generator of a task after its first draw, the classes."""
+        rng = self._generator(split, index)
+        return rng, rng.choice(len(self._splits[split].identities), self._shapes[split].ways, replace=False).tolist()
+
+    def _drawn(self, split: str, index: int, shots: int) -> Images:
+        (rng, labels), classes = self._begun(split, index), self._splits[split]
+        return draw_images(
+            rng, classes.pictures, labels, per_class=shots + self._shapes[split].queries, rotations=self._rotations,
+            shots=shots, support=classes.support,
+        )  # fmt: skip
 
 
-class _MetaDatasetTasks(_VaryingPictureTasks):
+class _MetaDatasetTasks(_PictureTasks):
     """Tasks with different numbers of classes, shots and queries, see `sizes_of_task`."""
 
     def _begun(self, split: str, index: int) -> tuple[np.random.Generator, list[int]]:
-        """The generator of a task, which has drawn its classes."""
         rng, most = self._generator(split, index), self._shapes[split].ways
         ways = int(rng.integers(min(FEWEST_WAYS, most), most + 1))
-        return rng, chosen_classes(rng, len(self.classes_of(split).identities), ways)
-
-    def class_names(self, split: str, index: int) -> Sequence[str]:
-        names = self.classes_of(split).names
-        return [names[label] for label in self._begun(split, index)[1]] if names else ()
+        return rng, rng.choice(len(self._splits[split].identities), ways, replace=False).tolist()
 
     def _task(self, split: str, index: int) -> Episode:
-        rng, chosen = self._begun(split, index)
-        shots, queries = sizes_of_task(rng, self._sizes(split)[chosen], self._shapes[split].queries)
-        turns = rng.integers(0, 4, len(chosen)) if self._rotations else np.zeros(len(chosen), np.int64)
+        (rng, labels), classes = self._begun(split, index), self._splits[split]
+        shots, queries = sizes_of_task(rng, self._sizes(split)[labels], self._shapes[split].queries)
+        turns = rng.integers(0, 4, len(labels)) if self._rotations else np.zeros(len(labels), np.int64)
         parts: tuple[list[Batch], list[Batch]] = [], []
-        for label, (name, turn, count) in enumerate(zip(chosen, turns.tolist(), shots.tolist(), strict=True)):
-            pictures = self.classes_of(split).pictures(name)
+        for way, (label, turn, count) in enumerate(zip(labels, turns.tolist(), shots.tolist(), strict=True)):
+            pictures = classes.pictures(label)
             drawn = turned(pictures[rng.permutation(len(pictures))[: count + queries]], turn)
             for part, batch in zip(parts, image_episode(np.stack([drawn])[None], shots=count), strict=True):
-                part.append(Batch(batch.x, batch.y + label))
-        whole = (Batch(*(torch.cat(values, dim=1) for values in zip(*part, strict=True))) for part in parts)
-        return self._augmented(split, index, Episode(*whole))
+                part.append(Batch(batch.x, batch.y + way))
+        return Episode(*(Batch(*(torch.cat(values, dim=1) for values in zip(*part, strict=True))) for part in parts))
 
 
 def picture_tasks(
-    load: Callable[[], Mapping[str, Classes]],
-    shapes: Mapping[str, EpisodeShape],
-    *,
-    rotations: bool,
-    augment: Sequence[str] = (),
-    seeds: Seeds,
-    samples: Samples | None = None,
-) -> TaskSource:
+    load: Callable[[], Mapping[str, Classes]], shapes: Mapping[str, EpisodeShape], *, rotations: bool,
+    augment: Sequence[str] = (), seeds: Seeds, samples: Samples | None = None,
+) -> TaskSource:  # fmt: skip
     """A source of few-shot classification tasks.
 
     Args:
@@ -462,6 +443,147 @@ def picture_tasks(
         ValueError: a negative seed, or `rotations` is not true or false.
     """
     true_or_false("rotations", rotations)
-    shots = shapes["test"].shots
-    kind = _PictureTasks if isinstance(shots, int) else _VaryingPictureTasks
-    return (_MetaDatasetTasks if shots == META_DATASET else kind)(load, shapes, rotations, augment, seeds, samples)
+    kind = _MetaDatasetTasks if shapes["test"].shots == META_DATASET else _PictureTasks
+    return kind(load, shapes, rotations, augment, seeds, samples)
+
+
+# The numbers of many tasks at once, in C: numpy takes 90 µs for a task, this one
+
+SOURCE = Path(__file__).with_name("draws.c")
+
+FLOYD = 10_000  # the most classes of which numpy chooses by Floyd's algorithm, as draws.c does
+
+Numbers = NDArray[np.int64]
+
+
+class TaskDraws(NamedTuple):
+    """What tasks are drawn of: the seed, the number of the split, and the number of pictures of each class; and `ways`
+    classes of a task, `per_class` pictures of each, and whether classes are turned."""
+
+    root: int
+    split: int
+    sizes: Numbers
+    ways: int
+    per_class: int
+    rotations: bool
+
+    @property
+    def firsts(self) -> Numbers:
+        """The number of the first picture of each class."""
+        return np.concatenate([np.zeros(1, np.int64), np.cumsum(self.sizes)[:-1]])
+
+
+def draw_one(draws: TaskDraws, index: int) -> Numbers:
+    """A task by numpy: [ways, 1 + per_class], of each class the quarter turns, then the numbers of its pictures."""
+    rng = np.random.default_rng((draws.root, draws.split, index))
+    labels = rng.choice(len(draws.sizes), draws.ways, replace=False)
+    turns = rng.integers(0, 4, draws.ways) if draws.rotations else np.zeros(draws.ways, np.int64)
+    firsts = draws.firsts
+    pictures = [firsts[label] + rng.permutation(draws.sizes[label])[: draws.per_class] for label in labels]
+    return np.column_stack([turns, np.stack(pictures)])
+
+
+def draw_many(draws: TaskDraws, indices: Numbers) -> Numbers:
+    """The tasks with these numbers, [t, ways, 1 + per_class], as `draw_one` draws each."""
+    function = _function()
+    if function is None or len(draws.sizes) > FLOYD or draws.root >= 2**64 or not _is_right():
+        return np.stack([draw_one(draws, int(index)) for index in indices])
+    return _by(function, draws, indices)
+
+
+def _by(function: "ctypes._NamedFuncPointer", draws: TaskDraws, indices: Numbers) -> Numbers:
+    indices, sizes, firsts = (np.ascontiguousarray(part, np.int64) for part in (indices, draws.sizes, draws.firsts))
+    result = np.empty((len(indices), draws.ways, 1 + draws.per_class), np.int64)
+    failed = function(
+        len(indices), indices.ctypes.data, draws.root, draws.split, len(sizes), draws.ways, draws.per_class,
+        draws.rotations, sizes.ctypes.data, firsts.ctypes.data, int(sizes.max()), result.ctypes.data,
+    )  # fmt: skip
+    if failed:
+        raise MemoryError("there is no memory to draw tasks")
+    return result
+
+
+@functools.cache
+def _function() -> "ctypes._NamedFuncPointer | None":
+    library = library_of("the drawing of tasks", "draws", [SOURCE])
+    if library is None:
+        return None
+    number, unsigned, address = ctypes.c_int64, ctypes.c_uint64, ctypes.c_void_p
+    library.draw_tasks.argtypes = [
+        number, address, unsigned, unsigned, number, number, number, number, address, address, number, address,
+    ]  # fmt: skip
+    library.draw_tasks.restype = number
+    return library.draw_tasks
+
+
+@functools.cache
+def _is_right() -> bool:
+    """Whether the C draws what this numpy draws. Numpy may change its streams; then it draws itself, and is slower."""
+    function = _function()
+    assert function is not None
+    cases = (TaskDraws(0, 0, np.full(1100, 20), 5, 2, True), TaskDraws(2**63 + 7, 2, np.arange(3, 43), 20, 3, False))
+    indices = np.array([0, 1, 2, 59_999, 2**33])
+    return all(
+        np.array_equal(_by(function, draws, indices), np.stack([draw_one(draws, int(index)) for index in indices]))
+        for draws in cases
+    )
+
+
+# Changes of training pictures that leave their class
+
+AUGMENTATIONS = ("shift", "scale", "turn", "mirror", "light", "colour")
+
+# The farthest that a picture goes, as a part of its side; the most it is enlarged or reduced; the widest angle.
+SHIFT, SCALE, TURN = 0.125, 1.25, math.radians(15)
+# How much brightness and contrast, and saturation, differ from 1 at most; and the widest angle of the hue.
+LIGHT, COLOUR, HUE = 0.4, 0.5, math.radians(36)
+
+_NUMBERS = 10  # random numbers of a picture. All are drawn, whatever is used: another choice changes nothing else
+_LUMA = (0.299, 0.587, 0.114)  # of red, green and blue, by ITU-R BT.601
+
+
+def augmented_pictures(x: Tensor, names: Sequence[str], generator: np.random.Generator) -> Tensor:
+    """Pictures [n, c, h, w] in [0, 1], each changed in the ways that `names` says.
+
+    Raises:
+        DataError: `colour` is to change grey pictures.
+    """
+    if "colour" in names and x.shape[1] != 3:
+        raise DataError("dataset.augment: these pictures are grey, and colour changes nothing; leave colour out")
+    drawn = torch.from_numpy(generator.random((len(x), _NUMBERS), np.float32)).T.reshape(_NUMBERS, -1, 1, 1)
+    even = drawn * 2 - 1  # from -1 to 1
+    if {"shift", "scale", "turn", "mirror"}.intersection(names):
+        x = _moved(x, names, even)
+    if "light" in names:
+        x = x * (1 + LIGHT * even[5].unsqueeze(1))
+        mean = x.mean(dim=(1, 2, 3), keepdim=True)
+        x = mean + (x - mean) * (1 + LIGHT * even[6].unsqueeze(1))
+    if "colour" in names:
+        x = _coloured(x, 1 + COLOUR * even[7], HUE * even[8])
+    return x.clamp(0, 1)
+
+
+def _moved(x: Tensor, names: Sequence[str], even: Tensor) -> Tensor:
+    """Pictures whose pixels come from elsewhere; beyond its edges, a picture goes on with their colours."""
+    # Not by `affine_grid`: its matrix product may round otherwise for another number of pictures.
+    none = torch.zeros_like(even[0])
+    angle = TURN * even[0] if "turn" in names else none
+    smaller = torch.exp(math.log(SCALE) * even[1]) if "scale" in names else none + 1
+    left = torch.where(even[2] < 0, -1.0, 1.0) if "mirror" in names else none + 1
+    right, down = (2 * SHIFT * even[3:5]).unbind() if "shift" in names else (none, none)  # of sides from -1 to 1
+    h, w = x.shape[-2:]
+    rows = ((torch.arange(h) * 2 + 1) / h - 1).view(1, h, 1)
+    columns = ((torch.arange(w) * 2 + 1) / w - 1).view(1, 1, w)
+    cosine, sine = torch.cos(angle) * smaller, torch.sin(angle) * smaller
+    places = ((columns * cosine - rows * sine) * left + right, columns * sine + rows * cosine + down)
+    return F.grid_sample(x, torch.stack(places, dim=-1), padding_mode="border", align_corners=False)
+
+
+def _coloured(x: Tensor, saturation: Tensor, hue: Tensor) -> Tensor:
+    """Pictures in other colours: turned around the grey axis of the colour cube, then farther from it or nearer."""
+    across = (1 - torch.cos(hue)) / 3
+    along = torch.sin(hue) / math.sqrt(3)
+    weights = (torch.cos(hue) + across, across - along, across + along)
+    turned = [sum(weights[(other - colour) % 3] * x[:, other] for other in range(3)) for colour in range(3)]
+    grey = sum(weight * channel for weight, channel in zip(_LUMA, turned, strict=True))
+    return torch.stack([grey + saturation * (channel - grey) for channel in turned], dim=1)

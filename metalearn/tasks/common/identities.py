@@ -13,15 +13,14 @@ from torch.utils import _pytree as pytree
 from metalearn.tasks.common.episodes import SPLITS, HoldsClasses
 from metalearn.types import NamesClasses, NamesDrawers, TaskSource, TellsClasses
 
-_FIRST = 4
-"""The tasks of each split that a digest of the data covers."""
+_FIRST = 4  # the tasks of each split that a digest of the data covers
 
+# The part of a dataset that may be copies within classes without a warning: Omniglot has one copy of 32,460.
 FEW = 0.001
-"""So large a part of a dataset may be copies within classes without a word: Omniglot has one copy of 32,460."""
 
+# Bytes of pictures that are read whole for a digest, in a second or less; of more, the first and the last of each
+# class.
 _WHOLE = 2**28
-"""Bytes of pictures that are read whole for a digest, in a second or less; of more, the first and the last of each
-class."""
 
 
 class Content(NamedTuple):
@@ -83,29 +82,24 @@ def content_of(source: TaskSource) -> Content:
                 place = split, label, number
                 other = first.setdefault(name, place)
                 if other != place:
-                    same_class = other[:2] == place[:2]
-                    (copies if same_class else shared).append(f"{_named(*place)} is {_named(*other)}")
+                    pair = [f"number {at} of class {of_class} of {part}" for part, of_class, at in (place, other)]
+                    (copies if other[:2] == place[:2] else shared).append(" is ".join(pair))
     digest.update(of_pictures.digest())
     if isinstance(source, HasDigest):
         digest.update(source.digest_of_all())
-    if len(copies) < FEW * len(first):
-        copies = []
+
+    def line(pairs: list[str], why: str) -> str:
+        many = f"{len(pairs)} pictures are" if len(pairs) > 1 else "a picture is"
+        return f"{many} the copy of one {why}; the first: {pairs[0]}" if pairs else ""
+
     return Content(
-        f"2-{digest.hexdigest()}",
-        _line(copies, "in its class, so that a task may test a picture that it has learned from"),
-        _line(shared, "of another class, so that no label is right"),
+        f"2-{digest.hexdigest()}",  # 2: the way in which it is made; raise it with any change above
+        line(
+            copies if len(copies) >= FEW * len(first) else [],
+            "in its class, so that a task may test a picture that it has learned from",
+        ),
+        line(shared, "of another class, so that no label is right"),
     )
-
-
-def _line(places: list[str], why: str) -> str:
-    if not places:
-        return ""
-    many = f"{len(places)} pictures are" if len(places) > 1 else "a picture is"
-    return f"{many} the copy of one {why}; the first: {places[0]}"
-
-
-def _named(split: str, label: int, number: int) -> str:
-    return f"number {number} of class {label} of {split}"
 
 
 def identities_of(source: TaskSource, split: str) -> frozenset[str] | None:

@@ -1,9 +1,11 @@
-"""Plain samples, for learners that do not adapt.
+"""Sources of plain samples, for learners that do not adapt; and of few-shot tasks that give their pictures as such.
 
 Nothing here keeps state. Of n training samples, number i is the (i mod n)-th of the permutation that (seed, i div n)
 draws. So any worker can make any micro-batch, and a resumed run draws the same samples as a run that was never stopped.
 """
 
+import functools
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
@@ -12,9 +14,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from metalearn.checks import Invalid, whole_number
-from metalearn.errors import ConfigError
-from metalearn.tasks.common.augmenting import augmented_pictures
+from metalearn.checks import Invalid, one_of, true_or_false, whole_number
+from metalearn.errors import ConfigError, DataError
 from metalearn.tasks.common.episodes import (
     SPLITS,
     Classes,
@@ -23,17 +24,21 @@ from metalearn.tasks.common.episodes import (
     HoldsClasses,
     Images,
     Seeds,
+    augmented_pictures,
     check_seeds,
+    check_shots,
+    most_shots,
     picture_tasks,
+    shapes_of,
 )
-from metalearn.tasks.common.identities import class_names_of, drawers_of, identities_of
+from metalearn.tasks.common.identities import class_names_of, drawers_of, identities_of, identity
 from metalearn.types import Batch, Episode, TaskSource, Unit
 
+# The most training samples whose statistics normalise validation and test samples, where a source has any number.
 KNOWN = 256
-"""The most training samples whose statistics normalise validation and test samples, where a source has any number."""
 
+# The last numbers of the generators' seeds. They differ from each other and from those of the tasks' generators.
 _ORDER, _KNOWN, _AUGMENT = 1, 2, 5
-"""The last numbers of the generators' seeds. They differ from each other and from those of the tasks' generators."""
 
 
 class Labelled(NamedTuple):
@@ -68,23 +73,23 @@ Split = Labelled | Chosen
 
 class _SampleSource:
     def __init__(
-        self,
-        load: Callable[[], Mapping[str, Split]],
-        sizes: Mapping[str, int],
-        identities: Sequence[str],
-        *,
-        names: Sequence[str],
-        known: int,
-        augment: Sequence[str],
-        seeds: Seeds,
-    ) -> None:
-        self._augment = augment
-        self._identities, self._names = identities, names
-        self._load, self._sizes = load, sizes
-        self._known, self._seeds = known, seeds
-        self._splits: Mapping[str, Split] | None = None
+        self, load: Callable[[], Mapping[str, Split]], sizes: Mapping[str, int], identities: Sequence[str], *,
+        names: Sequence[str], known: int, augment: Sequence[str], seeds: Seeds,
+    ) -> None:  # fmt: skip
+        self._load, self._sizes, self._identities, self._names = load, sizes, identities, names
+        self._known, self._augment, self._seeds = known, augment, seeds
         self._orders: dict[tuple[str, int], NDArray[np.int64]] = {}
-        self._support: Batch | None = None
+
+    @functools.cached_property
+    def _splits(self) -> Mapping[str, Split]:
+        """The pictures, which are loaded for the first sample."""
+        return self._load()
+
+    @functools.cached_property
+    def _support(self) -> Batch:
+        """Training samples of the whole set, the same for every `seed`."""
+        rng = np.random.default_rng((self._seeds.eval_seed, SPLITS["train"], 0, _KNOWN))
+        return self._batch("train", rng.permutation(self._sizes["train"])[: self._known].tolist())
 
     def classes(self, split: str) -> int:
         return len(self._identities)
@@ -104,10 +109,6 @@ class _SampleSource:
     def episodes(self, split: str, indices: Tensor) -> Episode:
         query = self._batch(split, [self._number(split, index) for index in indices.tolist()])
         if split != "train":
-            if self._support is None:  # training samples drawn from the whole set, the same for every `seed`
-                rng = np.random.default_rng((self._seeds.eval_seed, SPLITS["train"], 0, _KNOWN))
-                chosen = rng.permutation(self._sizes["train"])[: self._known]
-                self._support = self._batch("train", chosen.tolist())
             return Episode(self._support, query)
         if self._augment:  # each sample by the generator of its number
             changed = []
@@ -124,13 +125,12 @@ class _SampleSource:
             raise ValueError(f"split={split!r}: has {size} samples, and there is no number {index}")
         if (split, epoch) not in self._orders:
             order = np.random.default_rng((self._seeds.of(split), SPLITS[split], epoch, _ORDER)).permutation(size)
+            # The last epoch's too: a chunk may begin in it.
             self._orders = {key: kept for key, kept in self._orders.items() if key[0] != split or key[1] == epoch - 1}
             self._orders[split, epoch] = order
         return int(self._orders[split, epoch][place])
 
     def _batch(self, split: str, numbers: list[int]) -> Batch:
-        if self._splits is None:
-            self._splits = self._load()
         pictures, classes = self._splits[split].take(numbers)
         x = torch.from_numpy(np.ascontiguousarray(pictures)).to(torch.float32).div_(255)
         x = x.unsqueeze(1) if x.ndim == 3 else x.permute(0, 3, 1, 2).contiguous()
@@ -138,15 +138,9 @@ class _SampleSource:
 
 
 def samples(
-    load: Callable[[], Mapping[str, Split]],
-    sizes: Mapping[str, int],
-    identities: Sequence[str],
-    *,
-    known: int,
-    seeds: Seeds,
-    names: Sequence[str] = (),
-    augment: Sequence[str] = (),
-) -> TaskSource:
+    load: Callable[[], Mapping[str, Split]], sizes: Mapping[str, int], identities: Sequence[str], *, known: int,
+    seeds: Seeds, names: Sequence[str] = (), augment: Sequence[str] = (),
+) -> TaskSource:  # fmt: skip
     """A source of plain samples.
 
     Args:
@@ -166,38 +160,32 @@ def samples(
     return _SampleSource(load, sizes, identities, names=names, known=known, augment=augment, seeds=seeds)
 
 
-class _Pretraining:
-    def __init__(self, samples: TaskSource, tasks: TaskSource) -> None:
-        self._samples, self._tasks = samples, tasks
+class Pretraining:
+    """A source that trains on `samples`, and validates and tests on `tasks`."""
 
-    def _of(self, split: str) -> TaskSource:
-        return self._samples if split == "train" else self._tasks
+    def __init__(self, samples: TaskSource, tasks: TaskSource) -> None:
+        self._sources = {"train": samples, "val": tasks, "test": tasks}
 
     def classes(self, split: str) -> int | None:
-        return self._of(split).classes(split)
+        return self._sources[split].classes(split)
 
     def unit(self, split: str) -> Unit:
-        return self._of(split).unit(split)
+        return self._sources[split].unit(split)
 
     def size(self, split: str) -> int | None:
-        return self._of(split).size(split)
+        return self._sources[split].size(split)
 
     def identities(self, split: str) -> Sequence[str]:
-        return sorted(identities_of(self._of(split), split) or ())
+        return sorted(identities_of(self._sources[split], split) or ())
 
     def class_names(self, split: str, index: int) -> Sequence[str]:
-        return class_names_of(self._of(split), split, index)
+        return class_names_of(self._sources[split], split, index)
 
     def drawers(self, split: str) -> Mapping[str, str]:
-        return drawers_of(self._tasks, split)
+        return drawers_of(self._sources["test"], split)
 
     def episodes(self, split: str, indices: Tensor) -> Episode:
-        return self._of(split).episodes(split, indices)
-
-
-def pretraining(samples: TaskSource, tasks: TaskSource) -> TaskSource:
-    """Trains on `samples`; validates and tests on `tasks`."""
-    return _Pretraining(samples, tasks)
+        return self._sources[split].episodes(split, indices)
 
 
 def refuse_training_shape(episode: EpisodeSpec) -> None:
@@ -240,13 +228,13 @@ def pretraining_on(tasks: TaskSource, seeds: Seeds, augment: Sequence[str]) -> t
     """Trains on all pictures of the training classes of `tasks`, and evaluates on the tasks; and what there is, in
     words."""
     assert isinstance(tasks, HoldsClasses)
-    own, _, pictures, *_ = tasks.classes_of("train")
-    sizes = [len(pictures(label)) for label in range(len(own))]
-    trained = {"train": Chosen(pictures, [np.arange(size) for size in sizes])}
+    identities, _, pictures, *_ = tasks.classes_of("train")
+    sizes = [len(pictures(label)) for label in range(len(identities))]
+    train = {"train": Chosen(pictures, [np.arange(size) for size in sizes])}
     counts = {"train": sum(sizes), "val": 0, "test": 0}
-    plain = samples(lambda: trained, counts, own, known=min(KNOWN, sum(sizes)), augment=augment, seeds=seeds)
+    plain = samples(lambda: train, counts, identities, known=min(KNOWN, sum(sizes)), augment=augment, seeds=seeds)
     words = f"all {sum(sizes)} pictures of the {len(sizes)} training classes; the others' tasks evaluate"
-    return pretraining(plain, tasks), words
+    return Pretraining(plain, tasks), words
 
 
 def drawn_samples(
@@ -285,4 +273,141 @@ def pretraining_on_drawings(
     sizes = {"train": len(identities) * drawings, "val": 0, "test": 0}
     places = [np.arange(drawings)] * len(identities)
     plain = samples(lambda: {"train": Chosen(load(), places)}, sizes, identities, known=1, seeds=seeds)
-    return pretraining(plain, tasks)
+    return Pretraining(plain, tasks)
+
+
+# Tasks of classes that several people have drawn; some of them can be held back, so that no training shows their hand
+
+TESTS = ("all", "held", "cross")
+
+log = logging.getLogger(__name__)
+
+
+class DrawerProtocol(NamedTuple):
+    """Who is held back, and what the test shows.
+
+    Training and validation show no drawing of `held_drawers`. The `test` shows those of all drawers; or only those of
+    the held ones; or `cross`: support pictures of the others, and query pictures of the held ones. With `drop_small`,
+    classes with too few drawings for an episode are left out, and a line counts them; else they are refused.
+    """
+
+    held_drawers: Sequence[str | int]
+    test: str
+    drop_small: bool
+
+
+class Drawn(NamedTuple):
+    """The classes of a split: their `identities` and `names`; the number of the drawer of each picture of a class; and
+    `pictures(label)`, uint8 [n, h, w] or [n, h, w, 3], in this order."""
+
+    identities: Sequence[str]
+    names: Sequence[str]
+    drawers: Sequence[NDArray[np.int64]]
+    pictures: Callable[[int], Images]
+
+
+class DrawnClasses(NamedTuple):
+    """The classes of every split, the names of the drawers by their numbers, and the decoder of the pictures. In a
+    `family` of sets, drawers of the same name are the same; empty: those of each split are others."""
+
+    splits: Mapping[str, Drawn]
+    drawers: Sequence[str]
+    decoder: str
+    family: str
+
+
+def drawn_tasks(
+    load: Callable[[], DrawnClasses], episode: EpisodeSpec, protocol: DrawerProtocol, *, rotations: bool, seeds: Seeds
+) -> TaskSource:
+    """A source of few-shot tasks; algorithms that are trained on plain samples get the drawings of training classes.
+
+    Args:
+        load: gives the classes; called once, for the first task.
+        episode, rotations, seeds: as for `metalearn.tasks.common.episodes.picture_tasks`.
+
+    Raises:
+        ValueError: an argument is not allowed.
+        DataError: when the first episode is made: `load` raises it; a drawer is unknown; or classes are too small.
+    """
+    check_shots(episode.shots)
+    shapes = shapes_of(episode)
+    true_or_false("drop_small", protocol.drop_small)
+    one_of("test", protocol.test, TESTS)
+    if isinstance(protocol.held_drawers, str) or len(set(protocol.held_drawers)) != len(protocol.held_drawers):
+        raise Invalid(
+            "held_drawers", protocol.held_drawers, "must be a list of different names", "type KEY=[NAME,NAME]"
+        )
+    if protocol.test != "all" and not protocol.held_drawers:
+        raise Invalid("test", protocol.test, "no drawer is held back", "type GROUP.held_drawers=[NAME,NAME] too")
+
+    def fitting() -> dict[str, Classes]:
+        splits, everyone, decoder, family = load()
+        if unknown := [str(name) for name in protocol.held_drawers if str(name) not in everyone]:
+            raise DataError(
+                f"dataset.held_drawers: {unknown[0]} is none of the drawers, which are {', '.join(everyone)}"
+            )
+        if len(protocol.held_drawers) == len(everyone):
+            raise DataError("dataset.held_drawers: names all drawers, and none is left to learn from")
+        held = np.array(sorted(everyone.index(str(name)) for name in protocol.held_drawers), np.int64)
+
+        def drawers(split: str) -> dict[str, str]:
+            """As `metalearn.types.NamesDrawers` has them."""
+            if not family or (split == "test" and protocol.test == "all"):
+                return {}
+            shown = [name for number, name in enumerate(everyone) if (number in held) == (split == "test")]
+            return {identity(f"drawers of {family}", name): name for name in shown}
+
+        return {
+            split: _fitting(split, drawn, decoder, held, protocol, shapes)._replace(drawers=drawers(split))
+            for split, drawn in splits.items()
+        }
+
+    return few_shot(fitting, shapes, episode, rotations=rotations, seeds=seeds, instead="omniglot_characters")
+
+
+def _fitting(
+    split: str, drawn: Drawn, decoder: str, held: NDArray[np.int64], protocol: DrawerProtocol,
+    shapes: Mapping[str, EpisodeShape],
+) -> Classes:  # fmt: skip
+    """The classes of a split that fill its episodes, with the drawings that it shows."""
+    ways, shots, queries = shapes[split]
+    shots = most_shots(shots)
+    test = protocol.test if split == "test" else "seen"
+    apart = test == "cross"
+    places: list[NDArray[np.int64]] = []
+    support, kept = list[int](), list[int]()
+    for number, drawers in enumerate(drawn.drawers):
+        is_held = np.isin(drawers, held)
+        seen, unseen = np.flatnonzero(~is_held), np.flatnonzero(is_held)
+        shown = {"seen": seen, "all": np.arange(len(drawers)), "held": unseen, "cross": np.concatenate([seen, unseen])}
+        places.append(shown[test])
+        support.append(len(seen))
+        enough = len(seen) >= shots and len(unseen) >= queries if apart else len(shown[test]) >= shots + queries
+        if enough:
+            kept.append(number)
+    if len(kept) < len(places):
+        needed = f"{shots} + {queries}" if apart else f"{shots + queries}"
+        small = f"{len(places) - len(kept)} of {len(places)} classes of '{split}' have fewer than {needed} drawings"
+        if not protocol.drop_small:
+            raise DataError(
+                f"dataset: {small} that it shows, by dataset.shots={shots} and dataset.queries={queries}; type fewer, "
+                "or dataset.drop_small=true to leave them out"
+            )
+        log.info("%s, and are left out", small)
+    if len(kept) < ways:
+        raise DataError(
+            f"dataset: an episode has {ways} classes, and {len(kept)} of '{split}' have drawings for "
+            f"dataset.shots={shots} and dataset.queries={queries}; type fewer dataset.ways, shots or queries"
+        )
+
+    def pictures(label: int) -> Images:
+        number = kept[label]
+        every = drawn.pictures(number)
+        return every if len(places[number]) == len(every) and not apart else every[places[number]]
+
+    fewest = min(len(places[number]) for number in kept)
+    return Classes(
+        [drawn.identities[number] for number in kept], fewest, pictures, decoder,
+        names=[drawn.names[number] for number in kept],
+        support=[support[number] for number in kept] if apart else (),
+    )  # fmt: skip

@@ -14,23 +14,28 @@ from numpy.typing import NDArray
 
 from metalearn.checks import Invalid, fraction, real_number, whole_number
 from metalearn.tasks.common.episodes import Seeds
-from metalearn.tasks.priors.ranges import Real, Whole, check_real, check_whole, draw_real, draw_whole
-from metalearn.tasks.priors.source import Prior, PriorTasks, Shape, Tables, one_by_one, tasks_of
+from metalearn.tasks.priors.source import (
+    Prior,
+    PriorTasks,
+    Real,
+    Shape,
+    Tables,
+    Whole,
+    check_real,
+    check_whole,
+    draw_real,
+    draw_whole,
+    one_by_one,
+    tasks_of,
+)
 
 Array = NDArray[Any]
 Rng = np.random.Generator
 
-TWO = 0.45
-"""The part of groups whose tasks have two classes; the others have 3 and more, evenly in the logarithm."""
-
-UNSURE = 0.5
-"""The part of tasks whose target has further noise, so that its classes are weakly told apart."""
-
-ROWS_PER_CLASS = 15
-"""A table has at least so many rows for each class."""
-
-LEVELS = 8
-"""The most values of a column of categories."""
+TWO = 0.45  # of groups have tasks of two classes; the others have 3 and more, evenly in the logarithm
+UNSURE = 0.5  # of tasks have further noise on the target, so that its classes are weakly told apart
+ROWS_PER_CLASS = 15  # at least
+LEVELS = 8  # values of a column of categories, at most
 
 
 # The nodes of a model: columns [rows, nodes], each with mean 0 and variance 1
@@ -59,6 +64,7 @@ def _roots(rng: Rng, rows: int, count: int) -> Array:
     return _scaled(values)
 
 
+# How often a layer bends its values, by which function.
 _BENDS: tuple[tuple[float, Callable[[Array], Array]], ...] = (
     (6, np.tanh),
     (5, lambda z: z),
@@ -71,7 +77,6 @@ _BENDS: tuple[tuple[float, Callable[[Array], Array]], ...] = (
     (0.5, lambda z: np.sin(2.5 * z)),
     (0.5, np.floor),
 )
-"""How often a layer bends its values, by which function."""
 
 _BEND_ENDS = np.cumsum([often for often, _ in _BENDS]) / sum(often for often, _ in _BENDS)
 
@@ -143,10 +148,10 @@ def _features(rng: Rng, candidates: Array, target: Array, count: int) -> Array:
     both = np.abs(scaled @ candidates), 0.7 * np.abs(scaled @ np.square(candidates))
     strength = np.maximum(*both).astype(float) / len(target)
     keys = rng.random(len(strength)) ** (1 / (0.05 + strength**1.5))  # drawn without replacement, by weight
-    chosen = candidates[:, np.argsort(-keys)[:count]]
-    if lacking := count - chosen.shape[1]:
-        chosen = np.concatenate([chosen, _normal(rng, len(target), lacking)], axis=1)
-    return chosen[:, rng.permutation(count)]
+    features = candidates[:, np.argsort(-keys)[:count]]
+    if lacking := count - features.shape[1]:
+        features = np.concatenate([features, _normal(rng, len(target), lacking)], axis=1)
+    return features[:, rng.permutation(count)]
 
 
 def _seen(rng: Rng, x: Array, categories: float, missing: float) -> Array:
@@ -199,19 +204,9 @@ def _known_first(rng: Rng, y: Array, count: int) -> Array:
 
 
 def table_prior(
-    *,
-    classes: int | None,
-    rows: Whole,
-    known: Real,
-    features: Whole,
-    functions: Mapping[str, float],
-    noise: Real,
-    categories: float,
-    missing: float,
-    group: int,
-    seeds: Seeds,
-    target_noise: Real | None = None,
-) -> PriorTasks:
+    *, classes: int | None, rows: Whole, known: Real, features: Whole, functions: Mapping[str, float], noise: Real,
+    categories: float, missing: float, group: int, seeds: Seeds, target_noise: Real | None = None,
+) -> PriorTasks:  # fmt: skip
     """Tasks of tables that structural causal models make.
 
     Args:

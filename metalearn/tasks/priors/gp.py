@@ -1,7 +1,8 @@
-"""Functions drawn from a Gaussian process, Müller et al. 2022 (arXiv 2112.10510), section 5.1.
+"""Functions as priors: of a Gaussian process (Müller et al. 2022, arXiv 2112.10510, section 5.1), and sine waves.
 
-Inputs lie evenly in [0, 1]ᵈ; y has variance 1, and noise on top. The exact prediction is known (`posterior`), so that
-it can be measured how far a trained model is from it.
+Of a Gaussian process, inputs lie evenly in [0, 1]ᵈ; y has variance 1, and noise on top. The exact prediction is known
+(`posterior`), so that it can be measured how far a trained model is from it. A sine wave is y = amplitude ·
+sin(frequency · x − phase) + noise; without noise and with frequency 1, one of Finn et al. 2017 (arXiv 1703.03400).
 """
 
 from collections.abc import Sequence
@@ -10,17 +11,29 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from metalearn.checks import Invalid
+from metalearn.checks import Invalid, real_number
 from metalearn.tasks.common.episodes import Seeds
-from metalearn.tasks.priors.ranges import Real, Whole, check_real, check_rows, check_whole, draw_real, draw_whole
-from metalearn.tasks.priors.source import Prior, PriorTasks, Shape, Tables, tasks_of
+from metalearn.tasks.priors.source import (
+    Prior,
+    PriorTasks,
+    Real,
+    Shape,
+    Tables,
+    Whole,
+    check_real,
+    check_rows,
+    check_whole,
+    draw_real,
+    draw_whole,
+    one_by_one,
+    tasks_of,
+)
 
 Array = NDArray[np.float64]
 
 KERNELS = ("rbf", "matern12", "matern32", "matern52")
 
-LEAST_NOISE = 1e-6
-"""With less, rounding can make a covariance of close points that no longer is one."""
+LEAST_NOISE = 1e-6  # with less, rounding can make a covariance of close points that no longer is one
 
 
 def covariance(kernel: str, distance: Array) -> Array:
@@ -57,16 +70,9 @@ def posterior(
 
 
 def gp_prior(
-    *,
-    kernel: str | Sequence[str],
-    length: Real,
-    noise: Real,
-    features: Whole,
-    rows: Whole,
-    known: Whole,
-    group: int,
+    *, kernel: str | Sequence[str], length: Real, noise: Real, features: Whole, rows: Whole, known: Whole, group: int,
     seeds: Seeds,
-) -> PriorTasks:
+) -> PriorTasks:  # fmt: skip
     """Tasks of a Gaussian process.
 
     Args:
@@ -100,10 +106,40 @@ def gp_prior(
         scaled = distances(inputs, inputs) / np.array(lengths)[:, None, None]
         matrices = np.empty_like(scaled)
         for name in {*of_task}:
-            chosen = [number for number, its in enumerate(of_task) if its == name]
-            matrices[chosen] = covariance(name, scaled[chosen])
+            tasks = [number for number, kernel_of_task in enumerate(of_task) if kernel_of_task == name]
+            matrices[tasks] = covariance(name, scaled[tasks])
         diagonal = np.arange(shape.rows)
         matrices[:, diagonal, diagonal] += np.array(noises)[:, None] ** 2
         return inputs, (np.linalg.cholesky(matrices) @ np.stack(normal)[..., None])[..., 0]
 
     return tasks_of(Prior("gp", shape, tables), classes=None, group=group, seeds=seeds)
+
+
+def sine_prior(
+    *, amplitude: Real, frequency: Real, noise: float, rows: Whole, known: Whole, group: int, seeds: Seeds
+) -> PriorTasks:
+    """Tasks of sine waves, with x in [−5, 5] and phase in [0, π].
+
+    Args:
+        amplitude, frequency: numbers, or ranges, of which each task draws one.
+        noise: the standard deviation of the noise of y.
+        rows, known: points, and known points; ranges: each group draws one.
+        group: how many tasks share a shape.
+
+    Raises:
+        ValueError: a value that is not allowed.
+    """
+    check_real("amplitude", amplitude)
+    check_real("frequency", frequency)
+    real_number("noise", noise, at_least=0)
+    check_rows(rows, known)
+
+    def shape(rng: np.random.Generator) -> Shape:
+        return Shape(draw_whole(rng, rows), draw_whole(rng, known), 1)
+
+    def table(rng: np.random.Generator, shape: Shape) -> Tables:
+        height, pace, phase = draw_real(rng, amplitude), draw_real(rng, frequency), rng.uniform(0, np.pi)
+        x = rng.uniform(-5, 5, size=(shape.rows, 1))
+        return x, height * np.sin(pace * x[:, 0] - phase) + noise * rng.normal(size=shape.rows)
+
+    return tasks_of(Prior("sines", shape, one_by_one(table)), classes=None, group=group, seeds=seeds)

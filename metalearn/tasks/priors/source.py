@@ -5,22 +5,70 @@ drawn by (seed, split, group), a task by (seed, split, number). So any worker ca
 """
 
 import functools
+import math
 from collections.abc import Callable, Sequence
 from types import ModuleType
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
-from metalearn.checks import Invalid, whole_number
+from metalearn.checks import Invalid, real_number, whole_number
 from metalearn.errors import DataError
-from metalearn.tasks.common.episodes import SPLITS, Seeds, task_generator
-from metalearn.types import Batch, Episode, Unit
+from metalearn.tasks.common.episodes import SPLITS, Seeds, UnlimitedTasks, task_generator
+from metalearn.types import Batch, Episode
 
-_SHAPE = 4
-"""The last number of the seed of a group's shape. Those of other generators differ from it."""
+Whole = int | Sequence[int]  # a whole number, or the fewest and the most
+
+Real = float | Sequence[float]  # a number, or the smallest and the largest
+
+
+def check_whole(name: str, value: Whole, *, at_least: int) -> None:
+    """Raises Invalid for what is neither a whole number nor a range of such."""
+    _check(name, value, lambda end: whole_number(name, end, at_least=at_least))
+
+
+def check_real(name: str, value: Real, *, at_least: float | None = None) -> None:
+    """Raises Invalid for what is neither a number above 0, or of at least so much, nor a range of such."""
+    _check(name, value, lambda end: real_number(name, end, above=0 if at_least is None else None, at_least=at_least))
+
+
+def _check(name: str, value: object, check: Callable[[Any], None]) -> None:
+    if not isinstance(value, list | tuple):
+        check(value)
+        return
+    if len(value) != 2:
+        raise Invalid(name, list(value), "must be a number, or the smallest and the largest", "type KEY=[1,5]")
+    for end in value:
+        check(end)
+    if value[0] > value[1]:
+        raise Invalid(name, value, "must begin with the smallest", f"type KEY=[{value[1]},{value[0]}]")
+
+
+def check_rows(rows: Whole, known: Whole) -> None:
+    """Raises Invalid unless there are known rows, and others to predict, in every table."""
+    check_whole("rows", rows, at_least=2)
+    check_whole("known", known, at_least=1)
+    fewest, most = rows if isinstance(rows, int) else rows[0], known if isinstance(known, int) else known[1]
+    if most >= fewest:
+        raise Invalid("known", known, f"must leave a row to predict of rows={rows}", f"type KEY={fewest - 1} or less")
+
+
+def draw_whole(rng: np.random.Generator, value: Whole) -> int:
+    """A whole number of the range."""
+    return value if isinstance(value, int) else int(rng.integers(value[0], value[1] + 1))
+
+
+def draw_real(rng: np.random.Generator, value: Real) -> float:
+    """A number of the range, evenly in its logarithm."""
+    if isinstance(value, int | float):
+        return float(value)
+    return math.exp(rng.uniform(math.log(value[0]), math.log(value[1])))
+
+
+_SHAPE = 4  # the last number of the seed of a group's shape. Those of other generators differ from it
 
 
 class Shape(NamedTuple):
@@ -77,14 +125,14 @@ def one_by_one(table: Callable[[np.random.Generator, Shape], Any]) -> Callable[.
         try:
             return tuple(np.stack([np.asarray(values) for values in part]) for part in zip(*drawn, strict=True))
         except ValueError:  # of the wrong shape alone, so that the message names it
-            wanted = [(shape.rows, shape.features), (shape.rows,)]
-            wrong = next(pair for pair in drawn if [np.shape(values) for values in pair] != wanted)
+            right = [(shape.rows, shape.features), (shape.rows,)]
+            wrong = next(pair for pair in drawn if [np.shape(values) for values in pair] != right)
             return tuple(np.asarray(values)[None] for values in wrong)
 
     return tables
 
 
-class PriorTasks:
+class PriorTasks(UnlimitedTasks):
     """The tasks of a prior: a `metalearn.types.TaskSource` that comes in groups. `shape(split, group)` is the shape of
     a group."""
 
@@ -96,12 +144,6 @@ class PriorTasks:
 
     def classes(self, split: str) -> int | None:
         return self._classes
-
-    def unit(self, split: str) -> Unit:
-        return "tasks"
-
-    def size(self, split: str) -> None:
-        return None
 
     def group(self, split: str) -> int:
         return self._group
@@ -149,63 +191,54 @@ class PriorTasks:
             raise self._wrong(f"the targets of task {index} of {split} are all {value:g}; nothing can be learned")
 
     def _shape(self, split: str, group: int) -> Shape:
-        found = self.prior.shape(np.random.default_rng((self._seeds.of(split), SPLITS[split], group, _SHAPE)))
-        if not isinstance(found, Shape):
-            raise self._wrong(
-                f"shape(rng) gives a {type(found).__name__}; give a metalearn.tasks.priors.Shape"
-            )  # fmt: skip
-        for name, least in (("rows", 2), ("features", 1), *([("classes", 2)] if found.classes is not None else [])):
-            value = getattr(found, name)
+        shape = self.prior.shape(np.random.default_rng((self._seeds.of(split), SPLITS[split], group, _SHAPE)))
+        if not isinstance(shape, Shape):
+            raise self._wrong(f"shape(rng) gives a {type(shape).__name__}; give a metalearn.tasks.priors.Shape")
+        for name, least in (("rows", 2), ("features", 1), *([("classes", 2)] if shape.classes is not None else [])):
+            value = getattr(shape, name)
             if not isinstance(value, int | np.integer) or value < least:
                 raise self._wrong(f"shape(rng) gives {name}={value!r}; give a whole number of at least {least}")
-        known, is_count = found.known, isinstance(found.known, int | np.integer)
+        known, is_count = shape.known, isinstance(shape.known, int | np.integer)
         is_part = isinstance(known, float | np.floating) and 0 < known < 1
-        if not is_part and not (is_count and 1 <= known < found.rows):
+        if not is_part and not (is_count and 1 <= known < shape.rows):
             raise self._wrong(
-                f"shape(rng) gives known={found.known!r} of {found.rows} rows; give a whole number from 1 to "
-                f"{found.rows - 1}, or a part of all rows, such as 0.6"
+                f"shape(rng) gives known={known!r} of {shape.rows} rows; give a whole number from 1 to "
+                f"{shape.rows - 1}, or a part of all rows, such as 0.6"
             )
-        if (found.classes is None) != (self._classes is None) or (found.classes or 0) > (self._classes or 0):
-            right = "null" if found.classes is None else found.classes
+        if (shape.classes is None) != (self._classes is None) or (shape.classes or 0) > (self._classes or 0):
             raise self._wrong(
-                f"shape(rng) gives classes={found.classes}, and dataset.classes={self._classes} is the most that the "
-                f"model has outputs for; type dataset.classes={right}".replace("None", "null")
+                f"shape(rng) gives classes={shape.classes}, and dataset.classes={self._classes} is the most that the "
+                f"model has outputs for; type dataset.classes={shape.classes}".replace("None", "null")
             )
-        return found
+        return shape
 
     def _of(self, split: str, group: int, numbers: Sequence[int]) -> Episode:
         """Tasks of one group."""
         shape = self.shape(split, group)
-        given: Any = self.prior.tables([self._generator(split, number) for number in numbers], shape)
-        x, y = self._right(given, shape, split, numbers)
-        known = shape.support
+        drawn: Any = self.prior.tables([self._generator(split, number) for number in numbers], shape)
+        x, y = self._validated(drawn, shape, split, numbers)
 
         def batch(rows: slice) -> Batch:
             targets = torch.from_numpy(y[:, rows].copy())
-            return Batch(
-                torch.from_numpy(x[:, rows].copy()), targets.unsqueeze(2) if shape.classes is None else targets
-            )
+            features = torch.from_numpy(x[:, rows].copy())
+            return Batch(features, targets.unsqueeze(2) if shape.classes is None else targets)
 
-        return Episode(batch(slice(known)), batch(slice(known, None)))
+        return Episode(batch(slice(shape.support)), batch(slice(shape.support, None)))
 
-    def _right(self, given: Any, shape: Shape, split: str, numbers: Sequence[int]) -> Tables:
-        """The tables that the rule has given, as float32, and their targets as int64 or float32.
-
-        Raises:
-            DataError: they are not what the shape says.
-        """
-        if not isinstance(given, tuple | list) or len(given) != 2:
-            raise self._wrong(f"a table is a {type(given).__name__}; give the pair x, y")
-        x, y, tasks = *map(np.asarray, given), len(numbers)
-        for name, values, wanted in (("x", x, [shape.rows, shape.features]), ("y", y, [shape.rows])):
+    def _validated(self, drawn: Any, shape: Shape, split: str, numbers: Sequence[int]) -> Tables:
+        """The tables of a rule as float32, and their targets as int64 or float32."""
+        if not isinstance(drawn, tuple | list) or len(drawn) != 2:
+            raise self._wrong(f"a table is a {type(drawn).__name__}; give the pair x, y")
+        x, y, tasks = *map(np.asarray, drawn), len(numbers)
+        for name, values, expected in (("x", x, [shape.rows, shape.features]), ("y", y, [shape.rows])):
             if values.dtype.kind not in "biuf":
                 cell = values.flat[0] if values.size else None
                 raise self._wrong(
                     f"{name} holds {values.dtype} ({cell!r:.40}), and must hold numbers; give each text a number, and "
                     "NaN where a value is missing"
                 )
-            if list(values.shape) != [tasks, *wanted]:
-                raise self._wrong(f"{name} has the shape {list(values.shape[1:])}, and shape(rng) says {wanted}")
+            if list(values.shape) != [tasks, *expected]:
+                raise self._wrong(f"{name} has the shape {list(values.shape[1:])}, and shape(rng) says {expected}")
         with np.errstate(over="ignore"):  # what float32 does not hold is infinite, and refused below
             x, y = x.astype(np.float32), y.astype(np.float32) if shape.classes is None else y
         bad = np.isinf(x) if shape.missing else ~np.isfinite(x)
@@ -266,21 +299,97 @@ def own_prior(*, prior: ModuleType, classes: int | None, group: int, seeds: Seed
         prior: the module. `shape(rng)` gives the `Shape` of a group of tasks, and `table(rng, shape)` the arrays x
             [rows, features] and y [rows] of a task. In place of it, `tables(rngs, shape)` may draw a table by each of
             several generators, x [t, rows, features] and y [t, rows], such that none depends on those beside it. Or the
-            module has a `prior`, such as `metalearn.tasks.priors.mixture` makes it.
+            module has a `prior`, such as `metalearn.tasks.priors.source` makes it.
         classes: the most classes of a task; None: the targets are real numbers.
         group: how many tasks share a shape.
 
     Raises:
         ValueError: the module has no such functions, or a number is out of range.
     """
-    made = getattr(prior, "prior", None)
-    if isinstance(made, Prior):
-        return tasks_of(made, classes=classes, group=group, seeds=seeds)
-    found: dict[str, Any] = {name: getattr(prior, name, None) for name in ("shape", "table", "tables")}
-    if not callable(found["shape"]) or not (callable(found["table"]) or callable(found["tables"])):
-        missing = "shape(rng)" if not callable(found["shape"]) else "table(rng, shape)"
-        raise Invalid(
-            "prior", prior.__name__, f"the module defines no {missing}", "see docs/how-to/prior.md", quoted=False
-        )
-    tables = found["tables"] if callable(found["tables"]) else one_by_one(found["table"])
-    return tasks_of(Prior(prior.__name__, found["shape"], tables), classes=classes, group=group, seeds=seeds)
+    rule = getattr(prior, "prior", None)
+    if not isinstance(rule, Prior):
+        parts: Any = (getattr(prior, name, None) for name in ("shape", "table", "tables"))
+        shape, table, tables = parts
+        if not callable(shape) or not (callable(table) or callable(tables)):
+            missing = "table(rng, shape)" if callable(shape) else "shape(rng)"
+            advice = "see docs/how-to/prior.md"
+            raise Invalid("prior", prior.__name__, f"the module defines no {missing}", advice, quoted=False)
+        rule = Prior(prior.__name__, shape, tables if callable(tables) else one_by_one(table))
+    return tasks_of(rule, classes=classes, group=group, seeds=seeds)
+
+
+Rng = np.random.Generator
+
+
+def mixture(*parts: tuple[float, Prior]) -> Prior:
+    """Each group of tasks is drawn by one of several priors, with a probability that is proportional to its weight.
+
+    Args:
+        parts: the weight of each prior, above 0, and the prior.
+
+    Raises:
+        ValueError: no prior, or a weight out of range.
+    """
+    for weight, _ in parts:
+        real_number("weight", weight, above=0)
+    if not parts:
+        raise ValueError("parts: there are none; give mixture((3, one_prior), (1, another_prior))")
+    priors, ends = [prior for _, prior in parts], np.cumsum([weight for weight, _ in parts])
+
+    def shape(rng: Rng) -> Shape:
+        number = int(np.searchsorted(ends, rng.random() * ends[-1], side="right"))
+        inner = priors[number].shape(rng)
+        # What is no Shape is refused where every shape is checked.
+        return inner._replace(part=inner.part * len(priors) + number) if isinstance(inner, Shape) else inner
+
+    def tables(rngs: Sequence[Rng], shape: Shape) -> Tables:
+        inner, number = divmod(shape.part, len(priors))
+        return priors[number].tables(rngs, shape._replace(part=inner))
+
+    return Prior("mixture of " + ", ".join(prior.name for prior in priors), shape, tables)
+
+
+def of_tables(*tables: tuple[ArrayLike, ArrayLike], rows: Whole = (30, 300), known: Real = (0.3, 0.8)) -> Prior:
+    """Tasks of some rows and some columns of tables of one's own; each group of tasks is of one table.
+
+    Training, validation and test draw from the same tables.
+
+    Args:
+        tables: of each the features x [n, d], where NaN is a missing value, and the targets y [n]: classes 0, 1, … or
+            real numbers, the same kind in all tables.
+        rows: of a task; a range: each group draws one. A table with fewer gives all of its rows.
+        known: the part of them that is known; a range: each group draws one.
+
+    Raises:
+        ValueError: no table, arrays that do not fit together, or a number out of range.
+    """
+    check_whole("rows", rows, at_least=2)
+    check_real("known", known)
+    arrays: list[tuple[NDArray[np.float32], NDArray[Any]]] = []
+    for number, (features, targets) in enumerate(tables):
+        x, y = np.asarray(features, np.float32), np.asarray(targets)
+        if x.ndim != 2 or y.shape != x.shape[:1] or len(x) < 2 or not x.shape[1]:
+            raise ValueError(
+                f"tables[{number}]: x has the shape {list(x.shape)} and y {list(y.shape)}; give x [n, d] and y [n], of "
+                "two rows or more"
+            )
+        if y.dtype.kind not in "biuf":
+            raise ValueError(f"tables[{number}]: y holds {y.dtype}; give classes as 0, 1, …, or real numbers")
+        arrays.append((x, y))
+    if not arrays:
+        raise ValueError("tables: there are none; give of_tables((x, y), (another_x, another_y))")
+
+    def shape(rng: Rng) -> Shape:
+        part = int(rng.integers(len(arrays)))
+        x, y = arrays[part]
+        count, columns = min(draw_whole(rng, rows), len(x)), int(rng.integers(1, x.shape[1] + 1))
+        classes = None if y.dtype.kind == "f" else int(y.max()) + 1
+        first = min(max(1, round(draw_real(rng, known) * count)), count - 1)
+        return Shape(count, first, columns, classes, missing=bool(np.isnan(x).any()), part=part)
+
+    def table(rng: Rng, shape: Shape) -> Tables:
+        x, y = arrays[shape.part]
+        order, columns = rng.permutation(len(x))[: shape.rows], rng.permutation(x.shape[1])[: shape.features]
+        return x[np.ix_(order, columns)], y[order]
+
+    return Prior("tables", shape, one_by_one(table))

@@ -16,7 +16,7 @@ from benchmarks.gpu_check.learners import ALGORITHMS, WAYS, training_of
 from metalearn.algorithms import reptile
 from metalearn.algorithms.pfn import pfn
 from metalearn.models.common.adapter import model_of
-from metalearn.models.common.weights import preparing
+from metalearn.models.common.pretrained import preparing
 from metalearn.models.table import HEADS, table
 from metalearn.nn.inputs import of_reals
 from metalearn.nn.surroundings import constant, surrounded

@@ -16,8 +16,7 @@ from metalearn.algorithms.maml import maml
 from metalearn.algorithms.protonet import protonet
 from metalearn.algorithms.r2d2 import r2d2
 from metalearn.algorithms.scratch import scratch
-from metalearn.models.common.frozen import SCALE
-from metalearn.models.common.weights import HEADS, load_body, load_whole, pretrained
+from metalearn.models.common.pretrained import HEADS, SCALE, load_body, load_whole, pretrained
 from metalearn.models.torchvision_classifier import torchvision_classifier
 from metalearn.nn.layers import per_task
 from metalearn.types import Algorithm, Batch, Episode, Model
@@ -247,12 +246,9 @@ CONTENTS: dict[str, Callable[[], Any]] = {
     ],
 )  # fmt: skip
 def test_weights_that_do_not_fit_are_named(
-    keys: dict[str, Any],
-    named: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    keys: dict[str, Any], named: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
-) -> None:
+) -> None:  # fmt: skip
     monkeypatch.setenv("TORCH_HOME", str(tmp_path))
     monkeypatch.setenv("https_proxy", "http://127.0.0.1:9")  # nobody listens there
     monkeypatch.chdir(tmp_path)

@@ -17,7 +17,7 @@ from metalearn.classifier.classifier import Collected, PictureClassifier
 from metalearn.cli import fit
 from metalearn.cli.fit import summary
 from metalearn.errors import ConfigError
-from metalearn.models.common.frozen import cut
+from metalearn.models.common.pretrained import cut
 from metalearn.saved.form import META
 from tests import drawn_pictures
 from tests.runs import slow

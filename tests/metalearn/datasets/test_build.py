@@ -17,11 +17,24 @@ import matplotlib
 import numpy as np
 import pytest
 
-from metalearn.datasets import drawing, fonts, packages
-from metalearn.datasets.drawing import Design, Drawings, Listed, SetRecipe, build, few, first_of_copies
-from metalearn.datasets.packages import APT, NPM, Package, fetched, members
+from metalearn.datasets import drawing
+from metalearn.datasets.designs import CHARACTER_SIDE, draw_characters
+from metalearn.datasets.drawing import (
+    APT,
+    NPM,
+    Design,
+    Drawings,
+    Listed,
+    Package,
+    SetRecipe,
+    build,
+    fetched,
+    few,
+    first_of_copies,
+    members,
+)
 from metalearn.errors import ConfigError, DataError, DiskError, RunError
-from metalearn.tasks.common.drawn_set import PICTURES, DrawnClass, digest_of, read_pictures, read_set
+from metalearn.tasks.common.stored import PICTURES, DrawnClass, digest_of, read_pictures, read_set
 
 FONT = Path(matplotlib.get_data_path()) / "fonts" / "ttf" / "DejaVuSans.ttf"
 
@@ -81,7 +94,7 @@ def test_a_missing_client_is_named_with_what_to_type(tmp_path: Path, monkeypatch
 
 def test_a_client_that_hangs_is_ended(registry: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "bin" / "npm").write_text("#!/bin/sh\nexec sleep 60\n")
-    monkeypatch.setattr(packages, "SECONDS", 0.2)
+    monkeypatch.setattr(drawing, "SECONDS", 0.2)
     with pytest.raises(RunError, match=r"npm has not answered within 0\.2 s"):
         fetched([Package("a", "1", "0" * 64)], NPM, tmp_path / "work")
 
@@ -112,10 +125,12 @@ def recipe(package: Path, letters: str = "abcdefghijkr", copies: bool = False) -
     ]
 
     def draw(design: Design, path: Path, classes: Sequence[Listed]) -> Drawings:
-        numbers, pictures = fonts.draw(design, path, classes)
+        numbers, pictures = draw_characters(design, path, classes)
         return numbers, pictures if copies or design.name == "one" else pictures[:, ::-1, ::-1]
 
-    return SetRecipe("letters", "FreeType", (fonts.SIDE, fonts.SIDE), APT, designs, classes, draw, True, "packages")
+    return SetRecipe(
+        "letters", "FreeType", (CHARACTER_SIDE, CHARACTER_SIDE), APT, designs, classes, draw, True, "packages"
+    )
 
 
 @pytest.fixture(scope="module")
@@ -234,12 +249,12 @@ def test_a_font_without_the_characters_shows_those_that_it_has(
     deb: Path, registry: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole = recipe(deb, "a鬱bΩc가")
-    numbers, pictures = fonts.draw(whole.designs[0], deb, whole.classes)
-    assert list(numbers) == [0, 2, 3, 4] and pictures.shape == (4, fonts.SIDE, fonts.SIDE)
-    numbers, _ = fonts.draw(whole.designs[0]._replace(name="cwfs"), deb, recipe(deb, "afƒb").classes)
+    numbers, pictures = draw_characters(whole.designs[0], deb, whole.classes)
+    assert list(numbers) == [0, 2, 3, 4] and pictures.shape == (4, CHARACTER_SIDE, CHARACTER_SIDE)
+    numbers, _ = draw_characters(whole.designs[0]._replace(name="cwfs"), deb, recipe(deb, "afƒb").classes)
     assert list(numbers) == [0, 3]  # f and ƒ are left out of this font
-    numbers, pictures = fonts.draw(whole.designs[0], deb, recipe(deb, "鬱가").classes)
-    assert not numbers and pictures.shape == (0, fonts.SIDE, fonts.SIDE)
+    numbers, pictures = draw_characters(whole.designs[0], deb, recipe(deb, "鬱가").classes)
+    assert not numbers and pictures.shape == (0, CHARACTER_SIDE, CHARACTER_SIDE)
     shutil.copy(deb, registry)
     with pytest.raises(DataError, match="letters: 0 drawings of 鬱, and 2 are needed"):
         build(whole, tmp_path / "set")

@@ -7,8 +7,8 @@ from collections import Counter, defaultdict
 
 import pytest
 
+from metalearn.datasets.designs import left_out
 from metalearn.datasets.drawing import HERE, designs_of, listed
-from metalearn.datasets.fonts import left_out
 
 MODIFIERS = re.compile(r"-?\b(200d|fe0f|2640|2642|1f3f[b-f]|1f9b[0-3]|27a1)\b")
 PERSONS = {"1f468": "1f9d1", "1f469": "1f9d1", "1f466": "1f9d2", "1f467": "1f9d2", "1f474": "1f9d3", "1f475": "1f9d3"}

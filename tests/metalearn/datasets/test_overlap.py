@@ -15,11 +15,11 @@ from numpy.typing import NDArray
 from PIL import Image, ImageFilter
 
 from metalearn.classifier.backbones import backbone_of
-from metalearn.datasets import emoji, fonts, packages
+from metalearn.datasets import drawing
+from metalearn.datasets.designs import emoji, scripts
 from metalearn.datasets.drawing import HERE, SetRecipe, build, first_of_copies, listed
 from metalearn.errors import ConfigError, RunError
-from metalearn.tasks.common.drawn_set import DrawnClass, DrawnSet, read_pictures, read_set
-from metalearn.tasks.common.written import INDEX
+from metalearn.tasks.common.stored import INDEX, DrawnClass, DrawnSet, read_pictures, read_set
 from tests.runs import slow
 
 NAMES = ("emoji", "kanji", "scripts")
@@ -117,7 +117,7 @@ def shown_twice_by_a_font(found: Built) -> Iterator[str]:
 
 
 def alike(found: Built) -> Iterator[str]:
-    """Letters that are alike, by the rule of `metalearn.datasets.fonts`."""
+    """Letters that are alike, by the rule of `metalearn.datasets.designs`."""
     count = len(found.index.classes)
     features = directions(np.stack([stretched(picture) for picture in found.pictures]))
     every = np.full((len(found.index.drawers), count, count), np.nan, np.float16)
@@ -218,9 +218,9 @@ SMALL = {"emoji": ("emojione-v1", "fxemoji"), "scripts": ("misaki_gothic", "mtlc
 
 def sample(name: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Built:
     """Some classes of each split, drawn now."""
-    monkeypatch.setattr(packages, "SECONDS", 20.0)
+    monkeypatch.setattr(drawing, "SECONDS", 20.0)
     try:
-        whole: SetRecipe = {"emoji": emoji.emoji, "scripts": fonts.scripts}[name]()
+        whole: SetRecipe = {"emoji": emoji, "scripts": scripts}[name]()
         designs = [design for design in whole.designs if design.name in SMALL[name]]
         has = [one for one in whole.classes if name == "scripts" or all(one.row[design.name] for design in designs)]
         if name == "scripts":

@@ -23,16 +23,9 @@ from metalearn.datasets.layouts import PublishedPictures
 from metalearn.datasets.photographs import SETS, Source, collect
 from metalearn.errors import DataError, DiskError
 from metalearn.tasks.cifar100 import cifar_fs, fc100
-from metalearn.tasks.common.drawn_set import (
-    PICTURES,
-    DrawnClass,
-    read_pictures,
-    read_set,
-    write_set,
-    written_photographs,
-)
 from metalearn.tasks.common.episodes import EpisodeSpec, HoldsClasses, shapes_of
 from metalearn.tasks.common.identities import published_list
+from metalearn.tasks.common.stored import PICTURES, DrawnClass, read_pictures, read_set, write_set, written_photographs
 from metalearn.tasks.image_folder import image_folder
 from metalearn.tasks.photographs import cub, mini_imagenet, tiered_imagenet
 from metalearn.types import TaskSource
@@ -405,7 +398,7 @@ def test_what_is_missing_or_too_much_is_named_and_left_out(tmp_path: Path, caplo
     assert f"mini_imagenet: is not as published, as ATTRIBUTION.txt says in {tmp_path / 'out'}" in caplog.text
 
 
-def test_a_missing_split_is_named(tmp_path: Path) -> None:
+def test_missing_splits_pictures_and_totals_are_named(tmp_path: Path) -> None:
     source = tiny("mini_imagenet")
     whole = drawn(source.published)
     cache_pickles(tmp_path, {split: whole[split] for split in ("train", "test")})
@@ -418,13 +411,11 @@ def test_a_missing_split_is_named(tmp_path: Path) -> None:
     (tmp_path / "lists" / "test.csv").write_text(cut[: cut.rindex(",")])  # as a download that has ended early
     assert "test.csv: is not a list of filename,label" in refusal(source, tmp_path / "lists", tmp_path / "out")
 
-
-def test_totals_of_splits_are_compared(tmp_path: Path) -> None:
-    source = tiny("tiered_imagenet")
-    published = source.published
-    wide = published._replace(counts=dict.fromkeys(published.counts, (1, 5)), totals=published.totals | {"val": 7})
-    flat_folders(tmp_path / "data", drawn(published))
-    message = refusal(source._replace(published=wide), tmp_path / "data", tmp_path / "out")
+    tiered = tiny("tiered_imagenet")
+    flat_folders(tmp_path / "data", drawn(tiered.published))
+    counts = dict.fromkeys(tiered.published.counts, (1, 5))
+    wide = tiered.published._replace(counts=counts, totals=tiered.published.totals | {"val": 7})
+    message = refusal(tiered._replace(published=wide), tmp_path / "data", tmp_path / "out")
     assert "published: val: has 4 pictures, and 7 are published. " in message
 
 
@@ -461,34 +452,26 @@ def test_digests_are_compared_with_those_that_are_published(
 
 def test_an_unknown_layout_says_what_was_looked_for(tmp_path: Path) -> None:
     (tmp_path / "data" / "pictures").mkdir(parents=True)
-    message = refusal(SETS["mini_imagenet"](), tmp_path / "data", tmp_path / "out")
-    for said in (
-        "in no layout that is known",
-        "train.csv, val.csv and test.csv",
-        "class folders",
-        "mini-imagenet-cache-SPLIT.pkl",
-    ):
-        assert said in message
-    assert "SPLIT_images_png.pkl" in refusal(SETS["tiered_imagenet"](), tmp_path / "data", tmp_path / "out")
-    assert "cifar-100-python" in refusal(SETS["fc100"](), tmp_path / "data", tmp_path / "out")
-    assert "there is no such folder" in refusal(SETS["cub"](), tmp_path / "nowhere", tmp_path / "out")
+    for name, place, parts in (
+        ("mini_imagenet", "data", ["in no layout that is known", "train.csv, val.csv and test.csv", "class folders",
+                                   "mini-imagenet-cache-SPLIT.pkl"]),
+        ("tiered_imagenet", "data", ["SPLIT_images_png.pkl"]), ("fc100", "data", ["cifar-100-python"]),
+        ("cub", "nowhere", ["there is no such folder"]),
+    ):  # fmt: skip
+        message = refusal(SETS[name](), tmp_path / place, tmp_path / "out")
+        assert all(part in message for part in parts), message
 
 
-def test_a_folder_of_the_name_of_a_class_is_no_set(tmp_path: Path) -> None:
+def test_a_folder_named_like_a_class_is_no_set(tmp_path: Path) -> None:
     """CIFAR-100 has a class train."""
     source = tiny("cifar_fs")
     numbered_pickles(tmp_path / "data", drawn(source.published), "CIFAR_FS")
     for place in ("data", "other"):
         (tmp_path / place / "train").mkdir(parents=True)
     assert collect(source, tmp_path, tmp_path / "out", partly=False).total == 14
-
-
-def test_two_copies_of_a_set_are_refused(tmp_path: Path) -> None:
-    source = tiny("fc100")
     split_folders(tmp_path / "a", drawn(source.published))
-    numbered_pickles(tmp_path / "b", drawn(source.published), "FC100")
-    message = refusal(source, tmp_path, tmp_path / "out")
-    assert f"several times: {tmp_path / 'a'} and {tmp_path / 'b'}; type --from={tmp_path / 'a'}" in message
+    message = refusal(source, tmp_path, tmp_path / "again")
+    assert f"several times: {tmp_path / 'a'} and {tmp_path / 'data'}; type --from={tmp_path / 'a'}" in message
 
 
 def test_damaged_pictures_are_named(tmp_path: Path) -> None:

@@ -10,8 +10,17 @@ import torch.nn.functional as F
 from torch import Generator, Tensor, nn
 
 from metalearn.algorithms.pfn import TOGETHER, answers, pfn
-from metalearn.models.common.heads import NumberHead, bars, gaussian, quantiles
-from metalearn.models.table import RIDGES, _over_columns, _over_rows, _regressions, table
+from metalearn.models.table import (
+    RIDGES,
+    NumberHead,
+    _over_columns,
+    _over_rows,
+    _regressions,
+    bars,
+    gaussian,
+    quantiles,
+    table,
+)
 from metalearn.nn.attention import products_attention
 from metalearn.nn.precision import computing_with
 from metalearn.types import Batch, InContext, Model, Params

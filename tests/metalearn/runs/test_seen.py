@@ -29,8 +29,8 @@ from metalearn.runs.metrics import Seen, from_meta, overlap
 from metalearn.tasks.cifar100 import cifar_fs, fc100
 from metalearn.tasks.common.episodes import SPLITS, EpisodeSpec, Seeds
 from metalearn.tasks.common.identities import identities_of
-from metalearn.tasks.common.samples import pretraining
-from metalearn.tasks.common.torchvision_files import DataPlace
+from metalearn.tasks.common.samples import Pretraining
+from metalearn.tasks.common.stored import DataPlace
 from metalearn.tasks.image_folder import image_folder
 from metalearn.tasks.omniglot import characters, omniglot, omniglot_characters
 from metalearn.types import TaskSource
@@ -128,7 +128,7 @@ def test_classes_without_names_are_not_said_to_be_known(tmp_path: Path) -> None:
     assert check_unseen(Seen(), nameless, "test", "refuse") == {}
     counted = check_unseen(Seen(), nameless, "test", "report")["seen_classes"]
     assert counted == {"trained_on": None, "validated_on": None, "classes": None, "complete": False}
-    pretrained = pretraining(nameless, nameless)
+    pretrained = Pretraining(nameless, nameless)
     assert not seen_in(pretrained, 1).complete
     assert check_unseen(Seen(), pretrained, "test", "report")["seen_classes"] == counted
     numbers: Any = SimpleNamespace(classes=lambda split: None, unit=lambda split: "tasks")

@@ -15,7 +15,7 @@ import pytest
 from metalearn.errors import DataError
 from metalearn.nn import backends
 from metalearn.storage import cache
-from metalearn.tasks.common.cache import cached_array
+from metalearn.tasks.common.stored import cached_array
 from tests.kernels import require_kernels
 from tests.runs import ROOT, until
 

@@ -13,9 +13,8 @@ from torchvision.transforms import InterpolationMode
 from metalearn.config.build import build
 from metalearn.config.compose import compose_config
 from metalearn.errors import DataError
-from metalearn.tasks.common import augmenting
-from metalearn.tasks.common.augmenting import AUGMENTATIONS, augmented_pictures
-from metalearn.tasks.common.episodes import Seeds
+from metalearn.tasks.common import episodes as episodes_module
+from metalearn.tasks.common.episodes import AUGMENTATIONS, Seeds, augmented_pictures
 from metalearn.tasks.common.samples import Labelled, samples
 from metalearn.types import Batch, TaskSource
 
@@ -45,9 +44,9 @@ def test_pictures_move_as_torchvision_moves_them() -> None:
     x, even = smooth(), numbers(0, 3)
     found = changed(x, "shift", "scale", "turn")
     for picture, result, drawn in zip(x, found, even.T, strict=True):
-        angle, smaller = float(drawn[0]) * augmenting.TURN, augmenting.SCALE ** float(drawn[1])
+        angle, smaller = float(drawn[0]) * episodes_module.TURN, episodes_module.SCALE ** float(drawn[1])
         # There a picture is turned, then shifted; here the place that is shown is shifted first: so it is turned back.
-        x_from, y_from = (float(part) * augmenting.SHIFT * 32 / smaller for part in drawn[3:5])
+        x_from, y_from = (float(part) * episodes_module.SHIFT * 32 / smaller for part in drawn[3:5])
         cosine, sine = math.cos(angle), math.sin(angle)
         translate = [-(x_from * cosine + y_from * sine), -(-x_from * sine + y_from * cosine)]
         expected = transforms.affine(
@@ -76,9 +75,9 @@ def test_light_changes_mean_and_contrast() -> None:
 
 def test_colours_turn_around_grey() -> None:
     x, one = smooth(), torch.ones(3, 1, 1)
-    third = augmenting._coloured(x, one, one * 2 * math.pi / 3)
+    third = episodes_module._coloured(x, one, one * 2 * math.pi / 3)
     torch.testing.assert_close(third, x[:, [2, 0, 1]])  # red becomes green, green becomes blue
-    grey = augmenting._coloured(x, one * 0, one * 0)
+    grey = episodes_module._coloured(x, one * 0, one * 0)
     expected = 0.299 * x[:, 0] + 0.587 * x[:, 1] + 0.114 * x[:, 2]
     torch.testing.assert_close(grey, expected.unsqueeze(1).expand_as(x))
     flat = x[:, :1].expand(-1, 3, -1, -1)

@@ -15,7 +15,7 @@ from metalearn.config.build import build
 from metalearn.config.compose import compose_config
 from metalearn.errors import DataError
 from metalearn.runs.metrics import KEY, SEEN_DRAWERS, Seen, from_meta, to_meta
-from metalearn.tasks.common.drawn_set import DrawnClass, write_set
+from metalearn.tasks.common.stored import DrawnClass, write_set
 from metalearn.types import Episode, GivesSamples, TaskSource
 
 DRAWERS = ["ann", "bob", "cid", "dee", "eve", "fay"]
@@ -153,22 +153,21 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_folders_and_tables_tell_class_and_drawer(folders: Path, tmp_path: Path) -> None:
-    tasks = []
-    for table in ("null", folders / "table.csv"):
-        tasks.append(
-            source(
-                folders / "by_folder", HELD, "dataset.test=cross", f"dataset.table={table}", "dataset.image_size=12",
-                dataset="drawn_folder",
-            ).episodes("test", torch.arange(5))
-        )  # fmt: skip
-    drawers, labels = shown(tasks[0])
+    rows = (folders / "table.csv").read_text().splitlines()[1:]
+    (tmp_path / "wide.csv").write_text("path, class , drawer\n" + "\n".join(f"{row}  " for row in rows))  # has blanks
+
+    def episode(table: object) -> Episode:
+        held = [HELD, "dataset.test=cross", f"dataset.table={table}", "dataset.image_size=12"]
+        return source(folders / "by_folder", *held, dataset="drawn_folder").episodes("test", torch.arange(5))
+
+    of_folders = episode("null")
+    drawers, labels = shown(of_folders)
     assert set(drawers[0]) <= {0, 2, 4} and set(drawers[1]) <= {1, 3, 5} and set(labels[0]) == set(labels[1])
-    assert torch.equal(tasks[0].query.x, tasks[1].query.x) and torch.equal(tasks[0].support.x, tasks[1].support.x)
+    for other in map(episode, (folders / "table.csv", tmp_path / "wide.csv")):
+        assert torch.equal(of_folders.query.x, other.query.x) and torch.equal(of_folders.support.x, other.support.x)
     (tmp_path / "bad.csv").write_text("path,class,drawer\n../x.png,a,ann\n")
     with pytest.raises(DataError, match=r"the row \.\./x\.png,a,ann must name a file below"):
-        source(
-            folders / "by_folder", f"dataset.table={tmp_path}/bad.csv", dataset="drawn_folder"
-        ).episodes("test", torch.arange(1))  # fmt: skip
+        episode(tmp_path / "bad.csv")
 
 
 def test_a_test_says_whose_pictures_the_training_has_shown(
@@ -195,19 +194,6 @@ def test_a_test_says_whose_pictures_the_training_has_shown(
     assert seen_drawers(seen_in(plain, 1), other, "test") == ["cid", "eve"]
     own = source(folders / "by_folder", HELD, "dataset.test=held", "dataset.queries=1", dataset="drawn_folder")
     assert seen_drawers(seen_in(source(root), 1), own, "test") == []
-
-
-def test_blanks_in_a_table_are_nobodys_name(folders: Path, tmp_path: Path) -> None:
-    lines = (folders / "table.csv").read_text().splitlines()
-    (tmp_path / "wide.csv").write_text("path, class , drawer\n" + "\n".join(f"{line}  " for line in lines[1:]))
-    tasks = [
-        source(
-            folders / "by_folder", HELD, "dataset.test=cross", f"dataset.table={table}", "dataset.image_size=12",
-            dataset="drawn_folder",
-        ).episodes("test", torch.arange(5))
-        for table in (folders / "table.csv", tmp_path / "wide.csv")
-    ]  # fmt: skip
-    assert torch.equal(tasks[0].query.x, tasks[1].query.x) and torch.equal(tasks[0].support.x, tasks[1].support.x)
 
 
 def test_a_class_in_two_lists_is_refused(folders: Path, tmp_path: Path) -> None:

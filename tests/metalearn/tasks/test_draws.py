@@ -7,9 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from metalearn.storage.cache import compiler_of_machine
-from metalearn.tasks.common import draws
-from metalearn.tasks.common.draws import TaskDraws, draw_many, draw_one
-from metalearn.tasks.common.episodes import EpisodeSpec, Seeds
+from metalearn.tasks.common import episodes
+from metalearn.tasks.common.episodes import EpisodeSpec, Seeds, TaskDraws, draw_many, draw_one
 from metalearn.tasks.glyphs import glyphs
 
 needs_compiler = pytest.mark.skipif(compiler_of_machine() is None, reason="no C compiler")
@@ -31,7 +30,7 @@ def drawn(draw: st.DrawFn) -> tuple[TaskDraws, int]:
 @given(drawn())
 def test_c_draws_the_numbers_of_numpy(case: tuple[TaskDraws, int]) -> None:
     task, index = case
-    assert draws._is_right()
+    assert episodes._is_right()
     assert np.array_equal(draw_many(task, np.array([index]))[0], draw_one(task, index))
 
 
@@ -51,8 +50,8 @@ def test_the_numbers_of_a_task_are_the_pictures_of_its_episode() -> None:
 
 def test_where_c_draws_otherwise_numpy_draws(monkeypatch: pytest.MonkeyPatch) -> None:
     task = TaskDraws(0, 0, np.full(30, 20), 5, 2, rotations=True)
-    monkeypatch.setattr(draws, "_is_right", lambda: False)
-    monkeypatch.setattr(draws, "_by", None)
+    monkeypatch.setattr(episodes, "_is_right", lambda: False)
+    monkeypatch.setattr(episodes, "_by", None)
     assert np.array_equal(draw_many(task, np.arange(3)), np.stack([draw_one(task, index) for index in range(3)]))
 
 

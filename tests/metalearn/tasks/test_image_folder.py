@@ -111,18 +111,6 @@ def test_episodes_hold_what_they_should(tmp_path: Path) -> None:
     assert {name: len(seen) for name, seen in numbers.items()} == ANIMALS
 
 
-def test_a_task_depends_on_its_number_alone(tmp_path: Path) -> None:
-    put(tmp_path / "animals", ANIMALS)
-    many = source(tmp_path / "animals").episodes("train", torch.tensor([3, 7, 5]))
-    one = source(tmp_path / "animals").episodes("train", torch.tensor([7]))
-    assert same(one, Episode(*(Batch(batch.x[1:2], batch.y[1:2]) for batch in many)))
-    assert not same(source(tmp_path / "animals").episodes("train", torch.tensor([8])), one)
-    assert not same(source(tmp_path / "animals", seed=4).episodes("train", torch.tensor([7])), one)
-    for split in ("val", "test"):
-        first, second = (source(tmp_path / "animals", seed=s).episodes(split, torch.tensor([7])) for s in (0, 4))
-        assert same(first, second)
-
-
 # How classes are divided
 
 
@@ -329,25 +317,25 @@ def told(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> N
     caplog.set_level(logging.INFO)
 
 
-def test_other_files_among_the_pictures_are_passed_over_counted_and_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    known = put(tmp_path / "animals", ANIMALS)
-    for name in ("cat/notes.txt", "dog/000.psd", "fox/labels"):
+@pytest.mark.parametrize(
+    ("more", "files", "parts"),
+    [
+        ({}, ("cat/notes.txt", "dog/000.psd", "fox/labels"),
+         ["3 files", "cat/notes.txt", "dog/000.psd", "fox/labels", "are passed over"]),
+        ({"cat/originals": 3}, (),  # such as copies, which would be a class of the same pictures
+         ["1 folders within class folders count as classes of their own: cat/originals; take them out"]),
+    ],
+)  # fmt: skip
+def test_what_else_lies_in_class_folders_is_named(
+    more: dict[str, int], files: Sequence[str], parts: Sequence[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:  # fmt: skip
+    known = put(tmp_path / "animals", ANIMALS | more)
+    for name in files:
         (tmp_path / "animals" / name).write_text("?")
     told(caplog, monkeypatch)
-    assert classes_shown(source(tmp_path / "animals"), "test", known) <= set(ANIMALS)
-    named(caplog.text, ["3 files", "cat/notes.txt", "dog/000.psd", "fox/labels", "are passed over"])
-
-
-def test_a_folder_within_a_class_folder_is_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    """Such as one of copies, which would be a class of the same pictures."""
-    put(tmp_path / "animals", ANIMALS | {"cat/originals": 3})
-    told(caplog, monkeypatch)
-    source(tmp_path / "animals").episodes("train", torch.tensor([0]))
-    named(caplog.text, ["1 folders within class folders count as classes of their own: cat/originals; take them out"])
+    assert classes_shown(source(tmp_path / "animals"), "test", known) <= set(ANIMALS | more)
+    named(caplog.text, parts)
 
 
 def test_missing_and_empty_folders_are_named(tmp_path: Path) -> None:
@@ -544,11 +532,7 @@ def test_plain_classification_takes_the_folders_train_val_and_test(tmp_path: Pat
         ({"a": 3, "b": 2}, {}, r"1 classes have fewer than 3 pictures, .*: b; add pictures"),
         ({"train/a": 3, "train/b": 3, "val/a": 3, "test/a": 3}, {"split": "folders"}, r"val has no pictures of b, and"),
         ({"a": 3, "b": 3}, {"split": "folders"}, r"train has 0 classes, and plain classification needs the same two"),
-        (
-            {"a": 3, "b": 3},
-            {"split": "lists"},
-            "lists divide the classes, and plain classification divides the pictures",
-        ),
+        ({"a": 3, "b": 3}, {"split": "lists"}, "lists divide the classes, and plain classification divides the pict"),
         ({"a": 3, "b": 3}, {"rotations": True}, "rotations=True: plain samples are not turned"),
         ({"a": 3, "b": 3}, {"train_ways": 2}, "train_ways=2: this algorithm trains on plain samples"),
     ],

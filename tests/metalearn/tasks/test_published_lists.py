@@ -24,7 +24,7 @@ from metalearn.errors import DataError
 from metalearn.tasks import cifar100 as cifar100_module
 from metalearn.tasks.cifar100 import cifar_fs, classes_of, fc100
 from metalearn.tasks.common.episodes import HoldsClasses
-from metalearn.tasks.common.shards import ShardForm, write_shards
+from metalearn.tasks.common.stored import ShardForm, write_shards
 from metalearn.tasks.photographs import mini_imagenet, published_splits
 from metalearn.types import Batch, TaskSource
 from tests.metalearn.flat import Make, source_of
@@ -50,15 +50,11 @@ def members(division: str) -> dict[str, set[str]]:
     return {split: {names[number] for number in classes_of(division, split)} for split in SPLITS}
 
 
-def test_cifar_100_has_20_superclasses_of_5() -> None:
-    names = [row["class"] for row in rows()]
-    assert len(set(names)) == 100 and names == sorted(names)
-    assert Counter(row["superclass"] for row in rows()) == dict.fromkeys({row["superclass"] for row in rows()}, 5)
-    assert len({row["superclass"] for row in rows()}) == 20
-
-
 @pytest.mark.parametrize(("division", "sizes"), [("cifar_fs", (64, 16, 20)), ("fc100", (60, 20, 20))])
 def test_cifar_100_is_divided_as_published(division: str, sizes: tuple[int, ...]) -> None:
+    names, superclasses = [row["class"] for row in rows()], Counter(row["superclass"] for row in rows())
+    assert len(set(names)) == 100 and names == sorted(names)
+    assert len(superclasses) == 20 and set(superclasses.values()) == {5}
     parts = members(division)
     assert tuple(len(parts[split]) for split in SPLITS) == sizes
     assert len(set().union(*parts.values())) == 100
@@ -266,21 +262,18 @@ def refusal(root: Path, **given: Any) -> str:
     return str(caught.value)
 
 
-def test_missing_classes_and_pictures_are_named(tmp_path: Path) -> None:
+def test_missing_classes_and_pictures_and_double_ones_are_named(tmp_path: Path) -> None:
     message = refusal(tmp_path / "no")
     assert "is not there" in message and "METALEARN_DATA=" in message and "n01532829" in message
     write_folders(tmp_path / "data", by_split=True)
     assert "type dataset.train_queries=1 or fewer" in refusal(tmp_path / "data", queries=1, shots=2, train_queries=2)
-    for name in ("n01532829", "n04418357"):
-        shutil.rmtree(tmp_path / "data" / published_splits("mini_imagenet")[name] / name)
-    assert "2 of the 100 classes of mini-ImageNet are missing: n01532829, n04418357" in refusal(tmp_path / "data")
-
-
-def test_a_class_in_two_folders_is_refused(tmp_path: Path) -> None:
-    write_folders(tmp_path / "data", by_split=True)
     (tmp_path / "data" / "more" / "n01532829").mkdir(parents=True)
     message = refusal(tmp_path / "data")
     assert "1 classes have several folders" in message and "data/more/n01532829" in message
+    shutil.rmtree(tmp_path / "data" / "more")
+    for name in ("n01532829", "n04418357"):
+        shutil.rmtree(tmp_path / "data" / published_splits("mini_imagenet")[name] / name)
+    assert "2 of the 100 classes of mini-ImageNet are missing: n01532829, n04418357" in refusal(tmp_path / "data")
 
 
 def test_lists_that_are_not_the_published_ones_are_refused(tmp_path: Path) -> None:

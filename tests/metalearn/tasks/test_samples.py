@@ -24,7 +24,7 @@ from metalearn.tasks import omniglot as omniglot_module
 from metalearn.tasks.common.episodes import Seeds
 from metalearn.tasks.common.identities import class_names_of
 from metalearn.tasks.common.samples import Labelled, samples
-from metalearn.tasks.common.torchvision_files import DataPlace
+from metalearn.tasks.common.stored import DataPlace
 from metalearn.tasks.glyphs import character, glyph_characters
 from metalearn.tasks.omniglot import decoded, omniglot_characters
 from metalearn.tasks.torchvision_pictures import cifar10, fashion_mnist, mnist
@@ -156,24 +156,16 @@ def order(source: TaskSource, split: str) -> list[Sample]:
     return asked(source, split, range({"train": 280, "val": 20, "test": 100}[split]))
 
 
-def test_training_order_depends_on_seed_alone() -> None:
-    start = order(glyphs_made(), "train")
-    assert order(glyphs_made(eval_seed=5), "train") == start
-    assert order(glyphs_made(seed=5), "train") != start
-
-
-@pytest.mark.parametrize("split", ["val", "test"])
-def test_evaluation_order_depends_on_eval_seed_alone(split: str) -> None:
+@pytest.mark.parametrize(
+    ("split", "decides", "leaves"),
+    [("train", "seed", "eval_seed"), ("val", "eval_seed", "seed"), ("test", "eval_seed", "seed")],
+)
+def test_the_order_is_a_shuffle_that_depends_on_one_seed(split: str, decides: str, leaves: str) -> None:
     start = order(glyphs_made(), split)
-    assert order(glyphs_made(seed=5), split) == start
-    assert order(glyphs_made(eval_seed=5), split) != start
-
-
-def test_samples_are_shuffled() -> None:
-    for split in ("train", "val", "test"):
-        labels = [label for _, label in order(glyphs_made(), split)]
-        assert labels != sorted(labels)
-    assert sum(label == 0 for _, label in order(glyphs_made(), "train")[:140]) < 14
+    labels = [label for _, label in start]
+    assert labels != sorted(labels) and sum(label == 0 for label in labels[:140]) < 14
+    assert order(glyphs_made(**{leaves: 5}), split) == start
+    assert order(glyphs_made(**{decides: 5}), split) != start
 
 
 def test_a_sample_depends_on_its_number_alone() -> None:
@@ -316,47 +308,34 @@ COLOUR: dict[str, Any] = {"image_size": 32, "channels": 3}
 @pytest.mark.parametrize(
     ("factory", "given", "folder", "file"),
     [
-        (mnist, {}, "MNIST/raw", FILES[0]),
-        (fashion_mnist, {}, "FashionMNIST/raw", FILES[3]),
+        (mnist, {}, "MNIST/raw", FILES[0]), (fashion_mnist, {}, "FashionMNIST/raw", FILES[3]),
         (cifar10, COLOUR, "cifar-10-batches-py", "test_batch"),
     ],
-)
+)  # fmt: skip
 @pytest.mark.usefixtures("no_network")
 def test_missing_files_are_named_with_their_place(
     factory: Make, given: dict[str, Any], folder: str, file: str, tmp_path: Path
 ) -> None:
     message = refusal(factory, tmp_path, **given)
-    for part in (
-        f"dataset.root={tmp_path}: ",
-        str(tmp_path / folder),
-        file,
-        "METALEARN_DATA=",
-        "dataset.download=true",
-    ):
-        assert part in message
+    place = [f"dataset.root={tmp_path}: ", str(tmp_path / folder), file]
+    assert all(part in message for part in (*place, "METALEARN_DATA=", "dataset.download=true")), message
     assert list(tmp_path.iterdir()) == []
     message = refusal(factory, tmp_path, **given, download=True)
-    for part in (f"dataset.root={tmp_path}: ", str(tmp_path / folder), file, "dataset.root=/path", "no network here"):
-        assert part in message
+    assert all(part in message for part in (*place, "dataset.root=/path", "no network here")), message
 
 
 @pytest.mark.parametrize(("pictures", "labels"), [(10, 60_000), (60_000, 10)])
-def test_idx_files_of_another_length_are_refused(pictures: int, labels: int, tmp_path: Path) -> None:
+def test_idx_files_of_another_length_or_cut_short_are_refused(pictures: int, labels: int, tmp_path: Path) -> None:
     blank = np.zeros((pictures, 28, 28), np.uint8)
     write_idx(tmp_path / "MNIST" / "raw", (blank, np.zeros(labels, np.uint8), blank[:10], blank[:10, 0, 0]))
     message = refusal(mnist, tmp_path)
     assert "should be (60000, 28, 28) and 60000 labels" in message
     assert f"is ({pictures}, 28, 28) and {labels} labels" in message and str(tmp_path) in message
-    shutil.rmtree(tmp_path / "MNIST")
-
-
-def test_idx_files_cut_short_are_refused(tmp_path: Path) -> None:
-    blank = np.zeros((10, 28, 28), np.uint8)
-    write_idx(tmp_path / "MNIST" / "raw", (blank, blank[:, 0, 0], blank, blank[:, 0, 0]))
-    path = tmp_path / "MNIST" / "raw" / FILES[0]
-    path.write_bytes(path.read_bytes()[:-1])
+    with (tmp_path / "MNIST" / "raw" / FILES[0]).open("r+b") as file:
+        file.truncate(16 + 784)
     message = refusal(mnist, tmp_path)
     assert "MNIST is not there or damaged" in message and "should be" not in message
+    shutil.rmtree(tmp_path / "MNIST")
 
 
 # CIFAR-10's batches are pickles

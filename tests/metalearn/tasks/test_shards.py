@@ -16,9 +16,7 @@ from metalearn.config.saved import changed_config
 from metalearn.config.values import to_container
 from metalearn.errors import DataError
 from metalearn.tasks.common.episodes import EpisodeShape, EpisodeSpec, Seeds
-from metalearn.tasks.common.shards import ShardForm, Shards, shard_name, write_shards
-from metalearn.tasks.common.torchvision_files import DataPlace
-from metalearn.tasks.common.written import INDEX
+from metalearn.tasks.common.stored import INDEX, DataPlace, ShardForm, Shards, shard_name, write_shards
 from metalearn.tasks.glyphs import glyph_characters, glyph_pretraining, glyphs
 from metalearn.tasks.omniglot import omniglot, omniglot_characters
 from metalearn.types import TaskSource

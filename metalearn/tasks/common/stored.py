@@ -1,0 +1,583 @@
+"""Pictures on disk: class folders decoded once into the cache, sets that `metalearn data` writes, shards, and published
+files that torchvision reads.
+
+Every array is uint8 [n, h, w] or [n, h, w, 3] in a .npy file, which all workers of a host map into memory. Folders of
+ours have an index.json with the SHA-256 of every array and of itself. It is written last, so a folder without it is not
+whole; what has its digest is what was written, and is not checked further.
+"""
+
+import contextlib
+import functools
+import hashlib
+import io
+import json
+import logging
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import accumulate, pairwise
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import PIL
+from PIL import Image
+
+from metalearn.checks import Invalid, whole_number
+from metalearn.errors import DataError
+from metalearn.storage import cache
+from metalearn.storage.files import held, write_atomically, writing
+from metalearn.tasks.common.episodes import SPLITS, Classes, EpisodeShape, Images, check_filled, check_read
+from metalearn.tasks.common.identities import identity
+from metalearn.tasks.common.pictures import PictureForm, decoded, first_few
+from metalearn.tasks.common.samples import Labelled
+
+INDEX = "index.json"
+SHARDS_FORMAT, SET_FORMAT = "metalearn shards 1", "metalearn drawn 1"
+
+PICTURES = "pictures.npy"
+PARTLY = ", not as published"  # the end of the name of the layout, in the index of photographs that are not whole
+
+DECODER = 1  # raise it if the decoding of class folders changes: older caches and shards are not read then
+FAMILY = "folder"  # the family of class identities that are made of folder names
+TEST = 10_000  # pictures in the test set of each of torchvision's data sets here
+
+log = logging.getLogger(__name__)
+
+
+# The cache
+
+
+def cached_array(
+    name: str, shape: tuple[int, ...], make: Callable[[], Images], *, title: str, unread: str | None = None
+) -> Images:
+    """The uint8 array `name`, mapped read-only from the cache; `make` makes it if it is not there yet.
+
+    If several processes start together, one makes the array and the others wait. The file appears complete or not at
+    all. If the file is there already, a message names it.
+
+    Args:
+        title: what the message calls the data.
+        unread: the `dataset.root`, if `name` does not depend on it: the message says that it is not read. If there is
+            no such folder, the message is a warning.
+
+    Raises:
+        DataError: no cache folder can be used.
+    """
+    head = _npy_header(shape)
+
+    def content() -> cache.Parts:
+        array = make()
+        assert array.shape == shape and array.dtype == np.uint8
+        return [head, np.ascontiguousarray(array).reshape(-1).data]
+
+    try:
+        file, path, made = cache.get(f"{name}.npy", content, head=head)
+    except cache.CacheError as error:
+        raise DataError(str(error)) from error
+    if not made:
+        _log_read(title, path, unread)
+    # A plain array, here and in `_mapped`: every access to a memmap takes a microsecond longer.
+    with file:
+        return np.asarray(np.memmap(file, np.uint8, "r", len(head), shape))
+
+
+@functools.cache  # one line, although omniglot_pretraining maps its file twice
+def _log_read(title: str, path: Path, unread: str | None) -> None:
+    gone = unread is not None and not Path(unread).is_dir()
+    note = "" if unread is None else f"; dataset.root={unread} is not read" + ", and there is no such folder" * gone
+    log.log(logging.WARNING if gone else logging.INFO, "%s: decoded before, read from %s%s", title, path, note)
+
+
+def _npy_header(shape: tuple[int, ...]) -> bytes:
+    """The first bytes of the file that `np.save` writes for a uint8 array."""
+    buffer = io.BytesIO()
+    np.lib.format.write_array_header_1_0(buffer, {"descr": "|u1", "fortran_order": False, "shape": shape})
+    return buffer.getvalue()
+
+
+def decoded_classes(
+    dataset: str, root: Path, splits: Mapping[str, Mapping[str, Sequence[str]]],
+    shapes: Mapping[str, EpisodeShape] | None, *, image_size: int, channels: int,
+    class_name: Callable[[str], str] = str,
+) -> dict[str, Classes]:  # fmt: skip
+    """The classes of every split, in the order of their names; from the cache if they are there.
+
+    Args:
+        dataset: the beginning of the cache file's name.
+        root: the folder from which the paths of pictures start.
+        splits: split → class → its pictures; no class is in two splits, no split is empty.
+        shapes: the shape of each split's episodes; None: there are none.
+        image_size: height and width of the decoded pictures.
+        channels: 1 (grey) or 3.
+        class_name: gives the name of a class in other divisions of the same pictures.
+
+    Raises:
+        DataError: too few classes or pictures for the episodes; pictures that cannot be read: the message counts them
+            and names the first.
+    """
+    members = {label: files for classes in splits.values() for label, files in classes.items()}
+    if shapes is not None:
+        if single := [name for name, files in members.items() if len(files) < 2]:
+            raise DataError(
+                f"dataset.root={root}: {len(single)} classes have fewer than 2 pictures, and an episode needs one for "
+                f"its support set and one for its query set: {first_few(single)}; remove these folders or add pictures"
+            )
+        counts = {split: (len(classes), min(map(len, classes.values()))) for split, classes in splits.items()}
+        try:
+            check_filled(shapes, counts, group="dataset.")
+        except ValueError as error:
+            small = [
+                f"{name} ({len(files)})"
+                for split, classes in splits.items()
+                for name, files in classes.items()
+                if len(files) < shapes[split].most
+            ]
+            which = f": {len(small)} classes have too few pictures: {first_few(small)}" if small else ""
+            raise DataError(f"{error}. This is dataset.root={root}{which}") from error
+    labels = sorted(members)
+    files = [file for label in labels for file in members[label]]
+    shape = (len(files), image_size, image_size) + ((3,) if channels == 3 else ())
+
+    def decode() -> Images:
+        megabytes = np.prod(shape) / 1e6
+        log.info("decoding %d pictures of %s, %.1f MB, once: they are kept in the cache", len(files), root, megabytes)
+        pictures, broken = np.empty(shape, np.uint8), []
+        each = decoded([root / file for file in files], PictureForm(image_size, channels))
+        for number, picture in enumerate(each):
+            if isinstance(picture, str):
+                broken.append(f"{files[number]} ({picture})")
+            else:
+                pictures[number] = picture
+        if broken:
+            count = f"{len(broken)} of {len(files)} pictures cannot be read"
+            raise DataError(f"dataset.root={root}: {count}: {first_few(broken)}; repair or remove them")
+        return pictures
+
+    # Names, sizes and times of change stand for the contents of the files, which would take as long to read as to
+    # decode. Of the two times, programs can set back one, and not the other.
+    digest = hashlib.sha256(f"{DECODER} {PIL.__version__} {shape} {root.resolve()}".encode(errors="surrogateescape"))
+    for file in files:
+        digest.update(os.fsencode(f"\n{file}"))
+        with contextlib.suppress(OSError):  # decoding will report it
+            status = (root / file).stat()
+            digest.update(f"\0{status.st_size} {status.st_mtime_ns} {status.st_ctime_ns}".encode())
+    pictures = cached_array(f"{dataset}-{digest.hexdigest()[:24]}", shape, decode, title=str(root))
+    ends = accumulate((len(members[label]) for label in labels), initial=0)
+    range_of = dict(zip(labels, pairwise(ends), strict=True))
+
+    def part(classes: Mapping[str, Sequence[str]]) -> Classes:
+        ranges = [range_of[label] for label in sorted(classes)]
+        names = [class_name(label) for label in sorted(classes)]
+        identities, fewest = [identity(FAMILY, name) for name in names], min(map(len, classes.values()))
+        return Classes(
+            identities, fewest, lambda label: pictures[slice(*ranges[label])], decoder(dataset), names=names
+        )  # fmt: skip
+
+    return {split: part(classes) for split, classes in splits.items()}
+
+
+def decoder(name: str) -> str:
+    """The name and version of the decoder of the dataset `name`."""
+    return f"{name}-v{DECODER}"
+
+
+def check_picture_shape(image_size: int, channels: int) -> None:
+    """Raises ValueError for a size or a number of channels that pictures cannot be decoded to."""
+    whole_number("image_size", image_size, at_least=8)
+    if isinstance(channels, bool) or channels not in (1, 3):
+        raise Invalid("channels", channels, "must be 1 (grey) or 3 (red, green, blue)", "type KEY=3")
+
+
+# Folders that this program has written
+
+
+def _write_pictures(path: Path, shape: tuple[int, ...], parts: Iterable[Images]) -> str:
+    """Writes pictures, part after part, as one array of this shape; returns its SHA-256. The parts may be more than
+    memory holds."""
+    head = _npy_header(shape)
+    digest = hashlib.sha256(head)
+    with path.open("wb") as file:
+        file.write(head)
+        for pictures in parts:
+            content = np.ascontiguousarray(pictures).reshape(-1).data
+            digest.update(content)
+            file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+    return digest.hexdigest()
+
+
+def _check_pictures(path: Path, digest: str) -> None:
+    """Raises ValueError if a file is missing, or is another than the one with this SHA-256."""
+    try:
+        with path.open("rb") as file:
+            if hashlib.file_digest(file, "sha256").hexdigest() != digest:
+                raise ValueError(f"{path.name} is damaged (another SHA-256 than {INDEX} says)")
+    except OSError as error:
+        raise ValueError(f"{path.name} cannot be read ({error.strerror})") from error
+
+
+def _mapped(path: Path) -> Images:
+    pictures: Images = np.load(path, mmap_mode="r", allow_pickle=False)
+    return np.asarray(pictures)
+
+
+def _write_index(folder: Path, content: Mapping[str, Any]) -> None:
+    index = {**content, "sha256": _digest_of(content)}
+    write_atomically(folder / INDEX, json.dumps(index, ensure_ascii=False))
+
+
+def _read_index(folder: Path, kind: str) -> dict[str, Any]:
+    """The index of a folder, whose field `format` is to be `kind`."""
+    try:
+        content = json.loads((folder / INDEX).read_bytes())
+    except OSError as error:
+        raise ValueError(f"{INDEX} cannot be read ({error.strerror})") from error
+    except ValueError as error:
+        raise ValueError(f"{INDEX} holds no JSON ({error})") from error
+    if not isinstance(content, dict) or content.get("format") != kind:
+        raise ValueError(f"{INDEX} is none of {kind!r}")
+    if content.pop("sha256", None) != _digest_of(content):
+        raise ValueError(f"{INDEX} is damaged (another SHA-256)")
+    return content
+
+
+def _digest_of(content: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+
+
+# Shards: the decoded pictures of a dataset, cut by class into files `shard-00000.npy`, …
+
+
+class ShardForm(NamedTuple):
+    """The form of decoded pictures: their `decoder`, by the dataset's name and its version, and the `shape` of each,
+    (h, w) or (h, w, 3)."""
+
+    decoder: str
+    shape: tuple[int, ...]
+
+
+class Shards:
+    """The pictures of the classes with these identities, from the shards in a folder.
+
+    Every shard is read once, to check its digest. It is mapped when a picture in it is first asked for.
+
+    Args:
+        folder: the value of `dataset.shards`.
+        form: the form of the dataset's pictures.
+        identities: identities of the classes that the dataset needs, in the order of their numbers.
+
+    Raises:
+        DataError: the folder is missing, damaged, or cut from another dataset.
+    """
+
+    def __init__(self, folder: str, form: ShardForm, identities: Sequence[str]) -> None:
+        self._folder = Path(str(folder))  # as an override, a name of digits is a number
+        try:
+            index = _read_index(self._folder, SHARDS_FORMAT)
+            if index["decoder"] != form.decoder:
+                raise ValueError(f"these are shards of {index['decoder']}, and the dataset is {form.decoder}")
+            if index["picture"] != list(form.shape):
+                raise ValueError(f"a picture has shape {index['picture']}, and the dataset's {list(form.shape)}")
+            missing = [name for name in identities if name not in index["classes"]]
+            if missing:
+                raise ValueError(f"{len(missing)} of the dataset's {len(identities)} classes are not there")
+            for shard, one in enumerate(index["shards"]):
+                _check_pictures(self._folder / shard_name(shard), one["sha256"])
+        except ValueError as error:
+            raise DataError(
+                f"dataset.shards={folder}: {error}; cut them again (metalearn shard --help), or type another folder, "
+                "or dataset.shards=null"
+            ) from error
+        self._places: list[tuple[int, int, int]] = [index["classes"][name] for name in identities]
+        self._array_of = functools.cache(lambda shard: _mapped(self._folder / shard_name(shard)))
+        log.info("%s: %d classes in %d shards", folder, len(index["classes"]), len(index["shards"]))
+
+    @property
+    def counts(self) -> list[int]:
+        """The number of pictures of every class."""
+        return [end - first for _, first, end in self._places]
+
+    def pictures(self, number: int) -> Images:
+        """The pictures of class `number`, uint8 [n, h, w] or [n, h, w, 3]."""
+        shard, first, end = self._places[number]
+        return self._array_of(shard)[first:end]
+
+
+def shard_name(shard: int) -> str:
+    """The file of shard number `shard`."""
+    return f"shard-{shard:05d}.npy"
+
+
+def write_shards(folder: Path, form: ShardForm, groups: Iterable[Mapping[str, Images]]) -> int:
+    """Writes a shard for each group of classes, identity → pictures, and then the index; returns the number of shards.
+
+    Raises:
+        OSError, RunError: a file cannot be written.
+    """
+    shards: list[dict[str, object]] = []
+    classes: dict[str, tuple[int, int, int]] = {}
+    for group in groups:
+        first = 0
+        for name, pictures in group.items():
+            classes[name] = len(shards), first, first + len(pictures)
+            first += len(pictures)
+        digest = _write_pictures(folder / shard_name(len(shards)), (first, *form.shape), group.values())
+        shards.append({"pictures": first, "sha256": digest})
+    index = {"format": SHARDS_FORMAT, "decoder": form.decoder, "picture": form.shape}
+    _write_index(folder, {**index, "shards": shards, "classes": classes})
+    return len(shards)
+
+
+# Sets of `metalearn data`: classes that several people have drawn; or photographs, with one "drawer": their origin
+
+
+class DrawnClass(NamedTuple):
+    """A class: its `key`, which never changes, what people call it, its split, the numbers of those who have drawn its
+    pictures, and a digest of these."""
+
+    key: str
+    name: str
+    split: str
+    drawers: Sequence[int]
+    digest: str = ""
+
+
+class DrawnSet(NamedTuple):
+    """What index.json says. `digest` is the SHA-256 of the array; `shape` is that of a picture."""
+
+    name: str
+    shape: tuple[int, ...]
+    drawers: Sequence[str]
+    classes: Sequence[DrawnClass]
+    digest: str
+
+    @property
+    def total(self) -> int:
+        """The number of pictures."""
+        return sum(len(one.drawers) for one in self.classes)
+
+    @property
+    def is_partial(self) -> bool:
+        """Whether these are photographs that are not all of the published ones."""
+        return self.drawers[0].endswith(PARTLY)
+
+
+def digest_of(pictures: Images) -> str:
+    """A digest of the pictures of a class."""
+    return hashlib.sha256(np.ascontiguousarray(pictures).data).hexdigest()[:16]
+
+
+def write_set(
+    folder: Path, name: str, drawers: Sequence[str], shape: tuple[int, ...],
+    classes: Iterable[tuple[DrawnClass, Images]], count: int,
+) -> DrawnSet:  # fmt: skip
+    """Writes a set of `count` pictures, class after class; returns its index.
+
+    Raises:
+        DiskError, RunError: it cannot be written.
+    """
+    written: list[DrawnClass] = []
+
+    def noted() -> Iterator[Images]:
+        for one, pictures in classes:
+            assert pictures.shape == (len(one.drawers), *shape) and pictures.dtype == np.uint8
+            written.append(one._replace(digest=digest_of(pictures)))
+            yield pictures
+
+    with writing(folder / PICTURES):
+        digest = _write_pictures(folder / PICTURES, (count, *shape), noted())
+    made = DrawnSet(name, shape, drawers, written, digest)
+    assert made.total == count
+    index = {
+        "format": SET_FORMAT, "name": name, "picture": shape, "drawers": drawers,
+        "classes": [one._asdict() for one in written], "array": digest,
+    }  # fmt: skip
+    _write_index(folder, index)
+    return made
+
+
+def read_set(folder: Path, advice: str) -> DrawnSet:
+    """The index of a set; `advice` says how to get one, for messages.
+
+    Raises:
+        DataError: there is none, or it is damaged.
+    """
+    try:
+        content = _read_index(folder, SET_FORMAT)
+    except ValueError as error:
+        raise DataError(f"{folder}: {error}; {advice}") from error
+    classes = [DrawnClass(**fields) for fields in content["classes"]]
+    return DrawnSet(content["name"], tuple(content["picture"]), content["drawers"], classes, content["array"])
+
+
+def read_pictures(folder: Path, index: DrawnSet, advice: str) -> Images:
+    """The array of a set, mapped, after its digest has been checked.
+
+    Raises:
+        DataError: it is missing, or another than the index says.
+    """
+    try:
+        _check_pictures(folder / PICTURES, index.digest)
+    except ValueError as error:
+        raise DataError(f"{folder}: {error}; {advice}") from error
+    return _mapped(folder / PICTURES)
+
+
+def pictures_by_split(
+    folder: Path, index: DrawnSet, size: int, channels: int, advice: str, *, ink: bool = False
+) -> dict[str, tuple[list[DrawnClass], Callable[[int], Images]]]:
+    """The classes of each split, and the pictures of one by its number there: those of the set, or of another size or
+    number of channels. These are made once and kept in the cache.
+
+    Args:
+        channels: 1: grey, [n, size, size]; 3: [n, size, size, 3].
+        ink: grey pictures of the set are ink on paper, with ink as the largest value; those in colour lie on white.
+
+    Raises:
+        DataError: as `read_pictures`; or no cache folder can be used.
+    """
+    colours = 3 if len(index.shape) == 3 else 1
+    mode = {1: "L", 3: "RGB"}[channels]
+    shape = (index.total, size, size, *([3] if channels == 3 else []))
+
+    def resized() -> Images:
+        whole = read_pictures(folder, index, advice)
+        log.info(
+            "%s: %d pictures are brought to %d pixels and %d channels once; they are kept in the cache",
+            folder, len(whole), size, channels,
+        )  # fmt: skip
+        made = np.empty(shape, np.uint8)
+        for number, one in enumerate(whole):
+            made[number] = np.asarray(Image.fromarray(one).convert(mode).resize((size, size), Image.Resampling.LANCZOS))
+        return 255 - made if ink and channels != colours else made
+
+    if (size, channels) == (index.shape[0], colours):
+        pictures = read_pictures(folder, index, advice)
+    else:
+        form = f"{size}" if channels == colours else f"{size}-{mode}{'-ink' if ink else ''}"
+        pictures = cached_array(f"{index.name}-{index.digest[:16]}-{form}", shape, resized, title=index.name)
+    ends = np.cumsum([0, *(len(one.drawers) for one in index.classes)])
+
+    def part(split: str) -> tuple[list[DrawnClass], Callable[[int], Images]]:
+        numbers = [number for number, one in enumerate(index.classes) if one.split == split]
+        classes = [index.classes[number] for number in numbers]
+        return classes, lambda label: pictures[ends[numbers[label]] : ends[numbers[label] + 1]]
+
+    return {split: part(split) for split in SPLITS}
+
+
+def written_photographs(
+    name: str, root: Path, shapes: Mapping[str, EpisodeShape], family: str, decoder: str, *, image_size: int,
+    channels: int,
+) -> dict[str, Classes] | None:  # fmt: skip
+    """The classes of every split of the photographs `name`, in the folder of that name in `root`, or in `root` itself;
+    None if they are not there.
+
+    Args:
+        family: that of the classes' identities; see `metalearn.tasks.common.identities.identity`.
+
+    Raises:
+        DataError: the set is damaged, or too small for the episodes or for `image_size`.
+    """
+    advice = f"remove this folder, and type metalearn data {name} --from=/path/to/what/you/have"
+    for folder in (root / name, root):
+        if (folder / PICTURES).is_file() and (folder / INDEX).is_file():
+            index = read_set(folder, advice)
+            if index.name == name:
+                break
+    else:
+        return None
+    if index.is_partial:
+        log.warning("%s: is not as published, as ATTRIBUTION.txt says in %s", name, folder)
+    if image_size > index.shape[0]:
+        allowed = f"the pictures in {folder} have {index.shape[0]} pixels"
+        advice = f"type dataset.image_size={index.shape[0]} or less"
+        raise DataError(str(Invalid("dataset.image_size", image_size, allowed, advice)))
+
+    def part(classes: Sequence[DrawnClass], pictures: Callable[[int], Images]) -> Classes:
+        identities = [identity(family, one.key) for one in classes]
+        fewest = min((len(one.drawers) for one in classes), default=0)
+        return Classes(identities, fewest, pictures, decoder, names=[one.name for one in classes])
+
+    by_split = pictures_by_split(folder, index, image_size, channels, advice)
+    splits = {split: part(*of_split) for split, of_split in by_split.items()}
+    check_read(shapes, splits, str(folder))
+    sizes = " / ".join(str(len(classes.identities)) for classes in splits.values())
+    log.info("%s: %s classes, %d pictures", folder, sizes, index.total)
+    return splits
+
+
+# Published files, by torchvision's readers, which may download them
+
+
+class DataPlace(NamedTuple):
+    """The files of a dataset lie in the folder `root`. With `download`, torchvision fetches them if they are missing or
+    cannot be read. If `shards` names a folder that metalearn shard has written, the pictures come from there, and
+    `root` is not read."""
+
+    root: str
+    download: bool
+    shards: str | None = None
+
+
+class PublishedDataset(NamedTuple):
+    """A dataset: torchvision's `name` for it, the names of its `files` in `folder`, the number of pictures in its
+    training set, and the `size` (height and width) and `channels` of a picture."""
+
+    name: str
+    folder: str
+    files: str
+    train: int
+    size: int
+    channels: int
+
+
+class Contents(NamedTuple):
+    """The training set, the test set, and the `names` of the classes in the order of their numbers."""
+
+    train: Labelled
+    test: Labelled
+    names: list[str]
+
+
+def _read(published: PublishedDataset, root: Path, download: bool) -> Contents:
+    import torchvision  # takes a second
+
+    # torchvision unpickles the files of CIFAR, but compares their md5 first: only published bytes are unpickled.
+    factory = getattr(torchvision.datasets, published.name)
+    sets = [factory(str(root), train=train, download=download) for train in (True, False)]
+    train, test = (Labelled(np.asarray(one.data), np.asarray(one.targets, np.int64)) for one in sets)
+    # Of MNIST it compares nothing: other files in the same format are read too.
+    for part, count in ((train, published.train), (test, TEST)):
+        shape = (count, published.size, published.size, *([3] if published.channels == 3 else []))
+        if part.pictures.shape != shape or part.classes.shape != (count,):
+            actual = f"{part.pictures.shape} and {len(part.classes)} labels"
+            raise DataError(f"a set should be {shape} and {count} labels, and is {actual}")
+    return Contents(train, test, list(map(str, sets[0].classes)))
+
+
+def read_published(published: PublishedDataset, place: DataPlace) -> Contents:
+    """The whole dataset. If it cannot be read and may be downloaded, one process at a time downloads it.
+
+    Raises:
+        DataError: files are missing or damaged, and are not downloaded.
+    """
+    root, why = Path(place.root), ""
+    try:
+        return _read(published, root, download=False)
+    except Exception as error:  # torchvision raises many types for broken files
+        fault: Exception = error
+    if place.download:
+        try:
+            root.mkdir(parents=True, exist_ok=True)
+            with held(root / f".{published.name}.lock", f"{published.name} is being downloaded"):
+                return _read(published, root, download=True)
+        except Exception as error:  # the network fails in many ways
+            fault, why = error, ", and the download failed"
+    advice = "" if place.download else "; or type dataset.download=true"
+    raise DataError(
+        f"dataset.root={root}: {published.name} is not there or damaged{why} ({fault!r}). Put {published.files}, "
+        f"unpacked, into {root / published.folder}, or name the folder that holds {published.folder}: "
+        f"METALEARN_DATA=/path/to/data or dataset.root=/path/to/data{advice}"
+    ) from fault
