@@ -130,6 +130,7 @@ def find_collections(root: Path) -> dict[str, Drawings]:
             if name in subfolders:
                 subfolders.remove(name)
                 places.setdefault(name, here / name)
+        # Not deeper: a folder of data sets may hold millions of files.
         deep = len(here.relative_to(root).parts) >= _DEPTH
         subfolders[:] = [] if deep else sorted(subfolders)
     return {name: _drawings(place) for name, place in places.items()}

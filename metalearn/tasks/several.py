@@ -15,11 +15,11 @@ from torch.utils import _pytree as pytree
 
 from metalearn.checks import Invalid, real_number
 from metalearn.errors import DataError
-from metalearn.tasks.common.episodes import SPLITS, EpisodeSpec, Seeds, UnlimitedTasks
+from metalearn.tasks.common.episodes import EpisodeSpec, Seeds, UnlimitedTasks
 from metalearn.tasks.common.identities import class_names_of, content_of, drawers_of, identities_of
 from metalearn.types import Batch, Episode, TaskSource
 
-_CHOICE = 6  # the last number of the seed of a training task's set. Those of other generators differ from it
+_CHOICE = 6  # the purpose of the generator of a training task's set
 
 
 def several(
@@ -80,7 +80,7 @@ class _SeveralSets(UnlimitedTasks):
         if split != "train":
             number, place = divmod(index, len(self._sources))
             return place, number
-        drawn = np.random.default_rng((self._seeds.seed, SPLITS[split], index, _CHOICE)).random()
+        drawn = self._seeds.generator(split, index, _CHOICE).random()
         return int(np.searchsorted(self._ends, drawn * self._ends[-1], side="right")), index
 
     def episodes(self, split: str, indices: Tensor) -> Episode:

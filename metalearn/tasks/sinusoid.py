@@ -10,14 +10,14 @@ import torch
 from torch import Tensor
 
 from metalearn.checks import whole_number
-from metalearn.tasks.common.episodes import Seeds, Shots, UnlimitedTasks, check_shots, shots_of_task, task_generator
+from metalearn.tasks.common.episodes import Seeds, Shots, UnlimitedTasks, check_seeds, check_shots, shots_of_task
 from metalearn.types import Batch, Episode, TaskSource
 
 
 class _Sinusoid(UnlimitedTasks):
     def __init__(self, *, shots: Shots, queries: int, eval_queries: int, seeds: Seeds) -> None:
         self._shots, self._queries, self._eval_queries, self._seeds = shots, queries, eval_queries, seeds
-        self._generator = task_generator(seeds)
+        check_seeds(seeds)
 
     def classes(self, split: str) -> None:
         return None
@@ -32,7 +32,7 @@ class _Sinusoid(UnlimitedTasks):
         queries = self._queries if split == "train" else self._eval_queries
         waves = []
         for index in indices:
-            rng = self._generator(split, index)
+            rng = self._seeds.generator(split, index)
             amplitude, phase = rng.uniform(0.1, 5.0), rng.uniform(0.0, np.pi)
             points = rng.uniform(-5.0, 5.0, (k + queries, 1))
             waves.append((points, amplitude * np.sin(points - phase)))

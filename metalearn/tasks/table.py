@@ -27,10 +27,10 @@ from metalearn.tasks.common.episodes import (
     UnlimitedTasks,
     are_fractions,
     by_fractions,
+    check_seeds,
     check_shots,
     most_shots,
     shots_of_task,
-    task_generator,
 )
 from metalearn.types import Batch, Episode, TaskSource
 
@@ -54,7 +54,7 @@ class Rows(NamedTuple):
 class _RowTasks(UnlimitedTasks):
     def __init__(self, read: Callable[[], Rows], shots: Shots, queries: int, seeds: Seeds) -> None:
         self._read, self._shots, self._queries, self._seeds = read, shots, queries, seeds
-        self._generator = task_generator(seeds)
+        check_seeds(seeds)
 
     @functools.cached_property
     def rows(self) -> Rows:
@@ -81,7 +81,7 @@ class _RowTasks(UnlimitedTasks):
         return whole
 
     def _task(self, split: str, index: int) -> Episode:
-        rng, tasks = self._generator(split, index), self.rows.tasks[split]
+        rng, tasks = self._seeds.generator(split, index), self.rows.tasks[split]
         rows = tasks[int(rng.integers(len(tasks)))]
         shots = shots_of_task(self._shots, self._seeds, split, index)
         drawn = rng.permutation(rows)[: shots + self._queries]

@@ -27,7 +27,6 @@ from metalearn.types import Batch, Episode, TaskSource, Unit
 SPLITS = {"train": 0, "val": 1, "test": 2}
 
 Images = NDArray[np.uint8]
-TaskGenerator = Callable[[str, int], np.random.Generator]
 Samples = Callable[[Unit], tuple[TaskSource, str]]
 
 
@@ -41,6 +40,10 @@ class Seeds(NamedTuple):
         """The seed of a split."""
         return self.seed if split == "train" else self.eval_seed
 
+    def generator(self, split: str, index: int, *purpose: int) -> np.random.Generator:
+        """The generator of a task, or for another `purpose`, which keeps its numbers apart from the task's."""
+        return np.random.default_rng((self.of(split), SPLITS[split], index, *purpose))
+
 
 # A number of support samples; or a range: the fewest and the most, of which each task draws one; or the rule of
 # `sizes_of_task`.
@@ -50,9 +53,7 @@ META_DATASET = "meta_dataset"
 # Of that rule: the fewest classes of a task, how many pictures of a class count, the most support pictures.
 FEWEST_WAYS, MOST_OF_CLASS, MOST_SHOTS = 5, 100, 500
 
-# The last numbers of the seeds of a task's number of shots, and of the changes of its pictures. Those of other
-# generators differ from them.
-_SHOTS, _AUGMENT = 3, 4
+_SHOTS, _AUGMENT = 3, 4  # purposes of generators: a task's number of shots, and the changes of its pictures
 
 
 class EpisodeShape(NamedTuple):
@@ -122,6 +123,7 @@ def are_fractions(parts: object) -> bool:
 def by_fractions(names: Sequence[str], fractions: Sequence[float], seed: int) -> dict[str, list[str]]:
     """The names of each split: all of them, shuffled by a seed that is the same in every run, cut by the fractions."""
     mixed = [names[number] for number in np.random.default_rng(seed).permutation(len(names))]
+    # Sums are rounded, not parts: so each name is in one split.
     ends = [round(sum(fractions[:part]) * len(names)) for part in range(len(SPLITS) + 1)]
     return {split: mixed[first:end] for split, (first, end) in zip(SPLITS, pairwise(ends), strict=True)}
 
@@ -130,22 +132,6 @@ def check_seeds(seeds: Seeds) -> None:
     """Raises ValueError for a negative seed."""
     whole_number("seed", seeds.seed, at_least=0)
     whole_number("eval_seed", seeds.eval_seed, at_least=0)
-
-
-def task_generator(seeds: Seeds) -> TaskGenerator:
-    """(split, index) → the generator that draws this task.
-
-    Raises:
-        ValueError: a negative seed.
-    """
-    check_seeds(seeds)
-
-    def generator(split: str, index: int) -> np.random.Generator:
-        if split not in SPLITS:
-            raise ValueError(f"split={split!r}: must be one of {', '.join(SPLITS)}")
-        return np.random.default_rng((seeds.of(split), SPLITS[split], index))
-
-    return generator
 
 
 def check_shots(shots: Shots, *, by_rule: bool = False) -> None:
@@ -173,8 +159,7 @@ def shots_of_task(shots: Shots, seeds: Seeds, split: str, index: int) -> int:
     """The number of a task's support samples."""
     if isinstance(shots, int | str):
         return most_shots(shots)
-    rng = np.random.default_rng((seeds.of(split), SPLITS[split], index, _SHOTS))
-    return int(rng.integers(shots[0], shots[1] + 1))
+    return int(seeds.generator(split, index, _SHOTS).integers(shots[0], shots[1] + 1))
 
 
 def shapes_of(episode: EpisodeSpec) -> dict[str, EpisodeShape]:
@@ -301,6 +286,7 @@ def image_episode(drawn: Images, *, shots: int) -> Episode:
 
     def batch(part: Tensor) -> Batch:
         y = labels.expand(tasks, ways, part.shape[2]).flatten(1)
+        # Contiguous: kernels get the same layout for any number of tasks, and so round alike.
         return Batch(part.flatten(1, 2).contiguous(), y.contiguous())
 
     return Episode(batch(pictures[:, :, :shots]), batch(pictures[:, :, shots:]))
@@ -324,7 +310,7 @@ class _PictureTasks(UnlimitedTasks):
         if samples is not None:
             self.samples = samples
         self._load, self._shapes, self._rotations, self._augment, self._seeds = load, shapes, rotations, augment, seeds
-        self._generator = task_generator(seeds)
+        check_seeds(seeds)
         self._counted: dict[str, NDArray[np.int64]] = {}
 
     @functools.cached_property
@@ -381,7 +367,7 @@ class _PictureTasks(UnlimitedTasks):
         tasks = [self._task(split, index) for index in numbers]
         if augment:
             for place, (index, task) in enumerate(zip(numbers, tasks, strict=True)):
-                rng = np.random.default_rng((self._seeds.seed, SPLITS[split], index, _AUGMENT))
+                rng = self._seeds.generator(split, index, _AUGMENT)
                 changed = (augmented_pictures(batch.x[0], augment, rng).unsqueeze(0) for batch in task)
                 tasks[place] = Episode(*(Batch(x, batch.y) for x, batch in zip(changed, task, strict=True)))
         if has_one_shape:
@@ -394,7 +380,7 @@ class _PictureTasks(UnlimitedTasks):
 
     def _begun(self, split: str, index: int) -> tuple[np.random.Generator, list[int]]:
         """The generator of a task after its first draw, the classes."""
-        rng = self._generator(split, index)
+        rng = self._seeds.generator(split, index)
         return rng, rng.choice(len(self._splits[split].identities), self._shapes[split].ways, replace=False).tolist()
 
     def _drawn(self, split: str, index: int, shots: int) -> Images:
@@ -409,7 +395,7 @@ class _MetaDatasetTasks(_PictureTasks):
     """Tasks with different numbers of classes, shots and queries, see `sizes_of_task`."""
 
     def _begun(self, split: str, index: int) -> tuple[np.random.Generator, list[int]]:
-        rng, most = self._generator(split, index), self._shapes[split].ways
+        rng, most = self._seeds.generator(split, index), self._shapes[split].ways
         ways = int(rng.integers(min(FEWEST_WAYS, most), most + 1))
         return rng, rng.choice(len(self._splits[split].identities), ways, replace=False).tolist()
 
@@ -486,6 +472,7 @@ def draw_one(draws: TaskDraws, index: int) -> Numbers:
 def draw_many(draws: TaskDraws, indices: Numbers) -> Numbers:
     """The tasks with these numbers, [t, ways, 1 + per_class], as `draw_one` draws each."""
     function = _function()
+    # draws.c has numpy's way for few classes alone, and takes seeds of 64 bits, where numpy takes any.
     if function is None or len(draws.sizes) > FLOYD or draws.root >= 2**64 or not _is_right():
         return np.stack([draw_one(draws, int(index)) for index in indices])
     return _by(function, draws, indices)

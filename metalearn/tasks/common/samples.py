@@ -37,8 +37,7 @@ from metalearn.types import Batch, Episode, TaskSource, Unit
 # The most training samples whose statistics normalise validation and test samples, where a source has any number.
 KNOWN = 256
 
-# The last numbers of the generators' seeds. They differ from each other and from those of the tasks' generators.
-_ORDER, _KNOWN, _AUGMENT = 1, 2, 5
+_ORDER, _KNOWN, _AUGMENT = 1, 2, 5  # purposes of generators; they differ from those of tasks
 
 
 class Labelled(NamedTuple):
@@ -64,6 +63,7 @@ class Chosen(NamedTuple):
         firsts = np.cumsum([0, *map(len, self.places)])
         labels = np.searchsorted(firsts, numbers, side="right") - 1
         pairs = zip(labels.tolist(), numbers, strict=True)
+        # Picture by picture: of a mapped file, only the pages of these are read.
         drawn = [self.pictures(label)[self.places[label][number - firsts[label]]] for label, number in pairs]
         return Labelled(np.stack(drawn), labels)
 
@@ -113,7 +113,7 @@ class _SampleSource:
         if self._augment:  # each sample by the generator of its number
             changed = []
             for place, index in enumerate(indices.tolist()):
-                rng = np.random.default_rng((self._seeds.seed, SPLITS["train"], index, _AUGMENT))
+                rng = self._seeds.generator(split, index, _AUGMENT)
                 changed.append(augmented_pictures(query.x[0, place : place + 1], self._augment, rng))
             query = Batch(torch.cat(changed).unsqueeze(0), query.y)
         return Episode(Batch(query.x[:, :0], query.y[:, :0]), query)
@@ -124,7 +124,7 @@ class _SampleSource:
         if epoch and split != "train":
             raise ValueError(f"split={split!r}: has {size} samples, and there is no number {index}")
         if (split, epoch) not in self._orders:
-            order = np.random.default_rng((self._seeds.of(split), SPLITS[split], epoch, _ORDER)).permutation(size)
+            order = self._seeds.generator(split, epoch, _ORDER).permutation(size)
             # The last epoch's too: a chunk may begin in it.
             self._orders = {key: kept for key, kept in self._orders.items() if key[0] != split or key[1] == epoch - 1}
             self._orders[split, epoch] = order

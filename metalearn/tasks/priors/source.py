@@ -17,7 +17,7 @@ from torch import Tensor
 
 from metalearn.checks import Invalid, real_number, whole_number
 from metalearn.errors import DataError
-from metalearn.tasks.common.episodes import SPLITS, Seeds, UnlimitedTasks, task_generator
+from metalearn.tasks.common.episodes import Seeds, UnlimitedTasks, check_seeds
 from metalearn.types import Batch, Episode
 
 Whole = int | Sequence[int]  # a whole number, or the fewest and the most
@@ -68,7 +68,7 @@ def draw_real(rng: np.random.Generator, value: Real) -> float:
     return math.exp(rng.uniform(math.log(value[0]), math.log(value[1])))
 
 
-_SHAPE = 4  # the last number of the seed of a group's shape. Those of other generators differ from it
+_SHAPE = 4  # the purpose of the generator of a group's shape
 
 
 class Shape(NamedTuple):
@@ -138,9 +138,9 @@ class PriorTasks(UnlimitedTasks):
 
     def __init__(self, prior: Prior, classes: int | None, group: int, seeds: Seeds) -> None:
         self.prior, self._classes, self._group, self._seeds = prior, classes, group, seeds
-        self._generator = task_generator(seeds)
+        check_seeds(seeds)
         self._checked = False
-        self.shape = functools.lru_cache(4096)(self._shape)
+        self.shape = functools.lru_cache(4096)(self._shape)  # every chunk of a group asks for it
 
     def classes(self, split: str) -> int | None:
         return self._classes
@@ -191,7 +191,7 @@ class PriorTasks(UnlimitedTasks):
             raise self._wrong(f"the targets of task {index} of {split} are all {value:g}; nothing can be learned")
 
     def _shape(self, split: str, group: int) -> Shape:
-        shape = self.prior.shape(np.random.default_rng((self._seeds.of(split), SPLITS[split], group, _SHAPE)))
+        shape = self.prior.shape(self._seeds.generator(split, group, _SHAPE))
         if not isinstance(shape, Shape):
             raise self._wrong(f"shape(rng) gives a {type(shape).__name__}; give a metalearn.tasks.priors.Shape")
         for name, least in (("rows", 2), ("features", 1), *([("classes", 2)] if shape.classes is not None else [])):
@@ -215,7 +215,7 @@ class PriorTasks(UnlimitedTasks):
     def _of(self, split: str, group: int, numbers: Sequence[int]) -> Episode:
         """Tasks of one group."""
         shape = self.shape(split, group)
-        drawn: Any = self.prior.tables([self._generator(split, number) for number in numbers], shape)
+        drawn: Any = self.prior.tables([self._seeds.generator(split, number) for number in numbers], shape)
         x, y = self._validated(drawn, shape, split, numbers)
 
         def batch(rows: slice) -> Batch:
