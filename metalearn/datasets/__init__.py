@@ -19,7 +19,7 @@ def make(name: str, out: Path, *, source: Path | None, classes: int | None, part
         partly: also photographs that are not as published.
 
     Raises:
-        ConfigError, DataError, RunError: as `collect` of photographs.py, or `build` of drawing.py.
+        ConfigError, DataError, RunError: as `collect` of photographs.py, or `SetRecipe.build` of drawing.py.
     """
     # Each needs packages that the other one does not.
     if source is not None:
@@ -27,7 +27,6 @@ def make(name: str, out: Path, *, source: Path | None, classes: int | None, part
 
         return collect(SETS[name](), source, out, partly=partly)
     from metalearn.datasets.designs import emoji, kanji, scripts
-    from metalearn.datasets.drawing import build
 
     recipe = {"emoji": emoji, "kanji": kanji, "scripts": scripts}[name]
-    return build(recipe(classes), out)
+    return recipe(classes).build(out)

@@ -6,6 +6,7 @@ the folder .work until the set is whole, so that the same command goes on after 
 """
 
 import csv
+import dataclasses
 import hashlib
 import io
 import logging
@@ -177,22 +178,6 @@ class Listed(NamedTuple):
 Drawings = tuple[Sequence[int], Images]  # the numbers of classes, rising, and a picture of each
 
 
-class SetRecipe(NamedTuple):
-    """How a set is made. `version` names the renderer, and whatever else changes the pictures. `draw(design, package,
-    classes)` draws what a design has of the classes. With `distinct`, a drawing that copies another one of its class is
-    left out. `texts` are licences in packages: (package, file)."""
-
-    name: str
-    version: str
-    shape: tuple[int, ...]
-    client: Client
-    designs: Sequence[Design]
-    classes: Sequence[Listed]
-    draw: Callable[[Design, Path, Sequence[Listed]], Drawings]
-    distinct: bool
-    source: str
-
-
 def designs_of(path: Path) -> list[Design]:
     """The designs of a list."""
     with path.open(encoding="utf-8", newline="") as file:
@@ -211,19 +196,17 @@ def few(classes: Sequence[Listed], count: int | None) -> list[Listed]:
     return [one for split in SPLITS for one in [one for one in classes if one.one.split == split][:count]]
 
 
-def build(recipe: SetRecipe, out: Path) -> DrawnSet:
-    """Makes the set in the folder `out`, or goes on with it; what is whole already stays.
-
-    Raises:
-        ConfigError, DataError, RunError: as `fetched`; or `out` holds another set, or cannot be written.
-    """
-    classes = [(listed.one.key, listed.one.split) for listed in recipe.classes]
-
-    def other(old: DrawnSet) -> str:
-        is_this = (old.name, [(one.key, one.split) for one in old.classes]) == (recipe.name, classes)
-        return "" if is_this else f"{len(old.classes)} classes of {old.name}, and not these"
-
-    return made_once(out, other, lambda: _made(recipe, out))
+def first_of_copies(drawn: Images) -> list[int]:
+    """The numbers of the pictures [n, h, w] of ink on paper that are no copies of an earlier one."""
+    kept: list[int] = []
+    values = drawn.reshape(len(drawn), -1).astype(np.int16)
+    for number in range(len(drawn)):
+        others = values[kept]
+        ink = (np.maximum(others, values[number]) > 10).sum(1)
+        differ = (np.abs(others - values[number]) > _DIFFERENT).sum(1)
+        if not (differ < _SAME * ink).any():
+            kept.append(number)
+    return kept
 
 
 def made_once(out: Path, other: Callable[[DrawnSet], str], make: Callable[[], DrawnSet], again: str = "") -> DrawnSet:
@@ -255,109 +238,120 @@ def made_once(out: Path, other: Callable[[DrawnSet], str], make: Callable[[], Dr
     return old
 
 
-def _made(recipe: SetRecipe, out: Path) -> DrawnSet:
-    work = out / ".work"
-    packages = {Package(design.package, design.version, design.sha256) for design in recipe.designs}
-    log.info("%s: %d packages by %s", recipe.name, len(packages), recipe.client.program)
-    files = fetched(sorted(packages), recipe.client, work)
-    parts = []
-    for number, design in enumerate(recipe.designs, 1):
-        parts.append(_part(recipe, design, files[design.package], work))
-        count = len(parts[-1][0])
-        log.info("%s: %s, %d drawings (%d of %d)", recipe.name, design.name, count, number, len(recipe.designs))
-    places, left_out = _placed(recipe, parts)
-    for row, of_class in zip(recipe.classes, places, strict=True):
-        if len(of_class) < FEWEST:
-            raise DataError(f"{recipe.name}: {len(of_class)} drawings of {row.one.name}, and {FEWEST} are needed")
-    if left_out:
-        log.info("%s: %d drawings that copy another one of their class are left out", recipe.name, left_out)
+@dataclasses.dataclass(frozen=True)
+class SetRecipe:
+    """How a set is made. `version` names the renderer, and whatever else changes the pictures. `draw(design, package,
+    classes)` draws what a design has of the classes. With `distinct`, a drawing that copies another one of its class is
+    left out. `source` says where the packages are from."""
 
-    def classes() -> Iterator[tuple[DrawnClass, Images]]:
-        for row, of_class in zip(recipe.classes, places, strict=True):
-            drawn = [parts[design][1][place] for design, place in of_class]
-            yield row.one._replace(drawers=[design for design, _ in of_class]), np.stack(drawn)
+    name: str
+    version: str
+    shape: tuple[int, ...]
+    client: Client
+    designs: Sequence[Design]
+    classes: Sequence[Listed]
+    draw: Callable[[Design, Path, Sequence[Listed]], Drawings]
+    distinct: bool
+    source: str
 
-    names = [design.name for design in recipe.designs]
-    made = write_set(out, recipe.name, names, recipe.shape, classes(), sum(map(len, places)))
-    _report(recipe, made)
-    write_atomically(out / ATTRIBUTION, attribution(recipe, made))
-    shutil.rmtree(work, ignore_errors=True)
-    return made
+    def build(self, out: Path) -> DrawnSet:
+        """Makes the set in the folder `out`, or goes on with it; what is whole already stays.
 
+        Raises:
+            ConfigError, DataError, RunError: as `fetched`; or `out` holds another set, or cannot be written.
+        """
+        classes = [(listed.one.key, listed.one.split) for listed in self.classes]
 
-def _part(recipe: SetRecipe, design: Design, package: Path, work: Path) -> tuple[NDArray[np.int64], Images]:
-    """What a design has of the classes: drawn before, or now."""
-    keys = [one.one.key for one in recipe.classes]
-    made_of = repr((recipe.name, recipe.version, recipe.shape, design, keys))
-    path = work / f"{design.name}-{hashlib.sha256(made_of.encode()).hexdigest()[:16]}.npz"
-    try:
-        with path.open("rb") as part, np.load(part, allow_pickle=False) as saved:  # numpy leaves half files open
-            return saved["classes"], saved["pictures"]
-    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile):
-        pass  # not there, or not whole
-    numbers, pictures = recipe.draw(design, package, recipe.classes)
-    temporary = path.with_suffix(".tmp")
-    with writing(temporary), temporary.open("wb") as file:
-        np.savez(file, classes=np.array(numbers, np.int64), pictures=pictures)
-    temporary.replace(path)
-    return np.array(numbers, np.int64), pictures
+        def other(old: DrawnSet) -> str:
+            is_this = (old.name, [(one.key, one.split) for one in old.classes]) == (self.name, classes)
+            return "" if is_this else f"{len(old.classes)} classes of {old.name}, and not these"
 
+        return made_once(out, other, lambda: self._made(out))
 
-def _placed(
-    recipe: SetRecipe, parts: Sequence[tuple[NDArray[np.int64], Images]]
-) -> tuple[list[list[tuple[int, int]]], int]:
-    """The drawings of each class as (design, place in its part), and how many copies are left out."""
-    places: list[list[tuple[int, int]]] = [[] for _ in recipe.classes]
-    for design, (numbers, _) in enumerate(parts):
-        for place, number in enumerate(numbers.tolist()):
-            places[number].append((design, place))
-    if not recipe.distinct:
-        return places, 0
-    before = sum(map(len, places))
-    for number, of_class in enumerate(places):
-        if of_class:
-            drawn = np.stack([parts[design][1][place] for design, place in of_class])
-            places[number] = [of_class[place] for place in first_of_copies(drawn)]
-    return places, before - sum(map(len, places))
+    def _made(self, out: Path) -> DrawnSet:
+        work = out / ".work"
+        packages = {Package(design.package, design.version, design.sha256) for design in self.designs}
+        log.info("%s: %d packages by %s", self.name, len(packages), self.client.program)
+        files = fetched(sorted(packages), self.client, work)
+        parts = []
+        for number, design in enumerate(self.designs, 1):
+            parts.append(self._part(design, files[design.package], work))
+            count = len(parts[-1][0])
+            log.info("%s: %s, %d drawings (%d of %d)", self.name, design.name, count, number, len(self.designs))
+        places, left_out = self._placed(parts)
+        for row, of_class in zip(self.classes, places, strict=True):
+            if len(of_class) < FEWEST:
+                raise DataError(f"{self.name}: {len(of_class)} drawings of {row.one.name}, and {FEWEST} are needed")
+        if left_out:
+            log.info("%s: %d drawings that copy another one of their class are left out", self.name, left_out)
 
+        def classes() -> Iterator[tuple[DrawnClass, Images]]:
+            for row, of_class in zip(self.classes, places, strict=True):
+                drawn = [parts[design][1][place] for design, place in of_class]
+                yield row.one._replace(drawers=[design for design, _ in of_class]), np.stack(drawn)
 
-def first_of_copies(drawn: Images) -> list[int]:
-    """The numbers of the pictures [n, h, w] of ink on paper that are no copies of an earlier one."""
-    kept: list[int] = []
-    values = drawn.reshape(len(drawn), -1).astype(np.int16)
-    for number in range(len(drawn)):
-        others = values[kept]
-        ink = (np.maximum(others, values[number]) > 10).sum(1)
-        differ = (np.abs(others - values[number]) > _DIFFERENT).sum(1)
-        if not (differ < _SAME * ink).any():
-            kept.append(number)
-    return kept
+        names = [design.name for design in self.designs]
+        made = write_set(out, self.name, names, self.shape, classes(), sum(map(len, places)))
+        self._report(made)
+        write_atomically(out / ATTRIBUTION, self._attribution(made))
+        shutil.rmtree(work, ignore_errors=True)
+        return made
 
+    def _part(self, design: Design, package: Path, work: Path) -> tuple[NDArray[np.int64], Images]:
+        """What a design has of the classes: drawn before, or now."""
+        keys = [one.one.key for one in self.classes]
+        made_of = repr((self.name, self.version, self.shape, design, keys))
+        path = work / f"{design.name}-{hashlib.sha256(made_of.encode()).hexdigest()[:16]}.npz"
+        try:
+            with path.open("rb") as part, np.load(part, allow_pickle=False) as saved:  # numpy leaves half files open
+                return saved["classes"], saved["pictures"]
+        except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile):
+            pass  # not there, or not whole
+        numbers, pictures = self.draw(design, package, self.classes)
+        temporary = path.with_suffix(".tmp")
+        with writing(temporary), temporary.open("wb") as file:
+            np.savez(file, classes=np.array(numbers, np.int64), pictures=pictures)
+        temporary.replace(path)
+        return np.array(numbers, np.int64), pictures
 
-def _report(recipe: SetRecipe, made: DrawnSet) -> None:
-    """Says how many pictures there are, and whether they are the published ones."""
-    log.info("%s: %d classes, %d pictures, SHA-256 %s…", recipe.name, len(made.classes), made.total, made.digest[:16])
-    pairs = zip(recipe.classes, made.classes, strict=True)
-    if other := [row.one.name for row, one in pairs if row.digest != one.digest]:
-        log.warning(
-            "%s: the pictures of %d of %d classes are not the published ones, bit for bit; the first is %s. They were "
-            "drawn by %s; results may differ slightly", recipe.name, len(other), len(made.classes), other[0],
-            recipe.version,
-        )  # fmt: skip
-    else:
-        log.info("%s: the pictures of all classes are the published ones", recipe.name)
+    def _placed(self, parts: Sequence[tuple[NDArray[np.int64], Images]]) -> tuple[list[list[tuple[int, int]]], int]:
+        """The drawings of each class as (design, place in its part), and how many copies are left out."""
+        places: list[list[tuple[int, int]]] = [[] for _ in self.classes]
+        for design, (numbers, _) in enumerate(parts):
+            for place, number in enumerate(numbers.tolist()):
+                places[number].append((design, place))
+        if not self.distinct:
+            return places, 0
+        before = sum(map(len, places))
+        for number, of_class in enumerate(places):
+            if of_class:
+                drawn = np.stack([parts[design][1][place] for design, place in of_class])
+                places[number] = [of_class[place] for place in first_of_copies(drawn)]
+        return places, before - sum(map(len, places))
 
+    def _report(self, made: DrawnSet) -> None:
+        """Says how many pictures there are, and whether they are the published ones."""
+        log.info("%s: %d classes, %d pictures, SHA-256 %s…", self.name, len(made.classes), made.total, made.digest[:16])
+        pairs = zip(self.classes, made.classes, strict=True)
+        if other := [row.one.name for row, one in pairs if row.digest != one.digest]:
+            log.warning(
+                "%s: the pictures of %d of %d classes are not the published ones, bit for bit; the first is %s. They "
+                "were drawn by %s; results may differ slightly", self.name, len(other), len(made.classes), other[0],
+                self.version,
+            )  # fmt: skip
+        else:
+            log.info("%s: the pictures of all classes are the published ones", self.name)
 
-def attribution(recipe: SetRecipe, made: DrawnSet) -> str:
-    """Who has drawn the pictures, and under which licence they may be used."""
-    counts = Counter(number for one in made.classes for number in one.drawers)
-    rows = [
-        f"| {design.name} | {design.author} | {design.licence} | {design.package} {design.version} | {counts[number]} |"
-        for number, design in enumerate(recipe.designs)
-    ]
-    return "\n".join([
-        f"# {recipe.name}: who has drawn the pictures", "",
-        f"Drawn by {recipe.version} from {recipe.source}. Each picture stays under the licence of its design: whoever "
-        "passes it on names the author and the licence. CC-BY-SA also binds what is made of the pictures.", "",
-        "| design | author | licence | package | pictures |", "| --- | --- | --- | --- | --- |", *rows, "",
-    ])  # fmt: skip
+    def _attribution(self, made: DrawnSet) -> str:
+        """Who has drawn the pictures, and under which licence they may be used."""
+        counts = Counter(number for one in made.classes for number in one.drawers)
+        rows = [
+            f"| {one.name} | {one.author} | {one.licence} | {one.package} {one.version} | {counts[number]} |"
+            for number, one in enumerate(self.designs)
+        ]
+        return "\n".join([
+            f"# {self.name}: who has drawn the pictures", "",
+            f"Drawn by {self.version} from {self.source}. Each picture stays under the licence of its design: whoever "
+            "passes it on names the author and the licence. CC-BY-SA also binds what is made of the pictures.", "",
+            "| design | author | licence | package | pictures |", "| --- | --- | --- | --- | --- |", *rows, "",
+        ])  # fmt: skip

@@ -4,6 +4,7 @@ A layout is recognised by names alone. Nothing is decoded here, and pickles are 
 """
 
 import contextlib
+import dataclasses
 import functools
 import os
 import pickle
@@ -33,7 +34,8 @@ _PARTS_OF = {"train": ("train_phase_train", "train"), "val": ("val", "valid"), "
 _IGNORED = (".", "@eaDir", "__MACOSX", "segmentations")
 
 
-class PublishedPictures(NamedTuple):
+@dataclasses.dataclass(frozen=True)
+class PublishedPictures:
     """What is published of a set.
 
     `split_of` and `counts` say the split of each class, and the fewest and the most pictures that it has; `totals` the
@@ -54,6 +56,14 @@ class PublishedPictures(NamedTuple):
     def of(self, split: str) -> list[str]:
         """The classes of a split."""
         return [name for name, part in self.split_of.items() if part == split]
+
+    def is_named(self, split: str, name: str) -> bool:
+        """Whether a class has a name, not only a number, as `_by_label` gives it."""
+        return not name.startswith(f"{self.name}/{split}/")
+
+    def belongs(self, split: str, name: str) -> bool:
+        """Whether a class is one of this split, as far as its name says it."""
+        return self.split_of.get(name) == split or not self.is_named(split, name)
 
 
 class ClassPictures(NamedTuple):

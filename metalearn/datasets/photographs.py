@@ -147,7 +147,7 @@ def collect(source: Source, folder: Path, out: Path, *, partly: bool) -> DrawnSe
             log.warning("%s: %s", published.title, line)
         if not wrong:
             log.info("%s: the classes and the numbers of pictures are the published ones", published.title)
-        classes = {key: one for key, one in found.classes.items() if one.total and _belongs(published, *key)}
+        classes = {key: one for key, one in found.classes.items() if one.total and published.belongs(*key)}
         order = sorted(classes, key=lambda key: (list(SPLITS).index(key[0]), key[1]))
         total, side = sum(classes[key].total for key in order), published.side
         if not total:
@@ -186,14 +186,6 @@ def digests(published: PublishedPictures, found: FoundSet) -> list[str]:
     return lines
 
 
-def _is_named(published: PublishedPictures, split: str, name: str) -> bool:
-    return not name.startswith(f"{published.name}/{split}/")
-
-
-def _belongs(published: PublishedPictures, split: str, name: str) -> bool:
-    return published.split_of.get(name) == split or not _is_named(published, split, name)
-
-
 def deviations(published: PublishedPictures, found: FoundSet) -> list[str]:
     """What is not as published, in words."""
     lines = list(found.wrong)
@@ -203,7 +195,7 @@ def deviations(published: PublishedPictures, found: FoundSet) -> list[str]:
         if not sum(counts.values()):
             lines.append(f"{split}: there is nothing of its {len(names)} classes")
             continue
-        if all(_is_named(published, split, name) for name in counts):
+        if all(published.is_named(split, name) for name in counts):
             if missing := [name for name in names if not counts.get(name)]:
                 lines.append(f"{split}: {len(missing)} of {len(names)} classes are missing: {first_few(missing)}")
             if more := sorted(set(counts) - set(names)):
@@ -217,7 +209,7 @@ def deviations(published: PublishedPictures, found: FoundSet) -> list[str]:
 def _wrong_counts(published: PublishedPictures, split: str, counts: Mapping[str, int]) -> list[str]:
     """The classes of a split that have too few or too many pictures, or all of them."""
     usual = published.counts[published.of(split)[0]]
-    in_split = {name: count for name, count in counts.items() if count and _belongs(published, split, name)}
+    in_split = {name: count for name, count in counts.items() if count and published.belongs(split, name)}
     few, many = list[str](), list[str]()
     for name, count in in_split.items():
         fewest, most = published.counts.get(name, usual)

@@ -10,6 +10,7 @@ import stat
 import subprocess
 import tarfile
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,6 @@ from metalearn.datasets.drawing import (
     Listed,
     Package,
     SetRecipe,
-    build,
     fetched,
     few,
     first_of_copies,
@@ -155,7 +155,7 @@ def test_a_set_is_the_same_whenever_its_build_was_cut(
 ) -> None:
     shutil.copy(deb, registry)
     whole = recipe(deb)
-    made = build(whole, tmp_path / "whole")
+    made = whole.build(tmp_path / "whole")
     drawn = []
 
     def full(design: Design, path: Path, classes: Sequence[Listed]) -> Drawings:
@@ -165,18 +165,18 @@ def test_a_set_is_the_same_whenever_its_build_was_cut(
         return whole.draw(design, path, classes)
 
     with pytest.raises(OSError, match="No space left"):
-        build(whole._replace(draw=full), tmp_path / "cut")
+        replace(whole, draw=full).build(tmp_path / "cut")
     assert not (tmp_path / "cut" / "index.json").exists()
-    again = build(whole._replace(draw=full), tmp_path / "cut")
+    again = replace(whole, draw=full).build(tmp_path / "cut")
     assert drawn == ["one", "two", "two"]
     assert again == made and [len(one.drawers) for one in made.classes] == [2] * 12
     assert {path.name for path in (tmp_path / "cut").iterdir()} == {".lock", "index.json", PICTURES, "ATTRIBUTION.txt"}
     assert "| one | who | free | fonts-one 1-1 | 12 |" in (tmp_path / "cut" / "ATTRIBUTION.txt").read_text()
     with caplog.at_level(logging.INFO):
-        assert build(whole, tmp_path / "cut") == made
+        assert whole.build(tmp_path / "cut") == made
     assert "is there already" in caplog.text and len((registry / "asked").read_text().splitlines()) == 2
     with pytest.raises(DataError, match="holds 12 classes of letters, and not these; remove"):
-        build(recipe(deb, "abcdef"), tmp_path / "cut")
+        recipe(deb, "abcdef").build(tmp_path / "cut")
 
 
 def test_published_digests_are_compared(
@@ -184,28 +184,28 @@ def test_published_digests_are_compared(
 ) -> None:
     shutil.copy(deb, registry)
     whole = recipe(deb)
-    made = build(whole, tmp_path / "first")
+    made = whole.build(tmp_path / "first")
     pictures = read_pictures(tmp_path / "first", made, "")
     digests = [digest_of(pictures[2 * number : 2 * number + 2]) for number in range(12)]
     right = [one._replace(digest=digest) for one, digest in zip(whole.classes, digests, strict=True)]
     caplog.set_level(logging.INFO)
-    build(whole._replace(classes=right), tmp_path / "right")
+    replace(whole, classes=right).build(tmp_path / "right")
     assert "the pictures of all classes are the published ones" in caplog.text
     right[3] = right[3]._replace(digest="0" * 16)
-    build(whole._replace(classes=right), tmp_path / "other")
+    replace(whole, classes=right).build(tmp_path / "other")
     assert "the pictures of 1 of 12 classes are not the published ones, bit for bit; the first is d" in caplog.text
 
 
 def test_what_is_damaged_or_drawn_twice_is_refused(deb: Path, registry: Path, tmp_path: Path) -> None:
     shutil.copy(deb, registry)
     with pytest.raises(DataError, match="letters: 1 drawings of a, and 2 are needed"):
-        build(recipe(deb, copies=True), tmp_path / "copies")
-    build(recipe(deb), tmp_path / "set")
+        recipe(deb, copies=True).build(tmp_path / "copies")
+    recipe(deb).build(tmp_path / "set")
     content = bytearray((tmp_path / "set" / PICTURES).read_bytes())
     content[-100] ^= 255
     (tmp_path / "set" / PICTURES).write_bytes(content)
     with pytest.raises(DataError, match=r"pictures\.npy is damaged"):
-        build(recipe(deb), tmp_path / "set")
+        recipe(deb).build(tmp_path / "set")
     index = (tmp_path / "set" / "index.json").read_text()
     (tmp_path / "set" / "index.json").write_text(index.replace('"split": "val"', '"split": "train"', 1))
     with pytest.raises(DataError, match=r"index\.json is damaged"):
@@ -225,7 +225,7 @@ def test_a_build_that_ends_early_goes_on(
 
     shutil.copy(deb, registry)
     whole, cut = recipe(deb), tmp_path / "cut"
-    made = build(whole, tmp_path / "whole")
+    made = whole.build(tmp_path / "whole")
     places: list[tuple[object, str, Any, type[BaseException], str | None]] = [
         (np, "savez", full, DiskError, "No space left on device .* the same command"),
         (os, "fsync", full, DiskError, r"pictures\.npy.* No space left on device"),
@@ -234,14 +234,14 @@ def test_a_build_that_ends_early_goes_on(
     for module, name, fails, error, message in places:
         with monkeypatch.context() as patched, pytest.raises(error, match=message):
             patched.setattr(module, name, fails)
-            build(whole, cut)
+            whole.build(cut)
         assert not (cut / "index.json").exists()
     halves = sorted([*(cut / ".work").glob("*.npz"), *(cut / ".work").glob("*.package")])
     assert len(halves) == 3
     for path in halves:
         path.write_bytes(path.read_bytes()[:-100])
     (cut / PICTURES).write_bytes(b"half")
-    assert build(whole, cut) == made
+    assert whole.build(cut) == made
     assert {path.name for path in cut.iterdir()} == {".lock", "index.json", PICTURES, "ATTRIBUTION.txt"}
 
 
@@ -257,7 +257,7 @@ def test_a_font_without_the_characters_shows_those_that_it_has(
     assert not numbers and pictures.shape == (0, CHARACTER_SIDE, CHARACTER_SIDE)
     shutil.copy(deb, registry)
     with pytest.raises(DataError, match="letters: 0 drawings of 鬱, and 2 are needed"):
-        build(whole, tmp_path / "set")
+        whole.build(tmp_path / "set")
 
 
 def test_copies_are_found_by_their_ink() -> None:

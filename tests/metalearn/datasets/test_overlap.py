@@ -5,6 +5,7 @@ import itertools
 import os
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,7 +18,7 @@ from PIL import Image, ImageFilter
 from metalearn.classifier.backbones import backbone_of
 from metalearn.datasets import drawing
 from metalearn.datasets.designs import emoji, scripts
-from metalearn.datasets.drawing import HERE, SetRecipe, build, first_of_copies, listed
+from metalearn.datasets.drawing import HERE, SetRecipe, first_of_copies, listed
 from metalearn.errors import ConfigError, RunError
 from metalearn.tasks.common.stored import INDEX, DrawnClass, DrawnSet, read_pictures, read_set
 from tests.runs import slow
@@ -226,7 +227,7 @@ def sample(name: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Built:
         if name == "scripts":
             has = [one for one in has if one.row["script"] in ("hiragana", "katakana", "greek")]
         classes = [one for split in SPLITS for one in [one for one in has if one.one.split == split][:12]]
-        build(whole._replace(designs=designs, classes=classes), folder)
+        replace(whole, designs=designs, classes=classes).build(folder)
     except (ConfigError, RunError) as error:
         pytest.skip(str(error))
     return read(folder)

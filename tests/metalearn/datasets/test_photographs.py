@@ -8,6 +8,7 @@ import os
 import pickle
 import shutil
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -50,7 +51,8 @@ def tiny(name: str) -> Source:
     source = SETS[name]()
     classes = {one: split for split, size in SIZES.items() for one in source.published.of(split)[:size]}
     return source._replace(
-        published=source.published._replace(
+        published=replace(
+            source.published,
             side=32 if source.published.numbered else SIDE,
             split_of=classes, counts=dict.fromkeys(classes, (PER_CLASS, PER_CLASS)),
             totals={split: size * PER_CLASS for split, size in SIZES.items()},
@@ -414,7 +416,7 @@ def test_missing_splits_pictures_and_totals_are_named(tmp_path: Path) -> None:
     tiered = tiny("tiered_imagenet")
     flat_folders(tmp_path / "data", drawn(tiered.published))
     counts = dict.fromkeys(tiered.published.counts, (1, 5))
-    wide = tiered.published._replace(counts=counts, totals=tiered.published.totals | {"val": 7})
+    wide = replace(tiered.published, counts=counts, totals=tiered.published.totals | {"val": 7})
     message = refusal(tiered._replace(published=wide), tmp_path / "data", tmp_path / "out")
     assert "published: val: has 4 pictures, and 7 are published. " in message
 
