@@ -40,7 +40,7 @@ def anil(
         rate = inner_lr if order else eval_lr_factor * inner_lr
         tasks = support.x.shape[0]
         theta = model.start(params, tasks)
-        known = model.features_of(params, tasks)(support.x)
+        known = model.features_of(params, tasks)(support.x)  # once: no inner step changes the body
         start = per_task({name: params[name] for name in head.params}, tasks)
 
         def loss(adapted: Params, step: int) -> Tensor:

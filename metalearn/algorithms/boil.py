@@ -37,6 +37,7 @@ def boil(
 
     def path(params: Params, support: Batch, steps: int, order: int) -> Iterator[Params]:
         rate = inner_lr if order else eval_lr_factor * inner_lr
+        # The head has a rate of 0, and is not left out: packed parameters are one tensor.
         rates = {name: torch.full_like(p, 0.0 if name in head.params else rate) for name, p in params.items()}
         return support_descent(
             model, params, support, inner=inner, rate=rates, steps=steps, order=order, checkpoint=checkpoint_steps

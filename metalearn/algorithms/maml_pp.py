@@ -106,7 +106,7 @@ def maml_pp(
         order = 1 if step <= first_order_until else 2
         values: list[Metrics] = []
         for adapted, weight in zip(path(params, support, inner_steps, order), [0.0, *weights], strict=True):
-            if weight:
+            if weight:  # the start has none, and its query loss would cost a pass through the network
                 metrics = model.metrics(adapted, query, support.x)
                 values.append(metrics | {"loss": metrics["loss"] * weight})
         return values[-1] | {"loss": torch.stack([value["loss"] for value in values]).sum(dim=0)}

@@ -64,6 +64,7 @@ def answers(reads: InContext, params: Params, known: object, x: Tensor) -> Tenso
     the others."""
     parts = []
     for some in x.split(TOGETHER, dim=1):
+        # By copies of the last query, not zeros: their values are as harmless as its own.
         filled = torch.cat([some, some[:, -1:].expand(-1, TOGETHER - some.shape[1], *some.shape[2:])], dim=1)
         parts.append(reads.answer(params, known, filled)[:, : some.shape[1]])
     return torch.cat(parts, dim=1)

@@ -105,6 +105,7 @@ def reptile(
         return ChunkResult(grads, summed(model.metrics(end, query, support.x)), tasks)
 
     evaluated = evaluated_by_descent(model, eval_path, eval_steps)
+    # The change of a carried state follows from the sums of a chunk, so chunks of other sizes round otherwise.
     return Algorithm(init, meta_grad, *evaluated, loss=None, adds_in_pairs=not carries, computes=model.loss)
 
 

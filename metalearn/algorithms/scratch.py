@@ -27,6 +27,7 @@ def scratch(*, model: Model, inner: InnerOptimizer = SGD, inner_lr: float, eval_
     check_descent(inner_lr=inner_lr, eval_steps=eval_steps)
 
     def path(params: Params, support: Batch, steps: int, order: int) -> Iterator[Params]:
+        # Order 0: nothing differentiates through these steps.
         return support_descent(model, params, support, inner=inner, rate=inner_lr, steps=steps, order=0)
 
     @torch.no_grad()
