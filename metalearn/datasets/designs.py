@@ -74,34 +74,33 @@ def emoji(classes: int | None = None) -> SetRecipe:
 
 
 def draw_emoji(design: Design, package: Path, classes: Sequence[Listed]) -> Drawings:
-    """Draws the icons of a design."""
-    icons = json.loads(members(package, [design.file])[design.file])
-    numbers = [number for number, one in enumerate(classes) if one.row[design.name]]
-    drawings = [_svg(icons, classes[number].row[design.name]) for number in numbers]
-    with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:  # the renderer lets other threads work
-        pictures = list(pool.map(_picture, drawings))
-    return numbers, np.stack(pictures) if pictures else np.empty((0, EMOJI_SIDE, EMOJI_SIDE, 3), np.uint8)
+    """Draws the icons of a design on white.
 
-
-def _svg(icons: dict[str, Any], name: str) -> str:
-    """The drawing of an icon."""
-    icon = icons["icons"].get(name)
-    if icon is None:
-        raise DataError(f"{icons.get('prefix')}: has no icon {name}")
-    width, height = (icon.get(key, icons.get(key, 16)) for key in ("width", "height"))
-    left, top = (icon.get(key, icons.get(key, 0)) for key in ("left", "top"))
-    return (
-        '<svg xmlns="http://www.w3.org/2000/svg" xmlns:xlink="http://www.w3.org/1999/xlink" '
-        f'width="{EMOJI_SIDE}" height="{EMOJI_SIDE}" viewBox="{left} {top} {width} {height}">{icon["body"]}</svg>'
-    )
-
-
-def _picture(drawing: str) -> Any:
-    """A drawing on white, uint8 [side, side, 3]."""
+    Raises:
+        DataError: the design has no such icon.
+    """
     import resvg_py
 
-    png = resvg_py.svg_to_bytes(svg_string=drawing, background="#ffffff", skip_system_fonts=True)
-    return np.asarray(Image.open(io.BytesIO(png), formats=["PNG"]).convert("RGB"))
+    icons = json.loads(members(package, [design.file])[design.file])
+    numbers = [number for number, one in enumerate(classes) if one.row[design.name]]
+
+    def picture(number: int) -> Any:
+        name = classes[number].row[design.name]
+        icon = icons["icons"].get(name)
+        if icon is None:
+            raise DataError(f"{icons.get('prefix')}: has no icon {name}")
+        width, height = (icon.get(key, icons.get(key, 16)) for key in ("width", "height"))
+        left, top = (icon.get(key, icons.get(key, 0)) for key in ("left", "top"))
+        svg = (
+            '<svg xmlns="http://www.w3.org/2000/svg" xmlns:xlink="http://www.w3.org/1999/xlink" '
+            f'width="{EMOJI_SIDE}" height="{EMOJI_SIDE}" viewBox="{left} {top} {width} {height}">{icon["body"]}</svg>'
+        )
+        png = resvg_py.svg_to_bytes(svg_string=svg, background="#ffffff", skip_system_fonts=True)
+        return np.asarray(Image.open(io.BytesIO(png), formats=["PNG"]).convert("RGB"))
+
+    with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:  # the renderer lets other threads work
+        pictures = list(pool.map(picture, numbers))
+    return numbers, np.stack(pictures) if pictures else np.empty((0, EMOJI_SIDE, EMOJI_SIDE, 3), np.uint8)
 
 
 CHARACTER_SIDE = 56
