@@ -2,14 +2,13 @@
 
 import os
 import tempfile
-from collections.abc import Mapping, Sequence
-from functools import partial
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from metalearn.api.learner import Learner, checked_folder, load
+from metalearn.api.learner import checked_folder, load
 from metalearn.api.own import carried_weights
 from metalearn.config.build import option_of
 from metalearn.config.saved import run_folder_of
@@ -18,10 +17,10 @@ from metalearn.reporting.provenance import made_with, own_version
 from metalearn.runs.checkpoint import LEARNER, fill_learner, read_learner, read_named
 from metalearn.runs.metrics import KEY, METRIC_NAMES
 from metalearn.saved import exporter, hub
-from metalearn.saved.card import FOLDER, Card, Reached
+from metalearn.saved.card import FOLDER, Card, Reached, use
 from metalearn.saved.exporter import described
 from metalearn.saved.form import kind_of
-from metalearn.storage.files import read_json, refuse_nameless, refuse_used
+from metalearn.storage.files import read_json
 
 LICENCES = {
     "omniglot": "MIT (Lake, Salakhutdinov and Tenenbaum 2015)",
@@ -66,8 +65,6 @@ def export(
     """
     run_key, out_key = keys
     folder = checked_folder(run_key, Path(run))
-    refuse_nameless(out_key, Path(out))
-    refuse_used(out_key, Path(out))
     if kind_of(folder) == LEARNER.name:
         raise ConfigError(f"{run_key}={folder}: is published already; copy the folder")
     learner = load(folder, network=network, plugins=plugins, key=run_key)
@@ -83,14 +80,11 @@ def export(
     }  # fmt: skip
     if KEY in meta:
         facts[KEY] = meta[KEY]
-    write = partial(
-        fill_learner,
-        params=learner.params,
-        config=config,
-        facts=facts,
-        weights=carried_weights(config),
-        without=without,
-    )
+    weights = carried_weights(config)
+
+    def write(folder: Path) -> None:
+        fill_learner(folder, learner.params, config, facts, weights=weights, without=without)
+
     if without:
         with tempfile.TemporaryDirectory() as tried:
             write(Path(tried))
@@ -103,8 +97,29 @@ def export(
                 f"{key}: without it the network gives other outputs, since the file has more than its parameters, such "
                 "as buffers; make them parameters, or let your class find the file by itself"
             )
-    named = [f"network={network!r}"] * bool(network) + [f"plugins={[*plugins]!r}"] * bool(plugins)
-    card = _card_of(Path(out).name, learner, facts, dataset or "own", named)
+    test, reached, figure = facts["test"], None, "not known"
+    if test:
+        metric = next(metric for metric in METRIC_NAMES if metric in test)
+        reached = Reached(metric, test[metric], f"test tasks of {dataset or 'own'}")
+        ways = "" if learner.trained_ways is None else f", {learner.trained_ways}-way"
+        figure = f"{metric} {test[metric]:.4g} ± {test['ci95']:.2g} over {test['tasks']} tasks{ways}"
+    pictures, origin = learner.form is not None and learner.trained_ways is not None, made_with()
+    task = f"tabular-{'classification' if learner.trained_ways else 'regression'}"
+    lines = {
+        "Test": figure, "Algorithm": f"{learner.name}, {step} steps", "Data": dataset or "own",
+        "Licence of the data": facts["licence"] or "not known",
+        "Trained with": ", ".join(f"{library} {version}" for library, version in facts["versions"].items()),
+        **{f"Published: {item}": origin[item] for item in ("date", "versions", "hardware")},
+    }  # fmt: skip
+    name, options = (
+        Path(out).name,
+        [f"network={network!r}"] * bool(network) + [f"plugins={[*plugins]!r}"] * bool(plugins),
+    )
+    uses = use(f"learner_of_{'pictures' if pictures else 'numbers'}", LOAD=", ".join([f'"{name}"', *options]))
+    card = Card(
+        name, "image-classification" if pictures else task, ["few-shot", "meta-learning", learner.name], None, lines,
+        {FOLDER: uses}, reached,
+    )  # fmt: skip
     exporter.export(out_key, Path(out), FOLDER, fill=write, program=None, about=None, card=card)
     return facts
 
@@ -128,48 +143,6 @@ def push_to_hub(
     except ValueError as error:
         raise ConfigError(f"folder={error}; type one that metalearn export has written") from error
     return hub.push(Path(folder), repo_id, private=private, timeout=timeout)
-
-
-def _card_of(name: str, learner: Learner, facts: Mapping[str, Any], data: str, options: Sequence[str]) -> Card:
-    """The model card; `options` are further arguments of `from_pretrained`."""
-    test, origin, reached, figure = facts["test"], made_with(), None, "not known"
-    if test:
-        metric = next(metric for metric in METRIC_NAMES if metric in test)
-        reached = Reached(metric, test[metric], f"test tasks of {data}")
-        ways = "" if learner.trained_ways is None else f", {learner.trained_ways}-way"
-        figure = f"{metric} {test[metric]:.4g} ± {test['ci95']:.2g} over {test['tasks']} tasks{ways}"
-    pictures = learner.form is not None and learner.trained_ways is not None
-    tabular = "tabular-classification" if learner.trained_ways else "tabular-regression"
-    lines = {
-        "Test": figure, "Algorithm": f"{learner.name}, {facts['step']} steps", "Data": data,
-        "Licence of the data": facts["licence"] or "not known",
-        "Trained with": ", ".join(f"{library} {version}" for library, version in facts["versions"].items()),
-        **{f"Published: {item}": origin[item] for item in ("date", "versions", "hardware")},
-    }  # fmt: skip
-    use = (_USE_PICTURES if pictures else _USE_NUMBERS).replace("LOAD", ", ".join([f'"{name}"', *options]))
-    return Card(
-        name, "image-classification" if pictures else tabular, ["few-shot", "meta-learning", learner.name], None, lines,
-        {FOLDER: use}, reached,
-    )  # fmt: skip
-
-
-_USE_PICTURES = """With `pip install metalearn-train`, beside this folder, or by the name of its repository on the hub:
-
-```python
-import metalearn
-
-task = metalearn.from_pretrained(LOAD).adapt(["cat_1.jpg", "dog_1.jpg"], ["cat", "dog"])
-print(task.predict(["what_is_this.jpg"]))
-```"""
-
-_USE_NUMBERS = """With `pip install metalearn-train`, beside this folder, or by the name of its repository on the hub;
-x and y are arrays, as in the training:
-
-```python
-import metalearn
-
-print(metalearn.from_pretrained(LOAD).adapt(x, y).predict(new_x))
-```"""
 
 
 def _test_of(folder: Path, step: int) -> dict[str, Any] | None:

@@ -27,9 +27,9 @@ from metalearn.api.own import (
     TasksElsewhere,
     algorithm_from,
     carried_weights,
-    given_again,
     inputs_in,
     model_from,
+    object_again,
 )
 from metalearn.api.pictures import form_of, listed, prepared
 from metalearn.app.parts import chosen_loss, evaluated_at_once
@@ -50,7 +50,7 @@ from metalearn.reporting.provenance import made_with
 from metalearn.runs.checkpoint import Snapshot, fill_learner, fitted, read_named
 from metalearn.runs.metrics import KEY, Seen, figures_of, from_meta, to_meta
 from metalearn.saved import exporter, form, hub
-from metalearn.saved.card import FOLDER, Card
+from metalearn.saved.card import FOLDER, Card, use
 from metalearn.saved.exporter import NetworkToExport, described, read_form
 from metalearn.saved.form import MANIFEST, USES, Kind, kind_of
 from metalearn.storage.files import is_folder, whole_folder
@@ -61,8 +61,13 @@ from metalearn.training.settings import tasks_in_chunks
 from metalearn.types import Algorithm, Batch, Loss, Model, Params, TaskSource
 
 _NUMBERS_TOGETHER = 2**18
-"""The most pixels or numbers of queries that are computed together, unless the learner is transductive. It bounds the
-memory."""
+"""The most pixels or numbers of queries that are computed together, which bounds the memory; a transductive learner
+computes all of them together."""
+
+LEARNER = "learner"
+"""The folder of the learner within that of a task."""
+
+TASK = Kind("task", 1, {"labels": list | None, "steps": int | None, "flat": bool}, Batch._fields)
 
 Label = Hashable
 Result = TypeVar("Result")
@@ -75,17 +80,17 @@ class Prediction(NamedTuple):
     probabilities: dict[Label, float]
 
 
-class Given(NamedTuple):
+class SupportSet(NamedTuple):
     """What a learner is adapted to.
 
     Attributes:
-        support: as the network takes it; y [1, n] of the places in `labels`, or [1, n, outputs] of numbers.
+        batch: as the network takes it; y [1, n] of the places in `labels`, or [1, n, outputs] of numbers.
         steps: inner steps; None: as in the test.
         labels: of the classes; None for a regression.
         flat: whether the targets of a regression were [n].
     """
 
-    support: Batch
+    batch: Batch
     steps: int | None
     labels: tuple[Label, ...] | None = None
     flat: bool = False
@@ -93,26 +98,113 @@ class Given(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class AdaptedTask:
-    """What a learner and its task have in common, of whatever kind."""
+    """What the kinds of tasks have in common."""
 
     _learner: "Learner" = field(repr=False)
-    _given: Given = field(repr=False)
+    _support: SupportSet = field(repr=False)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Saves it in a new folder, for `metalearn.load_task` in any process: the learner, as `Learner.save` does, and
-        the support set. The task is adapted anew from them, so no code is saved.
+        the support set, to which it adapts again when it is loaded. So any algorithm will do, and no code is saved.
 
         Raises:
             ValueError: there is something at `path`, it cannot be written, or a label is neither a text nor a number.
         """
         with whole_folder("path", Path(path)) as folder:
-            fill_task(self, folder)
+            self._fill(folder)
+
+    def _fill(self, folder: Path) -> None:
+        """Writes the task into an empty folder."""
+        batch, steps, labels, flat = self._support
+        for label in labels or ():
+            if type(label) not in (str, int, float, bool) or label != label:  # JSON keeps no others
+                raise ConfigError(f"labels: {label!r} is neither a text nor a number, and no other can be saved")
+        self._learner.save(folder / LEARNER)
+        form.fill(folder, TASK, batch._asdict(), {"labels": labels, "steps": steps, "flat": flat})
+
+    def export(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        format: str = "onnx",  # noqa: A002 (the option's name)
+        licence: str | None = None,
+        key: str = "path",
+    ) -> list[str]:
+        """Writes a new folder with one program of the adapted network, which runs without this one, and its model card;
+        returns what there is to say, in lines.
+
+        Args:
+            format: `onnx` (`pip install metalearn-train[onnx]`) or `torch-export`; or `folder`, as `save`, with a card.
+            licence: of the program, for the card.
+            key: how messages name the path.
+
+        Raises:
+            ValueError: the learner takes no pictures, a package is missing, torch cannot export the algorithm, the
+                program differs from `predict` by more than 1e-4, or the folder cannot be written.
+        """
+        learner, labels, out = self._learner, [str(label) for label in self._support.labels or ()], Path(path)
+
+        def program() -> NetworkToExport:
+            if learner.form is None or not isinstance(self, Classification):
+                raise ConfigError(
+                    f"format={format}: only learners of pictures become programs, and this one takes arrays"
+                )
+            if learner.device.type != "cpu":
+                raise ConfigError(f"format={format}: programs are made on the CPU; load the learner with device='cpu'")
+            if learner.taught.algorithm.transductive:
+                raise ConfigError(
+                    f"algorithm={learner.name}: learns from the pictures that are asked, so there is no program that "
+                    "only answers; take a learner of another algorithm, such as protonet"
+                )
+            x = learner.shown([Image.fromarray(picture) for picture in exporter.noise(learner.form)])[0].float()
+            network = _AdaptedNetwork(self)
+            ours = torch.cat([network(part)[0] for part in exporter.in_batches(x)])
+            return NetworkToExport(network, x, [ours], f"algorithm={learner.name}", ["probabilities"], folded=True)
+
+        facts = {
+            "Classes": exporter.first_few_of(labels), "Algorithm": learner.name,
+            "Queries": "all pictures of a call are normalised together" if learner.transductive else "",
+            "Licence": licence or "not known", **made_with(),
+        }  # fmt: skip
+        uses = {FOLDER: use("task", NAME=out.name), **exporter.uses_of_pictures("probabilities")}
+        kind = "image-classification" if learner.form else "tabular-classification"
+        output = "probabilities [n, classes]"
+        about = exporter.picture_input(learner.form, labels, output=output) if learner.form else None
+        card = Card(out.name, kind, ["few-shot", learner.name], licence, facts, uses)
+        return exporter.export(key, out, format, fill=self._fill, program=program, about=about, card=card)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
-        return self  # nothing in it changes; and `__reduce__` refuses networks of one's own
+        return self  # nothing in it changes; and `__reduce__` refuses networks that are objects
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return pickled(self)
+        # Pickle keeps the files that `save` writes, and the code of its learner that the caller has admitted by name.
+        config = self._learner.taught.config
+        for group in ("algorithm", "model", "loss"):
+            if OWN in config[group]:
+                raise ConfigError(
+                    f"{group}: is an object of this program ({str(config[group][OWN])[:40]}), and pickle keeps no "
+                    "code; save the task, and give the object to metalearn.load_task"
+                )
+        network = config.model.get("network")
+        admitted = {
+            "plugins": list(config.get("plugins") or ()),
+            "network": None if network is None else network.get("_target_"),
+            "device": self._learner.device.type,
+        }
+        with tempfile.TemporaryDirectory() as parent:
+            folder = Path(parent)
+            self._fill(folder)
+            files = {str(file.relative_to(folder)): file.read_bytes() for file in folder.rglob("*") if file.is_file()}
+        return unpickled, (files, admitted)
+
+
+def unpickled(files: Mapping[str, bytes], admitted: Mapping[str, Any]) -> "Classification | Regression":
+    """The task of a pickle."""
+    with tempfile.TemporaryDirectory() as parent:
+        (Path(parent) / LEARNER).mkdir()
+        for name, content in files.items():
+            (Path(parent) / name).write_bytes(content)
+        return load_task(parent, **admitted)
 
 
 @dataclass(frozen=True, eq=False)
@@ -132,38 +224,18 @@ class Classification(AdaptedTask):
             ValueError: a picture cannot be read or is too large, something is no picture, or inputs do not fit.
         """
         learner = self._learner
-        given = learner.read(inputs)
-        if not len(given):
+        queries = learner.read(inputs)
+        if not len(queries):
             return []
-        size = learner.form.size**2 if learner.form else max(1, given[0].numel())
-        together = len(given) if learner.transductive else max(1, _NUMBERS_TOGETHER // size)
+        size = learner.form.size**2 if learner.form else max(1, queries[0].numel())
+        together = len(queries) if learner.transductive else max(1, _NUMBERS_TOGETHER // size)
         predictions = []
-        for first in range(0, len(given), together):
-            x = learner.shown(given[first : first + together])
+        for first in range(0, len(queries), together):
+            x = learner.shown(queries[first : first + together])
             for row in _tried(partial(self._probabilities, x), x).tolist():
                 table = dict(zip(self.labels, row, strict=True))
                 predictions.append(Prediction(max(table, key=table.__getitem__), table))
         return predictions
-
-    def export(
-        self,
-        path: str | os.PathLike[str],
-        *,
-        format: str = "onnx",  # noqa: A002 (the option's name)
-        licence: str | None = None,
-    ) -> list[str]:
-        """Writes a new folder with one program of the adapted network, which runs without this one, and its model card;
-        returns what there is to say, in lines.
-
-        Args:
-            format: `onnx` (`pip install metalearn-train[onnx]`) or `torch-export`; or `folder`, as `save`, with a card.
-            licence: of the program, for the card.
-
-        Raises:
-            ValueError: the learner takes no pictures, a package is missing, torch cannot export the algorithm, the
-                program differs from `predict` by more than 1e-4, or the folder cannot be written.
-        """
-        return export_task(self, Path(path), file_format=format, licence=licence)
 
     def _probabilities(self, x: Tensor) -> Tensor:
         """Of the classes [n, ways], float64, for inputs [1, n, …]."""
@@ -188,7 +260,7 @@ class Regression(AdaptedTask):
         inputs = self._learner.shown(self._learner.read(x))
         with self._learner.computing():
             values: NDArray[np.floating[Any]] = _tried(lambda: self._values(inputs), inputs)[0].cpu().numpy()
-        return values[:, 0] if self._given.flat else values
+        return values[:, 0] if self._support.flat else values
 
 
 class Taught(NamedTuple):
@@ -238,20 +310,40 @@ class Learner:
             ValueError: it learns no tasks; not as many targets as inputs, inputs that cannot be read or do not fit, too
                 few of them, or a number of classes that this learner does not take.
         """
-        if self.taught.algorithm.evaluated_on != "tasks":
-            raise ConfigError(f"algorithm={self.name}: it classifies what it was trained on, and learns no tasks")
+        self._check_learns_tasks()
         if steps is not None:
             whole_number("steps", steps, at_least=0)
-        if self.trained_ways is None:
-            return self._adapt_to_numbers(inputs, targets, steps)
-        if self._has_several_labels():
-            return self._adapt_to_several(inputs, targets, steps)
-        given, labels = self.read(inputs), _labels(targets)
-        if len(given) != len(labels):
-            what = "images; give one label for each image" if self.form else "inputs; give one label for each"
-            raise ValueError(f"labels: there are {len(labels)} for {len(given)} {what}")
-        # Classes are numbered in the order of their first examples, unless the loss has weights for their numbers.
         loss = self.taught.algorithm.computes
+        if self.trained_ways is None:
+            x, y = self.read(inputs).unsqueeze(0), _numbers(targets, "y").flatten(2)
+            if x.shape[1] != y.shape[1]:
+                raise ValueError(f"y: has {y.shape[1]} values for the {x.shape[1]} of x; give one for each")
+            if not x.shape[1]:
+                raise ValueError("x: is empty; give at least one point")
+            batch = Batch(self.on_device(x), self.on_device(y))
+            return self.adapted_to(SupportSet(batch, steps, flat=np.ndim(targets) == 1))
+        examples = self.read(inputs)
+        # A loss that also allows single labels leaves it to the tasks whether a sample has several.
+        if (
+            loss is not None
+            and "labels" in loss.allows
+            and (
+                loss.allows == ("labels",)
+                or self.taught.source.episodes("test", torch.tensor([0])).query.y.is_floating_point()
+            )
+        ):
+            y = _numbers(targets, "targets")
+            if y.shape[1:] != (len(examples), self.trained_ways) or bool(((y < 0) | (y > 1)).any()):
+                raise ValueError(
+                    f"targets: must be 0 or 1 for each of {self.trained_ways} classes, [{len(examples)}, "
+                    f"{self.trained_ways}], and have the shape {list(y.shape[1:])}"
+                )
+            return self.adapted_to(SupportSet(Batch(self.shown(examples), self.on_device(y)), steps))
+        labels = _labels(targets)
+        if len(examples) != len(labels):
+            what = "images; give one label for each image" if self.form else "inputs; give one label for each"
+            raise ValueError(f"labels: there are {len(labels)} for {len(examples)} {what}")
+        # Classes are numbered in the order of their first examples, unless the loss has weights for their numbers.
         weights = None if loss is None else loss.weights
         numbers = {
             label: place for place, label in enumerate(dict.fromkeys(labels) if weights is None else range(weights))
@@ -263,24 +355,26 @@ class Learner:
             )
         self._check_classes(self.ways, len(numbers))
         y = torch.tensor([[numbers[label] for label in labels]], device=self.device)
-        support = Batch(self.shown(given), y)
-        return self.adapted_to(Given(support, steps, tuple(numbers)))
+        return self.adapted_to(SupportSet(Batch(self.shown(examples), y), steps, tuple(numbers)))
 
-    def adapted_to(self, given: Given) -> Classification | Regression:
+    def adapted_to(self, support: SupportSet) -> Classification | Regression:
         """As `adapt`, from a support set as the network takes it.
 
         Raises:
             ValueError: it does not fit.
         """
-        support, labels = given.support, given.labels
-        outputs = _tried(lambda: self.try_on(support), support.x)
+        batch, steps, labels, _ = support
+        outputs = _tried(lambda: self.try_on(batch), batch.x)
         if labels is not None:
             self._check_classes(outputs, len(labels))
-            return Classification(self, given, labels, self._adapted(support, given.steps))
-        if outputs != support.y.shape[2]:
-            raise ValueError(f"y: has {support.y.shape[2]} numbers for each x, and this learner has {outputs} outputs")
-        adapted, several = self._adapted(support, given.steps), self.trained_ways is not None
-        return Regression(self, given, (lambda x: adapted(x).sigmoid()) if several else adapted)
+        elif outputs != batch.y.shape[2]:
+            raise ValueError(f"y: has {batch.y.shape[2]} numbers for each x, and this learner has {outputs} outputs")
+        with self.computing():
+            predict = self.taught.algorithm.adapt(self.params, batch, steps)
+        if labels is not None:
+            return Classification(self, support, labels, predict)
+        several = self.trained_ways is not None
+        return Regression(self, support, (lambda x: predict(x).sigmoid()) if several else predict)
 
     def evaluate(
         self,
@@ -329,8 +423,7 @@ class Learner:
         Raises:
             ValueError: there is something at `path`, it cannot be written, or the learner learns no tasks.
         """
-        if self.taught.algorithm.evaluated_on != "tasks":
-            raise ConfigError(f"algorithm={self.name}: it classifies what it was trained on, and learns no tasks")
+        self._check_learns_tasks()
         config = to_container(self.taught.config)
         facts = {
             "preprocessing": described(self.form) if self.form else None, "step": self.validation.get("step", 0),
@@ -357,48 +450,22 @@ class Learner:
         inputs = noted_inputs(self.taught.config)
         return x if inputs is None else filled(inputs, x[0]).unsqueeze(0)
 
-    def _has_several_labels(self) -> bool:
-        """Whether a sample of its tasks may have several labels."""
-        loss = self.taught.algorithm.computes
-        if loss is None or "labels" not in loss.allows:
-            return False
-        only = loss.allows == ("labels",)
-        return only or self.taught.source.episodes("test", torch.tensor([0])).query.y.is_floating_point()
+    def _check_learns_tasks(self) -> None:
+        if self.taught.algorithm.evaluated_on != "tasks":
+            raise ConfigError(f"algorithm={self.name}: it classifies what it was trained on, and learns no tasks")
 
-    def _check_classes(self, wanted: int | None, classes: int) -> None:
+    def _check_classes(self, ways: int | None, classes: int) -> None:
         """Raises ValueError for a number of classes that the learner does not take."""
-        if wanted is not None and classes != wanted:
+        if ways is not None and classes != ways:
             raise ValueError(
                 f"labels: they name {classes} classes, and this learner (algorithm={self.name}) has an output for each "
-                f"of the {wanted} classes that it was trained with; give examples of {wanted} classes, or take a "
+                f"of the {ways} classes that it was trained with; give examples of {ways} classes, or take a "
                 "learner of algorithm=protonet or algorithm=r2d2, which take any number"
             )
         if classes < 2:
             raise ValueError(
                 f"labels: they name {classes} classes, and a task has at least 2; give examples of another class"
             )
-
-    def _adapt_to_numbers(self, x: Any, y: Any, steps: int | None) -> Classification | Regression:
-        inputs, targets = self.read(x).unsqueeze(0), _numbers(y, "y").flatten(2)
-        if inputs.shape[1] != targets.shape[1]:
-            raise ValueError(f"y: has {targets.shape[1]} values for the {inputs.shape[1]} of x; give one for each")
-        if not inputs.shape[1]:
-            raise ValueError("x: is empty; give at least one point")
-        support = Batch(self.on_device(inputs), self.on_device(targets))
-        return self.adapted_to(Given(support, steps, flat=np.ndim(y) == 1))
-
-    def _adapt_to_several(self, inputs: Any, targets: Any, steps: int | None) -> Classification | Regression:
-        given, y = self.read(inputs), _numbers(targets, "targets")
-        if y.shape[1:] != (len(given), self.trained_ways) or bool(((y < 0) | (y > 1)).any()):
-            raise ValueError(
-                f"targets: must be 0 or 1 for each of {self.trained_ways} classes, [{len(given)}, "
-                f"{self.trained_ways}], and have the shape {list(y.shape[1:])}"
-            )
-        return self.adapted_to(Given(Batch(self.shown(given), self.on_device(y)), steps))
-
-    def _adapted(self, support: Batch, steps: int | None) -> Callable[[Tensor], Tensor]:
-        with self.computing():
-            return self.taught.algorithm.adapt(self.params, support, steps)
 
     @property
     def device(self) -> torch.device:
@@ -428,13 +495,13 @@ class Learner:
         several = noted_inputs(self.taught.config)
         return _parts(inputs, several) if several and len(several) > 1 else _numbers(inputs, "x")[0]
 
-    def shown(self, given: Any) -> Tensor:
+    def shown(self, examples: Any) -> Tensor:
         """What `read` has returned, as the network takes it: [1, n, …].
 
         Raises:
             ValueError: a picture cannot be read or is too large, or something is no picture.
         """
-        return self.on_device((prepared(given, self.form) if self.form else given).unsqueeze(0))
+        return self.on_device((prepared(examples, self.form) if self.form else examples).unsqueeze(0))
 
     def on_device(self, x: Tensor) -> Tensor:
         """Inputs in the device and type of the parameters."""
@@ -542,29 +609,6 @@ def _tried(compute: Callable[[], Result], x: Tensor) -> Result:
         raise ValueError(f"x: this network does not take inputs of shape {list(x.shape[2:])} ({error})") from error
 
 
-LEARNER = "learner"
-"""The folder of the learner within that of a task."""
-
-TASK = Kind("task", 1, {"labels": list | None, "steps": int | None, "flat": bool}, Batch._fields)
-
-_PLAIN = (str, int, float, bool)
-"""Types of labels that JSON keeps."""
-
-
-def fill_task(task: AdaptedTask, folder: Path) -> None:
-    """Writes the task into an empty folder.
-
-    Raises:
-        ConfigError: a label is neither a text nor a number.
-    """
-    support, steps, labels, flat = task._given
-    strange = [label for label in labels or () if type(label) not in _PLAIN or label != label]
-    if strange:
-        raise ConfigError(f"labels: {strange[0]!r} is neither a text nor a number, and no other can be saved")
-    task._learner.save(folder / LEARNER)
-    form.fill(folder, TASK, support._asdict(), {"labels": labels, "steps": steps, "flat": flat})
-
-
 @with_gradients()
 def load_task(
     path: str | os.PathLike[str],
@@ -590,49 +634,9 @@ def load_task(
     except ValueError as error:
         raise ConfigError(f"path={folder}: is no task that can be used: {error}; save it anew") from error
     learner = load(folder / LEARNER, network=network, algorithm=algorithm, loss=loss, plugins=plugins, device=device)
-    labels = saved.meta["labels"]
-    support = Batch(learner.on_device(saved.tensors["x"]), saved.tensors["y"].to(learner.device))
-    return learner.adapted_to(
-        Given(support, saved.meta["steps"], None if labels is None else tuple(labels), saved.meta["flat"])
-    )
-
-
-# Pickles: the files of a folder.
-
-
-def pickled(task: AdaptedTask) -> tuple[Any, ...]:
-    """What pickle keeps of a task: the files that `save` writes, and what of code its learner was admitted.
-
-    Raises:
-        ConfigError: a part of it is an object, which only its program has.
-    """
-    config = task._learner.taught.config
-    for group in ("algorithm", "model", "loss"):
-        if OWN in config[group]:
-            raise ConfigError(
-                f"{group}: is an object of this program ({str(config[group][OWN])[:40]}), and pickle keeps no code; "
-                "save the task, and give the object to metalearn.load_task"
-            )
-    named_network = config.model.get("network")
-    admitted = {
-        "plugins": list(config.get("plugins") or ()),
-        "network": None if named_network is None else named_network.get("_target_"),
-        "device": task._learner.device.type,
-    }
-    with tempfile.TemporaryDirectory() as parent:
-        folder = Path(parent)
-        fill_task(task, folder)
-        files = {str(file.relative_to(folder)): file.read_bytes() for file in folder.rglob("*") if file.is_file()}
-    return unpickled, (files, admitted)
-
-
-def unpickled(files: Mapping[str, bytes], admitted: Mapping[str, Any]) -> Classification | Regression:
-    """The task of a pickle."""
-    with tempfile.TemporaryDirectory() as parent:
-        (Path(parent) / LEARNER).mkdir()
-        for name, content in files.items():
-            (Path(parent) / name).write_bytes(content)
-        return load_task(parent, **admitted)
+    steps, labels, flat = (saved.meta[name] for name in ("steps", "labels", "flat"))
+    batch = Batch(learner.on_device(saved.tensors["x"]), saved.tensors["y"].to(learner.device))
+    return learner.adapted_to(SupportSet(batch, steps, None if labels is None else tuple(labels), flat))
 
 
 @with_gradients()
@@ -682,8 +686,7 @@ def load(
         together = saved.meta.get("queries_together") is True if transductive is None else transductive
         config = _configured(saved, network, plugins, together)
         import_plugins(config.plugins)
-        fit = partial(fitted, key, folder)
-        return _learner(config, saved, network, algorithm, loss, fit, torch.device(device))
+        return _learner(config, saved, network, algorithm, loss, partial(fitted, key, folder), torch.device(device))
     except NotAdmittedError as error:
         raise ConfigError(
             f"{key}={folder}: {error.reason}. Code of {error.package} would run here; if you trust it, give "
@@ -746,23 +749,23 @@ def checked_folder(key: str, path: Path) -> Path:
 def _configured(saved: Snapshot, network: Network | None, plugins: Sequence[str], transductive: bool) -> DictConfig:
     """The config of what was saved, with the caller's choices."""
     plain = check_saved(saved.meta["config"])
-    model = plain["model"]
+    model, by_name = plain["model"], plain["model"].get("network")
+    target = by_name.get("_target_") if isinstance(by_name, Mapping) else None
+    objects = [group for group in ("algorithm", "model", "dataset", "loss") if OWN in plain.get(group, {})]
     overrides = [f"model.transductive={transductive}".lower()] if "transductive" in model else []
-    named_network = model.get("network")
-    target = named_network.get("_target_") if isinstance(named_network, Mapping) else None
-    if target is not None and network is None:
+    if target is None:
+        if network is not None and "model" not in objects:
+            raise ConfigError(f"network={network!r}: its network is one of this program's; leave network out")
+    elif network is None:
         raise ConfigError(
             f"it names the network {target}, whose code would run here; if you trust it, give "
             f"network={str(target)!r} (scripts: --network {target})"
         )
-    objects = [group for group in ("algorithm", "model", "dataset", "loss") if OWN in plain.get(group, {})]
-    if network is not None and target is None and "model" not in objects:
-        raise ConfigError(f"network={network!r}: its network is one of this program's; leave network out")
-    if target is not None and not isinstance(network, str):
+    elif not isinstance(network, str):
         raise ConfigError(
             f"network={network!r}: it was trained with a network by its name; give network={str(target)!r}"
         )
-    if target is not None:
+    else:
         overrides.append(f"{NETWORK}._target_={quoted(network)}")
     overrides.append(f"plugins=[{','.join(map(quoted, plugins))}]")
     return changed_config(plain, overrides, {}, objects)
@@ -772,25 +775,25 @@ def _learner(
     config: DictConfig,
     saved: Snapshot,
     network: Network | None,
-    own_algorithm: Any,
-    own_loss: Any,
+    algorithm_object: Any,
+    loss_object: Any,
     fit: Callable[[Params, Params], Params],
     device: torch.device,
 ) -> Learner:
     one_of("precision", config.precision, PRECISIONS)
     source = TasksElsewhere(config.dataset) if OWN in config.dataset else build(config, "dataset")
     if OWN in config.model:
-        model = model_from(given_again("model", config.model, network, "network"), config.model)
+        model = model_from(object_again("model", config.model, network, "network"), config.model)
     else:
         model = build(config, "model")
-    own = OWN in config.loss
-    loss = given_again("loss", config.loss, own_loss, "loss") if own else build(config, "loss")
+    is_object = OWN in config.loss
+    loss = object_again("loss", config.loss, loss_object, "loss") if is_object else build(config, "loss")
     model = measured_by(model, reporting(chosen_loss(loss, source), build(config, "metric"), source))
     if OWN in config.algorithm:
-        given = given_again("algorithm", config.algorithm, own_algorithm, "algorithm")
-        name, algorithm = str(config.algorithm[OWN]), algorithm_from(given, model)
-    elif own_algorithm is not None:
-        raise ConfigError(f"algorithm={own_algorithm!r}: its algorithm is known by its name; leave algorithm out")
+        again = object_again("algorithm", config.algorithm, algorithm_object, "algorithm")
+        name, algorithm = str(config.algorithm[OWN]), algorithm_from(again, model)
+    elif algorithm_object is not None:
+        raise ConfigError(f"algorithm={algorithm_object!r}: its algorithm is known by its name; leave algorithm out")
     else:
         target = str(config.algorithm._target_)
         name = option_of("algorithm", target) or target.rpartition(".")[2]
@@ -835,42 +838,6 @@ def _learner(
     return learner
 
 
-def export_task(task: AdaptedTask, out: Path, *, file_format: str, licence: str | None, key: str = "path") -> list[str]:
-    """As `Classification.export`; messages call `out` by `key`."""
-    learner, labels = task._learner, [str(label) for label in task._given.labels or ()]
-
-    def program() -> NetworkToExport:
-        if learner.form is None or not isinstance(task, Classification):
-            raise ConfigError(
-                f"format={file_format}: only learners of pictures become programs, and this one takes arrays"
-            )
-        if learner.device.type != "cpu":
-            raise ConfigError(f"format={file_format}: programs are made on the CPU; load the learner with device='cpu'")
-        if learner.taught.algorithm.transductive:
-            raise ConfigError(
-                f"algorithm={learner.name}: learns from the pictures that are asked, so there is no program that only "
-                "answers; take a learner of another algorithm, such as protonet"
-            )
-        x = learner.shown([Image.fromarray(picture) for picture in exporter.noise(learner.form)])[0].float()
-        network = _AdaptedNetwork(task)
-        ours = torch.cat([network(part)[0] for part in exporter.in_batches(x)])
-        return NetworkToExport(network, x, [ours], f"algorithm={learner.name}", ["probabilities"], folded=True)
-
-    facts = {
-        "Classes": exporter.first_few_of(labels), "Algorithm": learner.name,
-        "Queries": "all pictures of a call are normalised together" if learner.transductive else "",
-        "Licence": licence or "not known", **made_with(),
-    }  # fmt: skip
-    use = {FOLDER: _USE_TASK.replace("NAME", out.name), **exporter.uses_of_pictures("probabilities")}
-    kind = "image-classification" if learner.form else "tabular-classification"
-    output = "probabilities [n, classes]"
-    about = exporter.picture_input(learner.form, labels, output=output) if learner.form else None
-    return exporter.export(
-        key, out, file_format, fill=partial(fill_task, task), program=program, about=about,
-        card=Card(out.name, kind, ["few-shot", learner.name], licence, facts, use),
-    )  # fmt: skip
-
-
 class _AdaptedNetwork(nn.Module):
     """From pictures [n, channels, size, size] to the probabilities [n, classes]; both float32."""
 
@@ -880,12 +847,3 @@ class _AdaptedNetwork(nn.Module):
 
     def forward(self, pictures: Tensor) -> tuple[Tensor]:
         return (self._task._probabilities(self._task._learner.on_device(pictures[None])).float(),)
-
-
-_USE_TASK = """With `pip install metalearn-train`, beside this folder:
-
-```python
-import metalearn
-
-print(metalearn.load_task("NAME").predict(["what_is_this.jpg"]))
-```"""

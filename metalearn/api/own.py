@@ -29,7 +29,7 @@ SPLITS = ("train", "val", "test")
 
 
 def name_of(part: object) -> str:
-    """The name of a part that is no name of `conf/`: its function's, or that of its class."""
+    """The name of an object: its function's, or that of its class."""
     return str(getattr(part, "__name__", type(part).__name__))
 
 
@@ -116,20 +116,20 @@ def algorithm_from(algorithm: Any, model: Model) -> Algorithm:
     return made
 
 
-def given_again(group: str, note: Mapping[str, Any], given: Any, argument: str) -> Any:
+def object_again(group: str, note: Mapping[str, Any], again: Any, argument: str) -> Any:
     """The object for a part that was saved as one, which only the caller can give.
 
     Raises:
         ConfigError: there is none, or a name.
     """
-    if given is None:
+    if again is None:
         raise ConfigError(
             f"its {group} is an object of the program that has saved it ({str(note[OWN])[:40]}), and no code is saved; "
             f"give it again: {argument}=…"
         )
-    if not callable(given) and not isinstance(given, Model | Algorithm):
-        raise ConfigError(f"{argument}={given}: was an object, and is found by no name; give it again, in Python")
-    return given
+    if not callable(again) and not isinstance(again, Model | Algorithm):
+        raise ConfigError(f"{argument}={again}: was an object, and is found by no name; give it again, in Python")
+    return again
 
 
 class TasksElsewhere:

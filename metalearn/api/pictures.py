@@ -40,11 +40,10 @@ of 1, 3 or 4 channels. An array holds whole numbers from 0 (black) to 255 (white
 
 
 def form_of(source: TaskSource, dataset: Mapping[str, Any]) -> PictureForm | None:
-    """The form in which a dataset shows pictures: the source's own `form` if it has one, else the form by its group of
-    the config; None if it has no pictures."""
-    own = getattr(source, "form", None)
-    if isinstance(own, PictureForm):
-        return own
+    """The form in which a dataset shows pictures: the source's `form` if it has one, else that by its group of the
+    config; None if it has no pictures."""
+    if isinstance(form := getattr(source, "form", None), PictureForm):
+        return form
     if "image_size" not in dataset:
         return None
     drawings = str(dataset.get("_target_")).rpartition(".")[2] in DRAWINGS
@@ -82,19 +81,26 @@ def all_seen(images: Sequence[Picture], form: PictureForm, what: str) -> list[Te
 
 def seen(images: Sequence[Picture], form: PictureForm) -> list[Tensor | str]:
     """As `all_seen`; in place of a picture that cannot be read, the reason."""
-    files = [_file_of(image) for image in images]
+    files: list[Path | bytes | None] = []  # None for what is decoded already
+    for image in images:
+        if isinstance(image, str | os.PathLike):
+            files.append(Path(image))
+            continue
+        content: Any = image.read() if hasattr(image, "read") and not isinstance(image, type) else image
+        files.append(bytes(content) if isinstance(content, bytes | bytearray | memoryview) else None)
     in_files = decoded([file for file in files if file is not None], form)
-    each = (_shown(x, form) if file is None else next(in_files) for x, file in zip(images, files, strict=True))
-    return [picture if isinstance(picture, str) else torch.tensor(picture) for picture in each]
-
-
-def _file_of(image: Any) -> Path | bytes | None:
-    """The path of a picture, or the bytes of its file; None for what is decoded already."""
-    if isinstance(image, str | os.PathLike):
-        return Path(image)
-    if hasattr(image, "read") and not isinstance(image, type):
-        image = image.read()
-    return bytes(image) if isinstance(image, bytes | bytearray | memoryview) else None
+    pictures: list[Tensor | str] = []
+    for image, file in zip(images, files, strict=True):
+        picture: Pixels | str
+        if file is not None:
+            picture = next(in_files)
+        else:
+            try:
+                picture = formed(image if isinstance(image, Image.Image) else _from_array(image), form)
+            except Exception as error:  # Pillow raises many types for broken pictures
+                picture = reason(error)
+        pictures.append(picture if isinstance(picture, str) else torch.tensor(picture))
+    return pictures
 
 
 def listed(images: object, what: str) -> list[Any]:
@@ -110,14 +116,6 @@ def listed(images: object, what: str) -> list[Any]:
     if not isinstance(images, Iterable):
         raise ValueError(f"{what}={images!r}: must be a list; type [{what}]")
     return list(images)
-
-
-def _shown(image: Any, form: PictureForm) -> Pixels | str:
-    """A picture that is no file, in its form; if it is no picture, the reason."""
-    try:
-        return formed(image if isinstance(image, Image.Image) else _from_array(image), form)
-    except Exception as error:  # Pillow raises many types for broken pictures
-        return reason(error)
 
 
 def _from_array(image: object) -> Image.Image:
@@ -198,17 +196,17 @@ def support_in(root: Path, key: str = "--support ", least: int = 2, *, strict: b
     return Found(root, [file for file, _ in pairs], [name for _, name in pairs])
 
 
-def queries_in(root: Path, known: list[str], key: str = "--query ") -> Found:
-    """All pictures below `root`, at any depth. Their classes are known if each one's folder is named by one of `known`.
+def queries_in(root: Path, classes: list[str], key: str = "--query ") -> Found:
+    """All pictures below `root`, at any depth. Their classes are known if each one's folder has the name of one.
 
     Raises:
         DataError: there are no pictures.
     """
     folders = picture_folders(root, key)
     files = [file for pictures in folders.values() for file in pictures]
-    by_form = {one_form(name): name for name in known}
+    by_form = {one_form(name): name for name in classes}
     folders = {by_form.get(one_form(name), name): pictures for name, pictures in folders.items()}
-    unknown = sorted(folders.keys() - set(known))
+    unknown = sorted(folders.keys() - set(classes))
     if unknown:
         why = "its pictures lie in no class folders" if "." in unknown else f"no support for {first_few(unknown)}"
         return Found(root, files, None, why)
@@ -217,8 +215,8 @@ def queries_in(root: Path, known: list[str], key: str = "--query ") -> Found:
 
 def in_support(queries: Found, support: Found) -> int:
     """The number of queries whose file is, under any name, also that of a support picture."""
-    known = set(map(digest_of, support.paths))
-    return sum(digest_of(path) in known for path in queries.paths)
+    digests = set(map(digest_of, support.paths))
+    return sum(digest_of(path) in digests for path in queries.paths)
 
 
 def summary(support: Found) -> str:

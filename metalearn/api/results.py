@@ -11,17 +11,29 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from metalearn.api.learner import Prediction
 from metalearn.api.pictures import TABLE, Found
-from metalearn.tasks.common.episodes import Images
 from metalearn.tasks.common.pictures import decoded
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # a classifier needs `wilson` alone
     from metalearn.api.learner import Label, Prediction
-
 
 _NORMAL = 1.959964
 """The standard normal distribution has 95% of its mass within this distance of 0."""
+
+MOST_ROWS, MOST_SUPPORT, MOST_QUERIES = 30, 3, 10
+"""The most labels on a page, and the most support pictures and queries of each label."""
+
+_LONGEST = 24
+"""The most characters of a name that are drawn."""
+
+_MARGIN, _ROW = 2.4, 1.35
+"""The left margin of a page, for names, and the distance between rows, in inches."""
+
+_THUMBNAIL = 96
+"""Pixels of the longer side of a picture on a page."""
+
+_COLOURS = {None: "0.3", True: "#1a7f37", False: "#cf222e"}
+"""The colour of a query's label: not known whether it is right, right, wrong."""
 
 
 class Accuracy(NamedTuple):
@@ -41,16 +53,14 @@ class Accuracy(NamedTuple):
 
 
 def accuracy(predictions: "Sequence[Prediction]", truth: "Sequence[Label]") -> Accuracy:
-    """The fraction of right predictions, with Wilson's interval (1927), which also holds near 0 and 1.
-
-    It counts the pictures as independent draws, and the support set as given: another support set has another accuracy.
-    """
+    """The fraction of right predictions. Its interval counts the pictures as independent draws and the support set as
+    fixed: another support set has another accuracy."""
     correct = sum(prediction.label == label for prediction, label in zip(predictions, truth, strict=True))
     return Accuracy(correct, len(truth), *wilson(correct, len(truth)))
 
 
 def wilson(correct: int, count: int) -> tuple[float, float]:
-    """The ends of Wilson's 95% interval for a fraction."""
+    """The ends of Wilson's 95% interval (1927) for a fraction, which also holds near 0 and 1."""
     fraction, square = correct / count, _NORMAL**2
     middle = (fraction + square / (2 * count)) / (1 + square / count)
     half = _NORMAL / (1 + square / count) * math.sqrt(fraction * (1 - fraction) / count + square / (4 * count**2))
@@ -72,43 +82,27 @@ def write_predictions(
     path: Path, files: Sequence[str], predictions: "Sequence[Prediction]", labels: Sequence[str]
 ) -> None:
     """Writes a line for each picture: file, label, its probability, and the probability of each label."""
-    with path.open("w", newline="", encoding="utf-8", errors="surrogateescape") as file:
-        writer = csv.writer(file)
-        writer.writerow([*TABLE, *labels])
-        for name, (label, by_label) in zip(files, predictions, strict=True):
-            values = [by_label[label], *(by_label[other] for other in labels)]
-            writer.writerow([name, label, *(f"{value:.6f}" for value in values)])
+    rows = []
+    for name, (label, by_label) in zip(files, predictions, strict=True):
+        rows.append([name, label, *(f"{by_label[column]:.6f}" for column in (label, *labels))])
+    _write_csv(path, [*TABLE, *labels], rows)
 
 
 def write_confusion(path: Path, table: Sequence[Sequence[int]], labels: Sequence[str]) -> None:
     """Writes a line for each true label, with a column for each predicted one."""
-    with path.open("w", newline="", encoding="utf-8", errors="surrogateescape") as file:
-        writer = csv.writer(file)
-        writer.writerow(["true label", *labels])
-        writer.writerows([label, *row] for label, row in zip(labels, table, strict=True))
+    _write_csv(path, ["true label", *labels], [[label, *row] for label, row in zip(labels, table, strict=True)])
 
 
-MOST_ROWS, MOST_SUPPORT, MOST_QUERIES = 30, 3, 10
-"""The most labels on a page, and the most support pictures and queries of each label."""
-
-_LONGEST = 24
-"""The most characters of a name that are drawn."""
-
-_MARGIN, _ROW = 2.4, 1.35
-"""The left margin of a page, for names, and the distance between rows, in inches."""
-
-_THUMBNAIL = 96
-"""Pixels of the longer side of a picture on a page."""
-
-_COLOURS = {None: "0.3", True: "#1a7f37", False: "#cf222e"}
-"""The colour of a query's label: not known whether it is right, right, wrong."""
+def _write_csv(path: Path, head: Sequence[object], rows: Sequence[Sequence[object]]) -> None:
+    with path.open("w", newline="", encoding="utf-8", errors="surrogateescape") as file:  # names may be no UTF-8
+        csv.writer(file).writerows([head, *rows])
 
 
 def confusion_matrix(path: Path, table: Sequence[Sequence[int]], labels: Sequence[str]) -> Path:
     """Draws the numbers of pictures by true (rows) and predicted label (columns)."""
     size = min(4 + 0.35 * len(labels), 24)
-    figure, axes = _pyplot().subplots(figsize=(size + 1, size), layout="constrained")
-    counts = np.asarray(table)
+    figure = _figure(size + 1, size, layout="constrained")
+    axes, counts = figure.subplots(), np.asarray(table)
     shares = counts / np.maximum(counts.sum(axis=1, keepdims=True), 1)
     axes.imshow(shares, cmap="Blues", vmin=0, vmax=1)
     names = [_short(label) for label in labels]
@@ -123,7 +117,7 @@ def confusion_matrix(path: Path, table: Sequence[Sequence[int]], labels: Sequenc
     return _save(figure, path)
 
 
-def page(path: Path, support: Found, queries: Found, predictions: Sequence[Prediction]) -> Path:
+def page(path: Path, support: Found, queries: Found, predictions: "Sequence[Prediction]") -> Path:
     """Draws a row for each label: its support pictures, and behind them the queries that got it, with its probability.
 
     A query's frame is green if its label is right, red if it is wrong, grey if that is not known.
@@ -131,63 +125,54 @@ def page(path: Path, support: Found, queries: Found, predictions: Sequence[Predi
     assert support.classes is not None
     labels = list(dict.fromkeys(support.classes))
     rows = [
-        _Row(
+        (
             label,
             [file for file, name in zip(support.paths, support.classes, strict=True) if name == label],
             [number for number, prediction in enumerate(predictions) if prediction.label == label],
         )
         for label in labels[:MOST_ROWS]
     ]
-    known = min(MOST_SUPPORT, max(len(row.support) for row in rows))
-    got = min(MOST_QUERIES, max(len(row.queries) for row in rows))
+    shots = min(MOST_SUPPORT, max(len(files) for _, files, _ in rows))
+    most = min(MOST_QUERIES, max(len(numbers) for _, _, numbers in rows))
     # The unit of the axes is an inch; y goes down.
-    width, height = _MARGIN + known + 1 + max(got, 5), _ROW * len(rows) + 0.5
-    figure = _pyplot().figure(figsize=(width, height))
+    width, height = _MARGIN + shots + 1 + max(most, 5), _ROW * len(rows) + 0.5
+    figure = _figure(width, height)
     axes = figure.add_axes((0, 0, 1, 1))
     axes.set(xlim=(-_MARGIN, width - _MARGIN), ylim=(height - 0.5, -0.5), autoscale_on=False)
     axes.axis("off")
     rest = f"; the first {len(rows)} of {len(labels)} labels" if len(rows) < len(labels) else ""
     title = f"support pictures of each label, and the queries that got it, with its probability{rest}"
     axes.text(0, -0.25, title, fontsize=11)
-    drawn = [[*row.support[:known], *(queries.paths[query] for query in row.queries[:got])] for row in rows]
-    thumbnails = decoded([file for files in drawn for file in files], _THUMBNAIL)
-    for number, row in enumerate(rows):
-        top = number * _ROW
-        axes.text(-0.15, top + 0.5, _short(row.label), ha="right", va="center", fontsize=10, parse_math=False)
-        for column, _ in enumerate(row.support[:known]):
-            _show(axes, next(thumbnails), column, top, "black")
-        for column, query in enumerate(row.queries[:got]):
-            left = known + 0.5 + column
-            right = None if queries.classes is None else queries.classes[query] == row.label
-            _show(axes, next(thumbnails), left, top, _COLOURS[right])
-            text = f"{predictions[query].probabilities[row.label]:.0%}"
-            axes.text(left + 0.5, top + 1.14, text, ha="center", va="center", fontsize=8, color=_COLOURS[right])
-        _count_rest(axes, known, top, len(row.support) - known)
-        _count_rest(axes, known + 0.5 + got, top, len(row.queries) - got)
+    drawn = [
+        file for _, files, numbers in rows for file in [*files[:shots], *(queries.paths[i] for i in numbers[:most])]
+    ]
+    thumbnails = decoded(drawn, _THUMBNAIL)
+
+    def show(left: float, top: float, colour: str) -> None:
+        """Draws the next picture into a square of side 1, with a frame."""
+        picture = next(thumbnails)
+        assert not isinstance(picture, str), picture  # it was read before
+        height, width = (0.92 * side / max(picture.shape[:2]) for side in picture.shape[:2])
+        x, y = left + (1 - width) / 2, top + (1 - height) / 2
+        axes.imshow(picture, extent=(x, x + width, y + height, y), aspect="auto")
+        corners = ((x, y), (x + width, y), (x + width, y + height), (x, y + height), (x, y))
+        axes.plot(*zip(*corners, strict=True), color=colour, linewidth=1.6)
+
+    for row, (label, files, numbers) in enumerate(rows):
+        top = row * _ROW
+        axes.text(-0.15, top + 0.5, _short(label), ha="right", va="center", fontsize=10, parse_math=False)
+        for column in range(min(shots, len(files))):
+            show(column, top, "black")
+        for column, query in enumerate(numbers[:most]):
+            left = shots + 0.5 + column
+            colour = _COLOURS[None if queries.classes is None else queries.classes[query] == label]
+            show(left, top, colour)
+            text = f"{predictions[query].probabilities[label]:.0%}"
+            axes.text(left + 0.5, top + 1.14, text, ha="center", va="center", fontsize=8, color=colour)
+        for left, more in ((shots, len(files) - shots), (shots + 0.5 + most, len(numbers) - most)):
+            if more > 0:
+                axes.text(left + 0.05, top + 0.5, f"+{more}", ha="left", va="center", fontsize=9)
     return _save(figure, path)
-
-
-class _Row(NamedTuple):
-    """A label, the files of its support pictures, and the numbers of the queries that got it."""
-
-    label: str
-    support: list[Path]
-    queries: list[int]
-
-
-def _show(axes: Any, picture: Images | str, left: float, top: float, colour: str) -> None:
-    """Draws a picture into a square of side 1, with a frame."""
-    assert not isinstance(picture, str), picture  # it was read before
-    height, width = (0.92 * side / max(picture.shape[:2]) for side in picture.shape[:2])
-    x, y = left + (1 - width) / 2, top + (1 - height) / 2
-    axes.imshow(picture, extent=(x, x + width, y + height, y), aspect="auto")
-    corners = ((x, y), (x + width, y), (x + width, y + height), (x, y + height), (x, y))
-    axes.plot(*zip(*corners, strict=True), color=colour, linewidth=1.6)
-
-
-def _count_rest(axes: Any, left: float, top: float, more: int) -> None:
-    if more > 0:
-        axes.text(left + 0.05, top + 0.5, f"+{more}", ha="left", va="center", fontsize=9)
 
 
 def _short(name: str) -> str:
@@ -196,18 +181,14 @@ def _short(name: str) -> str:
     return clean if len(clean) <= _LONGEST else "…" + clean[-_LONGEST + 1 :]
 
 
+def _figure(width: float, height: float, **options: Any) -> Any:
+    from matplotlib.figure import Figure  # takes half a second, and no display, as pyplot may
+
+    return Figure(figsize=(width, height), **options)
+
+
 def _save(figure: Any, path: Path) -> Path:
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Glyph")  # a sign that the font lacks is drawn as a box
         figure.savefig(path, dpi=100)
-    _pyplot().close(figure)
     return path
-
-
-def _pyplot() -> Any:
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    return pyplot

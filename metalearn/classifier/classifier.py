@@ -26,7 +26,7 @@ from metalearn.classifier.validation import compared
 from metalearn.errors import ConfigError, DataError
 from metalearn.reporting.provenance import made_with
 from metalearn.saved import exporter, hub
-from metalearn.saved.card import FOLDER, ONNX, TORCH, Card, Reached
+from metalearn.saved.card import FOLDER, ONNX, TORCH, Card, Reached, use
 from metalearn.saved.exporter import NetworkToExport
 from metalearn.saved.form import CARD
 from metalearn.tasks.common.pictures import PictureForm, first_few, one_form
@@ -686,21 +686,7 @@ def _card(classifier: "PictureClassifier", name: str, licence: str | None) -> Ca
         **{item.capitalize(): origin.get(item, "not known") for item in ("date", "commit", "versions", "hardware")},
     }
     package = "'metalearn-train[pictures]'" if backbone.name == DEFAULT else "metalearn-train"
-    folder = _USE.replace("PACKAGE", package).replace("NAME", name).replace("FOLDER", Path(name).name)
-    use = {FOLDER: folder, **exporter.uses_of_pictures(", ".join(OUTPUTS))}
-    use[TORCH] += "\n\nIf `similarity` is below `threshold` in `preprocessing.json`, the picture shows none of them."
-    return Card(name, "image-classification", ["image-classification", "few-shot"], licence, facts, use, reached)
-
-
-_USE = """With `pip install PACKAGE`, and nothing else:
-
-```python
-from metalearn import PictureClassifier
-
-print(PictureClassifier.from_pretrained("NAME").answers(["picture.jpg"]))
-```
-
-or, in the folder that this one lies in, `metalearn predict FOLDER picture.jpg`.
-
-`params.safetensors` has the features of the pictures, so that `metalearn add` and `metalearn remove` work."""
-"""How to use the exported folder. NAME, FOLDER and PACKAGE are replaced."""
+    folder = use("classifier", PACKAGE=package, NAME=name, FOLDER=Path(name).name)
+    uses = {FOLDER: folder, **exporter.uses_of_pictures(", ".join(OUTPUTS))}
+    uses[TORCH] += "\n\nIf `similarity` is below `threshold` in `preprocessing.json`, the picture shows none of them."
+    return Card(name, "image-classification", ["image-classification", "few-shot"], licence, facts, uses, reached)

@@ -74,7 +74,7 @@ def adapt(options: argparse.Namespace) -> int:
             refuse_used(option, folder)
     set_up_process(options.threads)
     # These import torch, after the line above.
-    from metalearn.api.learner import Classification, export_task, load
+    from metalearn.api.learner import Classification, load
     from metalearn.api.pictures import queries_in, support_in
 
     support = support_in(options.support)
@@ -89,7 +89,7 @@ def adapt(options: argparse.Namespace) -> int:
     task = learner.adapt(support.paths, support.classes)
     assert isinstance(task, Classification)
     if options.export is not None:
-        said = export_task(task, options.export, file_format=options.format or FORMATS[1], licence=None, key="--export")
+        said = task.export(options.export, format=options.format or FORMATS[1], key="--export")
         print(printable("\n".join([*said, str(options.export)])))
     if out is not None and queries is not None:
         predictions = task.predict(queries.paths)

@@ -84,10 +84,10 @@ def main(arguments: Sequence[str]) -> int:
         )  # fmt: skip
         lines = [f"{name}: {text}" for name, text in UNKNOWN.items() if facts[name] is None]
     elif kind == "task":
-        from metalearn.api.learner import export_task, load_task
+        from metalearn.api.learner import load_task
 
         task = load_task(options.run, network=options.network, plugins=plugins)
-        lines = export_task(task, out, file_format=options.format or "onnx", licence=licence, key="--out")
+        lines = task.export(out, format=options.format or "onnx", licence=licence, key="--out")
     elif kind == "table":
         from metalearn.tables.estimators import fitted
 

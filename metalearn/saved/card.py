@@ -1,6 +1,7 @@
 """The model card: README.md with the fields of Hugging Face's hub, and what a reader of a model wants to know."""
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import yaml  # type: ignore[import-untyped]
@@ -15,6 +16,14 @@ _LICENCES = (
     "gpl-3.0", "lgpl-3.0", "mpl-2.0", "unlicense",
 )  # fmt: skip
 """Those that the hub knows by such a name, of the ones that are common."""
+
+
+def use(name: str, **words: str) -> str:
+    """How to use a model, in Markdown: the text in `use/NAME.md`, with these words in capitals replaced."""
+    text = (Path(__file__).parent / "use" / f"{name}.md").read_text(encoding="utf-8").removesuffix("\n")
+    for word, value in words.items():
+        text = text.replace(word, value)
+    return text
 
 
 class Reached(NamedTuple):
@@ -34,10 +43,8 @@ class Card(NamedTuple):
     """What a model card says.
 
     Attributes:
-        title: of the model.
-        task: the hub's name of what the model does, such as image-classification.
-        tags: for the hub.
-        licence: of the model, if it is known.
+        title, licence: of the model; the licence may not be known.
+        task, tags: the hub's name of what the model does, such as image-classification, and its tags.
         facts: lines by their names; backquotes mark code.
         use: how to use the model, in Markdown, by the format in which it is exported.
         reached: the figure that it has reached.
@@ -57,8 +64,8 @@ class Card(NamedTuple):
         front: dict[str, Any] = {"library_name": "metalearn-train", "pipeline_tag": self.task, "tags": tags}
         if self.licence is not None:
             first = self.licence.split()[0].lower() if self.licence.strip() else ""
-            known = {"license": first} if first in _LICENCES else {"license": "other", "license_name": self.licence}
-            front = known | front
+            other = {"license": "other", "license_name": self.licence}
+            front = ({"license": first} if first in _LICENCES else other) | front
         if self.reached is not None:
             result = {
                 "task": {"type": self.task}, "dataset": {"type": "own", "name": self.reached.data},

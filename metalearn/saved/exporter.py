@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from metalearn.checks import first_line, one_of
 from metalearn.errors import ConfigError
 from metalearn.nn.precision import computing_with
-from metalearn.saved.card import FOLDER, FORMATS, ONNX, TORCH, Card
+from metalearn.saved.card import FOLDER, FORMATS, ONNX, TORCH, Card, use
 from metalearn.saved.form import CARD, META, NotSavedError, check_fields
 from metalearn.storage.files import is_path_here, whole_folder
 from metalearn.tasks.common.pictures import PictureForm, Pixels
@@ -36,11 +36,9 @@ class NetworkToExport(NamedTuple):
 
     Attributes:
         network: from pictures, or rows of a table, float [n, …], as `x`, to a tuple of outputs [n, …].
-        x: four of them.
-        ours: what each output must be for them, computed `in_batches`.
+        x, ours: four of these, and what each output must be for them, computed `in_batches`.
         name: what messages call the network.
-        outputs: the names of the outputs.
-        inputs: the name of the input.
+        outputs, inputs: the names of the outputs and of the input.
         folded: compute beforehand what does not depend on the input.
     """
 
@@ -125,10 +123,17 @@ def write_program(program: NetworkToExport, path: Path, file_format: str) -> flo
     try:
         # torch.export asks a flag that torch cannot tell after a run in full precision; on a CPU it has no effect.
         with computing_with("tf32"), torch.no_grad():
-            graph = _exported(network, x[:2])
+            shapes = ({0: torch.export.Dim("n", min=1)},)
+            graph = torch.export.export(network, (x[:2],), dynamic_shapes=shapes)
             if folded:
+                from torch.fx.experimental.const_fold import split_const_subgraphs
+
                 # Without operations in place, which would change a folded value at every call.
-                graph = _exported(_folded(graph.run_decompositions({})), x[:2])
+                plain = graph.run_decompositions({})
+                with warnings.catch_warnings(action="ignore"):  # of torch, about nodes that it has made itself
+                    module = split_const_subgraphs(plain.module(check_guards=False))
+                    module.run_folding()
+                graph = torch.export.export(module, (x[:2],), dynamic_shapes=shapes)
             if file_format == ONNX:
                 import onnxruntime
 
@@ -158,19 +163,6 @@ def write_program(program: NetworkToExport, path: Path, file_format: str) -> flo
             f"{LARGEST_DIFFERENCE:.0e} is allowed; nothing is written"
         )
     return difference
-
-
-def _exported(network: nn.Module, x: Tensor) -> torch.export.ExportedProgram:
-    return torch.export.export(network, (x,), dynamic_shapes=({0: torch.export.Dim("n", min=1)},))
-
-
-def _folded(program: torch.export.ExportedProgram) -> nn.Module:
-    from torch.fx.experimental.const_fold import split_const_subgraphs
-
-    with warnings.catch_warnings(action="ignore"):  # of torch, about nodes that it has made itself
-        module = split_const_subgraphs(program.module(check_guards=False))
-        module.run_folding()
-    return module
 
 
 def picture_input(form: PictureForm, classes: Sequence[Any], **more: Any) -> tuple[str, dict[str, Any]]:
@@ -221,58 +213,7 @@ def first_few_of(texts: Iterable[object], most: int = 100) -> str:
     return ", ".join(every[:most]) + (f", and {len(every) - most} more" if len(every) > most else "")
 
 
-USE_TORCH = """`torch.export.load` may run code of a file: load those that you trust.
-
-```python
-import torch
-
-run = torch.export.load("model.pt2").module()
-CALL
-```"""
-"""How to use a program of torch. CALL is replaced."""
-
-USE_PICTURES = """With `pip install onnxruntime pillow`, in this folder: `python use.py picture.jpg`, where `use.py` is
-
-```python
-import json
-import sys
-
-import numpy as np
-import onnxruntime
-from PIL import Image, ImageOps
-
-with open("preprocessing.json", encoding="utf-8") as file:
-    about = json.load(file)
-session = onnxruntime.InferenceSession("model.onnx", providers=["CPUExecutionProvider"])
-
-
-def shown(path):
-    image = ImageOps.exif_transpose(Image.open(path))
-    if image.mode in ("LA", "PA", "RGBA") or "transparency" in image.info:
-        image = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image.convert("RGBA"))
-    image, side, edge = image.convert("RGB"), about["image_size"], (1 - about["crop"]) / 2
-    image = image.convert("L") if about["channels"] == 1 else image
-    resample, (w, h) = Image.Resampling[about["filter"].upper()], image.size
-    if about["framing"] == "whole":
-        square = image.resize((side, side), resample, (w * edge, h * edge, w * (1 - edge), h * (1 - edge)))
-    else:
-        square = ImageOps.fit(image, (side, side), resample, bleed=edge)
-    values = np.asarray(square, np.float32).reshape(side, side, -1).transpose(2, 0, 1) / 255
-    return 1 - values if about["inverted"] else values
-
-
-pictures = np.stack([shown(path) for path in sys.argv[1:]])
-names = [output.name for output in session.get_outputs()]
-found = dict(zip(names, session.run(None, {"pictures": pictures})))
-for number, path in enumerate(sys.argv[1:]):
-    row, least = found["probabilities"][number], about.get("threshold")
-    known = least is None or found["similarity"][number] >= least
-    print(path, about["classes"][row.argmax()] if known else "none of these", f"{row.max():.6f}", sep="\\t")
-```"""
-"""How to use an ONNX program of pictures."""
-
-
 def uses_of_pictures(outputs: str) -> dict[str, str]:
     """How to use a program of pictures, by format."""
     call = f"{outputs} = run(pictures)  # float32 [n, channels, size, size] from 0 to 1, see {PREPROCESSING}"
-    return {ONNX: USE_PICTURES, TORCH: USE_TORCH.replace("CALL", call)}
+    return {ONNX: use("pictures_onnx"), TORCH: use("torch", CALL=call)}

@@ -34,15 +34,14 @@ USES = {
     "table": "what metalearn fit has made of a table; type metalearn predict {folder} TABLE, or in Python "
     "metalearn.PFNClassifier.load",
 }  # fmt: skip
-"""What a folder is and how it is used, by the name of its kind: for messages to who takes it for something else."""
+"""What a folder is and how it is used, by the name of its kind: for messages where another kind is expected."""
 
 
 class Kind(NamedTuple):
     """What a saved folder holds: `schema` has the type of each field of meta.json that must be there, and `tensors` the
     names of tensors that must be.
 
-    A field's type is a type or a union (`int | None`), `object` for anything, a dict of fields, or a list with the type
-    of its items.
+    A type is one of Python's, a union (`int | None`), `object` for anything, a dict of fields, or a list of one type.
     """
 
     name: str
@@ -65,9 +64,9 @@ class NotSavedError(ValueError):
 
 @contextmanager
 def replacing(key: str, folder: Path, kind: Kind) -> Iterator[Path]:
-    """Gives a folder to fill, which takes the place of what is saved in `folder`, if nothing fails. Files of people's
-    own go along, and links as links. Where nothing of this kind is saved, it is a new folder, as `whole_folder` gives.
-    What a kill has left here is made good first. If two processes replace it at once, one of them is refused.
+    """Gives a folder to fill, which takes the place of what is saved in `folder`, if nothing fails. Other files
+    there go along, and links as links. Where nothing of this kind is saved, it is a new folder, as of `whole_folder`.
+    A replacement that a kill has cut short is undone first. Of two processes that replace it at once, one is refused.
 
     Raises:
         ConfigError: something else is there, or it cannot be written.
@@ -85,9 +84,9 @@ def replacing(key: str, folder: Path, kind: Kind) -> Iterator[Path]:
         temporary.mkdir()
         try:
             yield temporary
-            known = {MANIFEST, *(name.partition("/")[0] for name in _object(final / MANIFEST))}
+            saved = {MANIFEST, *(name.partition("/")[0] for name in _object(final / MANIFEST))}
             for path in final.iterdir():
-                if path.name in known or (temporary / path.name).exists():
+                if path.name in saved or (temporary / path.name).exists():
                     continue
                 if path.is_dir() and not path.is_symlink():
                     shutil.copytree(path, temporary / path.name, symlinks=True)

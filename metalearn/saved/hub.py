@@ -4,6 +4,7 @@ saved form are fetched, and none of them is run."""
 import os
 from collections.abc import Callable
 from concurrent.futures import Future
+from functools import partial
 from pathlib import Path
 from threading import Thread
 from typing import Any, TypeVar
@@ -27,14 +28,13 @@ def push(folder: Path, repo_id: str, *, private: bool, timeout: float) -> str:
     """
     api = _api()
 
-    def work() -> str:
-        address = api.create_repo(repo_id, private=private, exist_ok=True)
-        api.upload_folder(
-            repo_id=repo_id, folder_path=folder, allow_patterns=list(FILES), commit_message="Upload by metalearn"
-        )
-        return str(address)
+    def upload() -> str:
+        address = str(api.create_repo(repo_id, private=private, exist_ok=True))
+        options = {"allow_patterns": list(FILES), "commit_message": "Upload by metalearn"}
+        api.upload_folder(repo_id=repo_id, folder_path=folder, **options)
+        return address
 
-    return _within(timeout, f"repo_id={repo_id}", work)
+    return _within(timeout, f"repo_id={repo_id}", upload)
 
 
 def fetch(name_or_folder: str | os.PathLike[str], *, revision: str | None, timeout: float) -> Path:
@@ -46,10 +46,8 @@ def fetch(name_or_folder: str | os.PathLike[str], *, revision: str | None, timeo
     if revision is None and is_folder(Path(name_or_folder)):
         return Path(name_or_folder)
     api, name = _api(), os.fspath(name_or_folder)
-    patterns = list(FILES)
-    return _within(
-        timeout, f"name={name}", lambda: Path(api.snapshot_download(name, revision=revision, allow_patterns=patterns))
-    )
+    download = partial(api.snapshot_download, name, revision=revision, allow_patterns=list(FILES))
+    return Path(_within(timeout, f"name={name}", download))
 
 
 def _api() -> Any:

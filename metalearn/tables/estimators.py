@@ -18,8 +18,8 @@ from metalearn.checks import fraction
 from metalearn.errors import ConfigError
 from metalearn.reporting.provenance import made_with
 from metalearn.saved import exporter, form
-from metalearn.saved.card import FOLDER, ONNX, TORCH, Card
-from metalearn.saved.exporter import USE_TORCH, NetworkToExport
+from metalearn.saved.card import FOLDER, ONNX, TORCH, Card, use
+from metalearn.saved.exporter import NetworkToExport
 from metalearn.saved.form import Kind, SavedFolder
 from metalearn.storage.files import whole_folder
 from metalearn.tasks.priors.source import PriorTasks
@@ -37,10 +37,10 @@ except ImportError as error:
 Array = NDArray[Any]
 
 GROUPS, TASKS = 1000, 64
-"""How many groups of a prior's tasks, or other tasks, say what sizes of tables a network was trained on."""
+"""The groups of a prior's tasks, or other tasks, that show what sizes of tables a network was trained on."""
 
 MOST_TEXTS = 20
-"""A column of so many different texts may hold categories, however few the rows are."""
+"""A column of up to this many different texts may hold categories, however few the rows are."""
 
 NETWORK = "network"
 """The folder of the learner within that of a fitted estimator."""
@@ -66,10 +66,7 @@ class _Reader(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no types
     def __init__(self, path: str | os.PathLike[str], *, plugins: Sequence[str] = (), device: str = "cpu") -> None:
         self.path, self.plugins, self.device = path, plugins, device
 
-    def fit(self, X: Any, y: Any) -> Self:  # noqa: N803
-        raise NotImplementedError
-
-    def _show(self, columns: list[dict[str, Any]], cells: Tensor, targets: Tensor) -> None:
+    def _learn(self, columns: list[dict[str, Any]], cells: Tensor, targets: Tensor) -> None:
         """Remembers the known rows: their numbers [n, d] and [n], and the keys and values that queries read."""
         learner, of_classes = self._opened(), not targets.is_floating_point()
         # If the network reads columns and targets with mean 0 and variance 1, they are brought there in float64, before
@@ -78,7 +75,14 @@ class _Reader(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no types
         place = _mean_and_spread(cells) if standardizes else None
         target = _mean_and_spread(targets[:, None]) if standardizes and not of_classes else None
         x, y = _shown(cells, place), targets if of_classes else _shown(targets[:, None], target, "y")
-        rows, features = _trained_on(learner)
+        source = learner.taught.source
+        if isinstance(source, PriorTasks):  # which tells the shapes of its tables without drawing them
+            shapes = [source.shape("train", group) for group in range(GROUPS)]
+            sizes = [(shape.support, shape.features) for shape in shapes]
+        else:
+            tasks = [source.episodes("train", torch.tensor([number])).support.x for number in range(TASKS)]
+            sizes = [(task.shape[1], task.shape[2:].numel()) for task in tasks]
+        rows, features = map(max, zip(*sizes, strict=True))
         for what, number, most in (("known rows", len(x), rows), ("features", x.shape[1], features)):
             if number > most:
                 log.warning(
@@ -106,12 +110,14 @@ class _Reader(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no types
     def _fill(self, folder: Path) -> None:
         classes = getattr(self, "classes_", None)
         labels = None if classes is None else classes.tolist()
-        strange = [label for label in labels or () if not isinstance(label, str | int | float)]
-        if strange:
-            raise ConfigError(f"y: {strange[0]!r} is neither a text nor a number, and no other label can be saved")
+        for label in labels or ():
+            if not isinstance(label, str | int | float):
+                raise ConfigError(f"y: {label!r} is neither a text nor a number, and no other label can be saved")
         self._opened().save(folder / NETWORK)
-        meta = {"columns": self._columns, "named": hasattr(self, "feature_names_in_"), "classes": labels}
-        meta["labels_as"] = None if classes is None else classes.dtype.str
+        meta = {
+            "columns": self._columns, "named": hasattr(self, "feature_names_in_"), "classes": labels,
+            "labels_as": None if classes is None else classes.dtype.str,
+        }  # fmt: skip
         form.fill(folder, TABLE, {"cells": self._cells, "targets": self._targets}, meta)
 
     def export(
@@ -162,13 +168,13 @@ class _Reader(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no types
             "Licence": licence or "not known", **made_with(),
         }  # fmt: skip
         call = f"{', '.join(outputs)} = run(rows)  # float64 [n, columns], see {COLUMNS}"
-        folder = _USE_FOLDER.replace("CLASS", type(self).__name__).replace("NAME", out.name)
-        use = {FOLDER: folder, ONNX: _USE_ONNX, TORCH: USE_TORCH.replace("CALL", call)}
+        folder = use("table", CLASS=type(self).__name__, NAME=out.name)
+        uses = {FOLDER: folder, ONNX: use("table_onnx"), TORCH: use("torch", CALL=call)}
         task = f"tabular-{'classification' if of_classes else 'regression'}"
         return exporter.export(
             key, out, format, fill=self._fill, program=program,
             about=(COLUMNS, {"input": words, "columns": self._columns, **means}),
-            card=Card(out.name, task, ["prior-fitted network"], licence, facts, use),
+            card=Card(out.name, task, ["prior-fitted network"], licence, facts, uses),
         )  # fmt: skip
 
     def texts(self) -> list[str]:
@@ -199,7 +205,7 @@ class _Reader(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no types
             self.feature_names_in_ = np.array(names, dtype=object)
         if meta["classes"] is not None:
             self.classes_ = np.array(meta["classes"], dtype=meta["labels_as"])
-        self._show(meta["columns"], *(saved.tensors[name] for name in TABLE.tensors))
+        self._learn(meta["columns"], *(saved.tensors[name] for name in TABLE.tensors))
         return self
 
     def _outputs(self, X: Any) -> Tensor:  # noqa: N803
@@ -211,25 +217,25 @@ class _Reader(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no types
         )
         x, learner = _shown(_numbers(X if is_frame else checked, self._columns), self._place), self._opened()
         with learner.computing(), torch.no_grad():
-            found = answers(self._reads(), learner.params, self._known, learner.on_device(x[None]))[0].double().cpu()
-        if not found.isfinite().all():
+            outputs = answers(self._reads(), learner.params, self._known, learner.on_device(x[None]))[0].double().cpu()
+        if not outputs.isfinite().all():
             raise ConfigError(f"X: the answers of path={self.path} to these rows are not finite; are they too large?")
-        return found
+        return outputs
 
     def _opened(self) -> Learner:
         """The trained learner, read once for the same parameters."""
-        asked = (os.fspath(self.path), tuple(self.plugins), self.device)
-        if getattr(self, "_read", None) != asked:
-            self._learner, self._read = load(self.path, plugins=self.plugins, device=self.device), asked
+        source = (os.fspath(self.path), tuple(self.plugins), self.device)
+        if getattr(self, "_read", None) != source:
+            self._learner, self._read = load(self.path, plugins=self.plugins, device=self.device), source
         return self._learner
 
     def _reads(self) -> InContext:
         reads = self._opened().taught.model.in_context
         if reads is None or (reads.predictive is None) is not isinstance(self, ClassifierMixin):
             other = "a network that reads labels" if reads is None else "a network for this kind of target"
-            wanted = "classes" if isinstance(self, ClassifierMixin) else "gaussian"
+            head = "classes" if isinstance(self, ClassifierMixin) else "gaussian"
             raise ConfigError(
-                f"path={self.path}: is no run of {other}; give a run of algorithm=pfn model=table model.head={wanted}"
+                f"path={self.path}: is no run of {other}; give a run of algorithm=pfn model=table model.head={head}"
             )
         return reads
 
@@ -279,7 +285,7 @@ class PFNClassifier(ClassifierMixin, _Reader):  # type: ignore[misc]
                 f"model.classes={len(classes)} or more"
             )
         columns = _columns(X)
-        self._show(columns, _numbers(X, columns), torch.from_numpy(numbers))
+        self._learn(columns, _numbers(X, columns), torch.from_numpy(numbers))
         self.classes_ = classes
         return self
 
@@ -291,8 +297,7 @@ class PFNClassifier(ClassifierMixin, _Reader):  # type: ignore[misc]
     def predict(self, X: Any) -> Array:  # noqa: N803
         """The most probable class of each row."""
         best = self.predict_proba(X).argmax(axis=1)  # first, since it refuses what is not fitted
-        found: Array = self.classes_[best]
-        return found
+        return np.asarray(self.classes_[best])
 
 
 class PFNRegressor(RegressorMixin, _Reader):  # type: ignore[misc]
@@ -310,34 +315,30 @@ class PFNRegressor(RegressorMixin, _Reader):  # type: ignore[misc]
         X, y = _checked(self, X, y, y_numeric=True)  # noqa: N806
         self._reads()
         columns = _columns(X)
-        self._show(columns, _numbers(X, columns), torch.from_numpy(y.astype(np.float64)))
+        self._learn(columns, _numbers(X, columns), torch.from_numpy(y.astype(np.float64)))
         return self
 
     def predict(self, X: Any) -> NDArray[np.float64]:  # noqa: N803
         """The mean of the predictive distribution of each row, [n]."""
-        return np.asarray(self._in_units(self._predictive().mean(self._outputs(X)[None])[0, :, 0]).numpy())
+        predictive: Any = self._reads().predictive
+        return np.asarray(self._in_units(predictive.mean(self._outputs(X)[None])[0, :, 0]).numpy())
 
     def predict_quantiles(self, X: Any, levels: Sequence[float]) -> NDArray[np.float64]:  # noqa: N803
         """The quantiles [n, levels] of the predictive distribution of each row; levels lie between 0 and 1."""
         for level in levels:
             fraction("levels", level)
+        predictive: Any = self._reads().predictive
         asked = torch.tensor(list(levels), dtype=torch.float64)
-        return np.asarray(self._in_units(self._predictive().quantiles(self._outputs(X)[None], asked)[0]).numpy())
+        return np.asarray(self._in_units(predictive.quantiles(self._outputs(X)[None], asked)[0]).numpy())
 
     def _in_units(self, answered: Tensor) -> Tensor:
         """What the network answers, in the units of the targets."""
-        if self._target is None:
-            return answered
-        mean, spread = self._target
-        return answered * spread + mean
+        return answered if self._target is None else answered * self._target[1] + self._target[0]
 
     def predict_interval(self, X: Any, coverage: float = 0.9) -> NDArray[np.float64]:  # noqa: N803
         """The lower and upper end [n, 2] of the central interval that holds the target with this probability."""
         fraction("coverage", coverage)
         return self.predict_quantiles(X, [(1 - coverage) / 2, (1 + coverage) / 2])
-
-    def _predictive(self) -> Any:
-        return self._reads().predictive
 
 
 def estimator(path: str | os.PathLike[str], *, plugins: Sequence[str] = ()) -> PFNClassifier | PFNRegressor:
@@ -436,7 +437,7 @@ def _numbers(X: Any, columns: Sequence[dict[str, Any]]) -> Tensor:  # noqa: N803
     """The cells [n, d] as numbers, float64, with NaN for what is missing or new."""
     import pandas as pd
 
-    found: list[NDArray[np.float64]] = []
+    numbered: list[NDArray[np.float64]] = []
     for (name, cells), column in zip(pd.DataFrame(X).items(), columns, strict=True):
         if "categories" not in column:
             numbers = _as_numbers(cells)
@@ -448,18 +449,18 @@ def _numbers(X: Any, columns: Sequence[dict[str, Any]]) -> Tensor:  # noqa: N803
                 raise ConfigError(f"X: column {name} holds {strange!r}; the known rows have numbers there")
             if np.isinf(numbers).any():
                 raise ConfigError(f"X: column {name} holds infinity; NaN stands for a missing value")
-            found.append(numbers)
+            numbered.append(numbers)
             continue
         words = [_text(value) for value in cells]
         codes = pd.Categorical(words, categories=column["categories"]).codes  # -1 of what is missing or new
-        there = [text for text in words if text is not None]
-        if there and (codes < 0).all():
+        present = [text for text in words if text is not None]
+        if present and (codes < 0).all():
             log.warning(
                 "X: column %s has no value that the known rows have, such as %s; all of it counts as missing",
-                name, there[0],
+                name, present[0],
             )  # fmt: skip
-        found.append(np.where(codes < 0, np.nan, codes))
-    return torch.from_numpy(np.stack(found, axis=1) if found else np.zeros((len(X), 0)))
+        numbered.append(np.where(codes < 0, np.nan, codes))
+    return torch.from_numpy(np.stack(numbered, axis=1) if numbered else np.zeros((len(X), 0)))
 
 
 Place = tuple[Tensor, Tensor]
@@ -472,12 +473,12 @@ FARTHEST = 1e6
 def _mean_and_spread(cells: Tensor) -> Place:
     """Over rows [n, d], without missing values. The spread of a column that is constant or missing is 1."""
     x = cells.numpy()
-    there = ~np.isnan(x)
-    largest = np.where(there, np.abs(x), 0.0).max(axis=0, initial=0.0)
+    present = ~np.isnan(x)
+    largest = np.where(present, np.abs(x), 0.0).max(axis=0, initial=0.0)
     unit = np.where(largest > 0, largest, 1.0)  # the squares of 1e200 are no numbers
-    scaled, count = np.where(there, x / unit, 0.0), there.sum(axis=0).clip(min=1)
+    scaled, count = np.where(present, x / unit, 0.0), present.sum(axis=0).clip(min=1)
     mean = scaled.sum(axis=0) / count
-    spread = np.sqrt((np.where(there, scaled - mean, 0.0) ** 2).sum(axis=0) / count)
+    spread = np.sqrt((np.where(present, scaled - mean, 0.0) ** 2).sum(axis=0) / count)
     varies = spread > 1e-12 * np.abs(mean)
     return torch.from_numpy(mean * unit), torch.from_numpy(np.where(varies, spread * unit, 1.0))
 
@@ -492,16 +493,6 @@ def _shown(x: Tensor, place: Place | None, what: str = "X") -> Tensor:
 def in_spreads(x: Tensor, place: Place | None) -> Tensor:
     """The float32 tensor [n, d] of the numbers `x`, float64, in spreads from the mean; without a place as they are."""
     return (x if place is None else ((x - place[0]) / place[1]).clamp(-FARTHEST, FARTHEST)).float()
-
-
-def _trained_on(learner: Learner) -> tuple[int, int]:
-    """The most known rows, and the most features, of some training tasks."""
-    source = learner.taught.source
-    if isinstance(source, PriorTasks):  # which tells the shapes of its tables without drawing them
-        shapes = [source.shape("train", group) for group in range(GROUPS)]
-        return max(shape.support for shape in shapes), max(shape.features for shape in shapes)
-    tasks = [source.episodes("train", torch.tensor([number])).support.x for number in range(TASKS)]
-    return max(x.shape[1] for x in tasks), max(x.shape[2:].numel() for x in tasks)
 
 
 class _Network(nn.Module):
@@ -521,50 +512,3 @@ class _Network(nn.Module):
         levels = torch.tensor(LEVELS, dtype=torch.float64)
         mean, quantiles = reads.predictive.mean(answered)[0, :, 0], reads.predictive.quantiles(answered, levels)[0]
         return model._in_units(mean), model._in_units(quantiles)
-
-
-_USE_FOLDER = """With `pip install 'metalearn-train[tables]'`, beside this folder `metalearn predict NAME table.csv`, or
-
-```python
-import metalearn
-
-print(metalearn.CLASS.load("NAME").predict(x))
-```"""
-
-_USE_ONNX = """With `pip install onnxruntime`, in this folder: `python use.py table.csv`, where `use.py` is
-
-```python
-import csv
-import json
-import sys
-
-import numpy as np
-import onnxruntime
-
-with open("columns.json", encoding="utf-8") as file:
-    about = json.load(file)
-session = onnxruntime.InferenceSession("model.onnx", providers=["CPUExecutionProvider"])
-MISSING = {"", "NA", "N/A", "NaN", "nan", "NULL", "null", "None", "<NA>", "n/a", "#N/A"}
-
-
-def number(column, text):
-    names = column.get("categories")
-    if text in MISSING:
-        return np.nan
-    if names is None:
-        return float(text)
-    text = {"true": "True", "false": "False"}.get(text.lower(), text)
-    return float(names.index(text)) if text in names else np.nan
-
-
-with open(sys.argv[1], encoding="utf-8-sig", newline="") as file:
-    rows = [[number(column, row[column["name"]]) for column in about["columns"]] for row in csv.DictReader(file)]
-names = [output.name for output in session.get_outputs()]
-found = dict(zip(names, session.run(None, {"rows": np.array(rows, np.float64)})))
-for row in range(len(rows)):
-    if "classes" in about:
-        votes = found["probabilities"][row]
-        print(about["classes"][votes.argmax()], f"{votes.max():.6f}", sep="\\t")
-    else:
-        print(*(f"{value:.6g}" for value in (found["mean"][row], *found["quantiles"][row])), sep="\\t")
-```"""
