@@ -9,8 +9,9 @@ import io
 import logging
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -59,7 +60,8 @@ _BY_NAME = "pretrained"
 """Stands for the weights that timm brings for a name."""
 
 
-class Backbone(NamedTuple):
+@dataclass(frozen=True, eq=False)
+class Backbone:
     """A pretrained network.
 
     Attributes:
@@ -88,8 +90,24 @@ class Backbone(NamedTuple):
 
     def features(self, pictures: Tensor) -> Tensor:
         """The features [n, width] of pictures uint8 [n, size, size, 3]."""
-        found: Tensor = self.network(pictures.permute(0, 3, 1, 2).float() / 255)
-        return found
+        features: Tensor = self.network(pictures.permute(0, 3, 1, 2).float() / 255)
+        return features
+
+    def with_weights(self, weights: Mapping[str, Tensor]) -> "Backbone":
+        """This one, with these weights in place of those of the same names.
+
+        Raises:
+            ConfigError: it has no such weights.
+        """
+        network = copy.deepcopy(self.network)
+        parameters, digest = dict(network.named_parameters()), hashlib.sha256(self.digest.encode())
+        for name in sorted(weights):
+            value, old = weights[name], parameters.get(name)
+            if old is None or old.shape != value.shape or old.dtype != value.dtype:
+                raise ConfigError(f"backbone={self.name}: has no weight {name}, {list(value.shape)}, that was tuned")
+            old.data.copy_(value)
+            digest.update(name.encode() + value.numpy().tobytes())
+        return replace(self, network=network, digest=digest.hexdigest(), note=f"{self.note}; its last layers tuned")
 
 
 def backbone_of(name: str | nn.Module | Backbone = DEFAULT, weights: str | None = None) -> Backbone:
@@ -194,8 +212,8 @@ def features_of(backbone: Backbone, pictures: Sequence[Tensor]) -> Tensor:
         return torch.empty(0, backbone.width)
     # One by one, so that no other picture changes the bits of an answer. On a CPU it is as fast as 4 or 16 at once.
     with torch.inference_mode():
-        found = torch.cat([backbone.features(picture[None]) for picture in pictures])
-    return found.clone()
+        features = torch.cat([backbone.features(picture[None]) for picture in pictures])
+    return features.clone()
 
 
 def features_from_cache(backbone: Backbone, pictures: Sequence[Tensor]) -> Tensor:
@@ -215,8 +233,7 @@ def features_from_cache(backbone: Backbone, pictures: Sequence[Tensor]) -> Tenso
         log.warning("%s", error)
         return features_of(backbone, pictures)
     with file:
-        found = np.load(file, allow_pickle=False)
-    return torch.from_numpy(found)
+        return torch.from_numpy(np.load(file, allow_pickle=False))
 
 
 def _efficientnet_lite0(weights: str | None) -> Backbone:
@@ -235,7 +252,8 @@ def _efficientnet_lite0(weights: str | None) -> Backbone:
     load_whole(network, state, brought, DEFAULT)
     network.eval().requires_grad_(False)
     form, packaged, maps = PictureForm(SIZE, 3), weights is None, Lite0Maps(network)
-    return _backbone(DEFAULT, "", maps, form, COLOURS, note, licence or None, packaged=packaged)._replace(state=state)
+    backbone = _backbone(DEFAULT, "", maps, form, COLOURS, note, licence or None, packaged=packaged)
+    return replace(backbone, state=state)
 
 
 def _of_torchvision(name: str, weights: str | None) -> Backbone:

@@ -21,8 +21,7 @@ from metalearn.checks import one_of, real_number, whole_number
 from metalearn.classifier import tuning, validation
 from metalearn.classifier.backbones import DEFAULT, OF_CODE, Backbone, backbone_of, features_from_cache, features_of
 from metalearn.classifier.heads import AUTO, HEADS, State, centred, class_means
-from metalearn.classifier.saved import MOST_SHOWN, Page, Place, Saved, Weights, fill, read, write
-from metalearn.classifier.validation import compared
+from metalearn.classifier.saved import MOST_SHOWN, Page, Place, Saved, Weights
 from metalearn.errors import ConfigError, DataError
 from metalearn.reporting.provenance import made_with
 from metalearn.saved import exporter, hub
@@ -98,6 +97,8 @@ def without_copies(pictures: Iterable[tuple[str, Any, Tensor]], where: str) -> t
         kept.pictures.append(picture)
     return kept, copies
 
+
+OUTPUTS = ("probabilities", "similarity")
 
 SETTINGS = ("head", "folds", "seed")
 """Arguments of the constructor that are saved as they are."""
@@ -234,7 +235,7 @@ class PictureClassifier:
         self.report_ = validation.report_with_tuned(self.report_, self._features, made.by_fold, over)
         self.report_["tuning"]["steps"] = made.steps
         if self.report_["tuning"]["kept"]:
-            self._tuned, self._opened = made.weights, tuning.with_weights(backbone, made.weights)
+            self._tuned, self._opened = made.weights, backbone.with_weights(made.weights)
             self._features = features_from_cache(self._opened, pictures)
             self._learn(self.report_["head"])
 
@@ -342,7 +343,7 @@ class PictureClassifier:
         """The backbone, read once."""
         if not hasattr(self, "_opened"):
             backbone = backbone_of(self.backbone, self.weights)
-            self._opened = tuning.with_weights(backbone, self._tuned) if self._tuned else backbone
+            self._opened = backbone.with_weights(self._tuned) if self._tuned else backbone
         return self._opened
 
     # Changing
@@ -412,7 +413,7 @@ class PictureClassifier:
         folder, page = Path(path), Page(command, self._shown)
         own = self._place if self._place is not None and self._place.folder == folder.resolve() else None
         before = None if own is None else own.digest
-        digest = write(folder, self._saved(), replace=replace, weights=weights, page=page, before=before)
+        digest = self._saved().write(folder, replace=replace, weights=weights, page=page, before=before)
         if own is not None:
             self._place = own._replace(digest=digest)
         if replace and (folder / CARD).exists():
@@ -425,20 +426,89 @@ class PictureClassifier:
             self.report_, self._origin, self._features, self._y, self._tuned,
         )  # fmt: skip
 
-    def export(self, path: str | os.PathLike[str], *, format: str = "folder", licence: str | None = None) -> list[str]:  # noqa: A002 (the option's name)
+    def export(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        format: str = "folder",  # noqa: A002 (the option's name)
+        licence: str | None = None,
+        name: str | None = None,
+        key: str = "path",
+    ) -> list[str]:
         """Writes a new folder for other machines, with a model card; returns what there is to say about it, in lines.
 
         Args:
             format: `folder`, which `load` reads without anything else; `onnx` or `torch-export`: a program of the
                 network and the head that runs without this one.
             licence: of the network's weights, if it is not known.
+            name: what the card calls it; None: as the folder.
+            key: how messages name the path.
 
         Raises:
             ValueError: it has not learned, a package is missing, the program differs from this one by more than 1e-4,
                 or the folder cannot be written.
         """
         self._check_fitted()
-        return export(self, Path(path), file_format=format, licence=licence)
+        backbone, report, out = self.opened(), self.report_, Path(path)
+        licence = licence or backbone.licence
+
+        def fill(folder: Path) -> None:
+            if not backbone.state:
+                raise ConfigError(
+                    f"format={FOLDER}: {backbone.name} cannot be made anew from its weights alone; type --format "
+                    f"{ONNX} or --format {TORCH}"
+                )
+            self._saved().fill(folder, Weights(backbone.state, licence), None)
+
+        def program() -> NetworkToExport:
+            learned = (report["head"], report["sharpness"], self._state, self._centre, self._means)
+            shown = [torch.from_numpy(picture) for picture in exporter.noise(backbone.form)]
+            probabilities, near = self._probabilities(torch.cat([backbone.features(x[None]) for x in shown]))
+            return NetworkToExport(
+                ExportedNetwork(backbone, *learned).eval(), torch.stack(shown).permute(0, 3, 1, 2).float() / 255,
+                (torch.from_numpy(probabilities), near), backbone.name, OUTPUTS,
+            )  # fmt: skip
+
+        about = exporter.picture_input(
+            backbone.form, self.classes_.tolist(), threshold=report["threshold"],
+            output="probabilities [n, classes]; similarity [n]",
+        )  # fmt: skip
+        card = self._card(name or out.name, licence)
+        lines = exporter.export(key, out, format, fill=fill, program=program, about=about, card=card)
+        if licence is None:
+            lines.append("licence: that of the network's weights is not known to this program; type --licence TEXT")
+        return lines
+
+    def _card(self, name: str, licence: str | None) -> Card:
+        report, backbone, origin = self.report_, self.opened(), self._origin
+        accuracy, reached = f"not known: {report.get('unknown')}", None
+        if report["accuracy"] is not None:
+            low, high = report["interval95"]
+            accuracy = (
+                f"{report['accuracy']:.1%} of pictures not learned from (95% interval {low:.1%} to {high:.1%}, "
+                f"{report['pictures']} pictures by cross-validation, chance {1 / report['classes']:.1%})"
+            )
+            reached = Reached("accuracy", report["accuracy"], "cross-validation over the pictures of the classes")
+        counts = torch.bincount(self._y, minlength=len(self.classes_)).tolist()
+        by_class = (f"{label} ({count})" for label, count in zip(self.classes_, counts, strict=True))
+        facts = {
+            "Accuracy": accuracy,
+            "Classes (pictures)": exporter.first_few_of(by_class),
+            "Data": f"{sum(counts)} pictures of {len(counts)} classes; SHA-256 of their features {self.data_digest()}",
+            "Network": f"{backbone.name}, {backbone.named or 'weights'}; SHA-256, with how pictures are shown, "
+            f"{backbone.digest}",
+            "Head": report["head"],
+            "Tuning": validation.compared(report["tuning"]) if report.get("tuning") else "",
+            "Licence of the weights": licence or "not known",
+            **{item.capitalize(): origin.get(item, "not known") for item in ("date", "commit", "versions", "hardware")},
+        }
+        package = "'metalearn-train[pictures]'" if backbone.name == DEFAULT else "metalearn-train"
+        folder = use("classifier", PACKAGE=package, NAME=name, FOLDER=Path(name).name)
+        uses = {FOLDER: folder, **exporter.uses_of_pictures(", ".join(OUTPUTS))}
+        uses[TORCH] += (
+            "\n\nIf `similarity` is below `threshold` in `preprocessing.json`, the picture shows none of them."
+        )
+        return Card(name, "image-classification", ["image-classification", "few-shot"], licence, facts, uses, reached)
 
     def push_to_hub(
         self, repo_id: str, *, private: bool = False, licence: str | None = None, timeout: float = hub.SECONDS
@@ -455,10 +525,9 @@ class PictureClassifier:
         Raises:
             ValueError: it has not learned; or the hub refuses it, or does not answer in time.
         """
-        self._check_fitted()
         with tempfile.TemporaryDirectory() as parent:
             folder = Path(parent) / "classifier"
-            for line in export(self, folder, file_format=FOLDER, licence=licence, name=repo_id):
+            for line in self.export(folder, licence=licence, name=repo_id):
                 log.warning(line)
             return hub.push(folder, repo_id, private=private, timeout=timeout)
 
@@ -506,7 +575,7 @@ class PictureClassifier:
         Raises:
             ValueError: the folder is damaged, or the weights are not those that it was made with.
         """
-        saved, place = read(Path(path), key)
+        saved, place = Saved.read(Path(path), key)
         if backbone is None and saved.backbone.startswith(OF_CODE):
             raise ConfigError(
                 f"{key}={path}: was made with {saved.backbone}; give it in Python: load(…, backbone=network)"
@@ -587,60 +656,6 @@ def _plain(label: Any) -> Any:
     return value
 
 
-OUTPUTS = ("probabilities", "similarity")
-
-
-def export(
-    classifier: "PictureClassifier",
-    out: Path,
-    *,
-    file_format: str,
-    licence: str | None,
-    name: str | None = None,
-    key: str = "path",
-) -> list[str]:
-    """Writes a classifier into the new folder `out`; returns what there is to say, in lines.
-
-    Args:
-        file_format: one of `metalearn.saved.card.FORMATS`.
-        licence: of the network's weights, if the backbone does not know it.
-        name: what the card calls it; None: as the folder.
-        key: what messages call `out`.
-
-    Raises:
-        ConfigError: as `metalearn.saved.exporter.export`.
-    """
-    backbone, report = classifier.opened(), classifier.report_
-    licence = licence or backbone.licence
-
-    def fill_folder(folder: Path) -> None:
-        if not backbone.state:
-            raise ConfigError(
-                f"format={FOLDER}: {backbone.name} cannot be made anew from its weights alone; type --format {ONNX} or "
-                f"--format {TORCH}"
-            )
-        fill(folder, classifier._saved(), Weights(backbone.state, licence), None)
-
-    def program() -> NetworkToExport:
-        learned = (report["head"], report["sharpness"], classifier._state, classifier._centre, classifier._means)
-        shown = [torch.from_numpy(picture) for picture in exporter.noise(backbone.form)]
-        probabilities, near = classifier._probabilities(torch.cat([backbone.features(x[None]) for x in shown]))
-        return NetworkToExport(
-            ExportedNetwork(backbone, *learned).eval(), torch.stack(shown).permute(0, 3, 1, 2).float() / 255,
-            (torch.from_numpy(probabilities), near), backbone.name, OUTPUTS,
-        )  # fmt: skip
-
-    about = exporter.picture_input(
-        backbone.form, classifier.classes_.tolist(), threshold=report["threshold"],
-        output="probabilities [n, classes]; similarity [n]",
-    )  # fmt: skip
-    card = _card(classifier, name or out.name, licence)
-    lines = exporter.export(key, out, file_format, fill=fill_folder, program=program, about=about, card=card)
-    if licence is None:
-        lines.append("licence: that of the network's weights is not known to this program; type --licence TEXT")
-    return lines
-
-
 class ExportedNetwork(nn.Module):
     """The whole classifier: from pictures float32 [n, 3, size, size] in [0, 1] to the probabilities [n, classes] and
     the similarity [n] to the nearest class mean, both float32."""
@@ -658,35 +673,3 @@ class ExportedNetwork(nn.Module):
         scores = self.score(dict(self.state.items()), z)
         near = (z @ self.get_buffer("means").T).amax(dim=1)
         return torch.softmax(scores * self.sharpness, dim=1).float(), near.float()
-
-
-def _card(classifier: "PictureClassifier", name: str, licence: str | None) -> Card:
-    report, backbone, origin = classifier.report_, classifier.opened(), classifier._origin
-    accuracy, reached = f"not known: {report.get('unknown')}", None
-    if report["accuracy"] is not None:
-        low, high = report["interval95"]
-        accuracy = (
-            f"{report['accuracy']:.1%} of pictures not learned from (95% interval {low:.1%} to {high:.1%}, "
-            f"{report['pictures']} pictures by cross-validation, chance {1 / report['classes']:.1%})"
-        )
-        reached = Reached("accuracy", report["accuracy"], "cross-validation over the pictures of the classes")
-    counts = torch.bincount(classifier._y, minlength=len(classifier.classes_)).tolist()
-    facts = {
-        "Accuracy": accuracy,
-        "Classes (pictures)": exporter.first_few_of(
-            f"{label} ({count})" for label, count in zip(classifier.classes_, counts, strict=True)
-        ),
-        "Data": f"{sum(counts)} pictures of {len(counts)} classes; SHA-256 of their features "
-        f"{classifier.data_digest()}",
-        "Network": f"{backbone.name}, {backbone.named or 'weights'}; SHA-256, with how pictures are shown, "
-        f"{backbone.digest}",
-        "Head": report["head"],
-        "Tuning": compared(report["tuning"]) if report.get("tuning") else "",
-        "Licence of the weights": licence or "not known",
-        **{item.capitalize(): origin.get(item, "not known") for item in ("date", "commit", "versions", "hardware")},
-    }
-    package = "'metalearn-train[pictures]'" if backbone.name == DEFAULT else "metalearn-train"
-    folder = use("classifier", PACKAGE=package, NAME=name, FOLDER=Path(name).name)
-    uses = {FOLDER: folder, **exporter.uses_of_pictures(", ".join(OUTPUTS))}
-    uses[TORCH] += "\n\nIf `similarity` is below `threshold` in `preprocessing.json`, the picture shows none of them."
-    return Card(name, "image-classification", ["image-classification", "few-shot"], licence, facts, uses, reached)

@@ -3,6 +3,7 @@ weights of its network in `backbone.safetensors`, unless a package or code bring
 
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -27,40 +28,12 @@ CLASSIFIER = Kind("classifier", 1, {
     "report": {"head": str, "accuracy": float | None, "sharpness": float, "threshold": float | None},
 }, ("features", "labels"))  # fmt: skip
 
-WEIGHTS = "backbone.safetensors"
+WEIGHTS, REPORT = "backbone.safetensors", "report.html"
 
 _LOCK = ".classifier.lock"
 
 _TUNED = "tuned."
 """Begins the names of tuned weights."""
-
-
-class Saved(NamedTuple):
-    """What a folder holds.
-
-    Attributes:
-        backbone, weights, digest: the network, torchvision's name of its weights or nothing, and their SHA-256.
-        settings: further arguments of `PictureClassifier`.
-        classes: the labels.
-        names: of the pictures.
-        report: as `validation.report_of` gives it.
-        origin: of the report: as `metalearn.reporting.provenance.made_with` gives it.
-        features: of the pictures, float32 [n, width].
-        labels: their places in `classes`, int64 [n].
-        tuned: weights in place of the network's own, float32, by name; empty if it was not tuned.
-    """
-
-    backbone: str
-    weights: str
-    digest: str
-    settings: dict[str, Any]
-    classes: list[Any]
-    names: list[str]
-    report: dict[str, Any]
-    origin: dict[str, str]
-    features: Tensor
-    labels: Tensor
-    tuned: Mapping[str, Tensor]
 
 
 class Weights(NamedTuple):
@@ -86,98 +59,116 @@ class Place(NamedTuple):
     weights: Path | None
 
 
-def write(
-    folder: Path,
-    saved: Saved,
-    *,
-    replace: bool,
-    weights: Weights | None,
-    page: Page | None,
-    before: str | None = None,
-) -> str:
-    """Writes the folder: a reader, also after a kill, finds the classifier before or this one. Returns its digest.
+@dataclass(frozen=True, eq=False)
+class Saved:
+    """What a folder holds.
 
-    Args:
-        replace: the folder may hold a classifier, which this one was made of.
-        weights: of the network, if the folder is to have them.
-        page: None: the folder has no page and no commands, which name folders of this machine.
-        before: the digest of the classifier that was read there, which must still be there.
-
-    Raises:
-        ConfigError: there is something else there, or it cannot be written.
+    Attributes:
+        backbone, weights, digest: the network, torchvision's name of its weights or nothing, and their SHA-256.
+        settings: further arguments of `PictureClassifier`.
+        classes, names: the labels, and the names of the pictures.
+        report: as `validation.report_of` gives it.
+        origin: of the report: as `metalearn.reporting.provenance.made_with` gives it.
+        features, labels: of the pictures, float32 [n, width], and their places in `classes`, int64 [n].
+        tuned: weights in place of the network's own, float32, by name; empty if it was not tuned.
     """
-    with ExitStack() as held_here:
-        if replace:
-            if kind_of(folder) == CLASSIFIER.name:
-                # No other process changes it between the check and the exchange. One that waits holds the lock of the
-                # folder before, and is refused by the check.
-                with creating("path", folder):
-                    held_here.enter_context(held(folder / _LOCK, f"{folder} is being changed"))
-            temporary = held_here.enter_context(form.replacing("path", folder, CLASSIFIER))
-        else:
-            temporary = held_here.enter_context(whole_folder("path", folder))
-        old = replace and kind_of(folder) == CLASSIFIER.name
-        commands = form.load_meta(folder, CLASSIFIER)["commands"] if old and page is not None else []
-        fill(temporary, saved, weights, page, commands, folder.resolve().name)
-        if old and before not in (None, digest_of(folder / MANIFEST)):
-            raise ConfigError(
-                f"path={folder}: was changed since it was loaded; load it again, or type the command again"
-            )
-        return digest_of(temporary / MANIFEST)
 
+    backbone: str
+    weights: str
+    digest: str
+    settings: dict[str, Any]
+    classes: list[Any]
+    names: list[str]
+    report: dict[str, Any]
+    origin: dict[str, str]
+    features: Tensor
+    labels: Tensor
+    tuned: Mapping[str, Tensor]
 
-def fill(
-    folder: Path,
-    saved: Saved,
-    weights: Weights | None,
-    page: Page | None,
-    commands: Sequence[str] = (),
-    name: str = "",
-) -> None:
-    """As `write`, into an empty folder; `commands` are those of the classifier before, and its page has the `name`."""
-    content = {field: value for field, value in saved._asdict().items() if not isinstance(value, Tensor)}
-    tensors = {"features": saved.features, "labels": saved.labels}
-    tensors |= {_TUNED + name: value for name, value in content.pop("tuned").items()}
-    if weights is not None:
-        whole = {name: value.contiguous() for name, value in weights.state.items()}
-        save_file(whole, folder / WEIGHTS, {NAMED: saved.weights, LICENCE: weights.licence or ""})
-    if page is not None:
-        commands = [*commands, *([page.command] if page.command else [])]
-        text = classifier_page(name, saved.report, saved.classes, saved.backbone, page.shown, commands)
-        (folder / REPORT).write_text(text, encoding="ascii")
-    form.fill(folder, CLASSIFIER, tensors, content | {"commands": [*commands]})
+    def write(
+        self, folder: Path, *, replace: bool, weights: Weights | None, page: Page | None, before: str | None = None
+    ) -> str:
+        """Writes the folder: a reader, also after a kill, finds the classifier before or this one. Returns its digest.
 
+        Args:
+            replace: the folder may hold a classifier, which this one was made of.
+            weights: of the network, if the folder is to have them.
+            page: None: the folder has no page and no commands, which name folders of this machine.
+            before: the digest of the classifier that was read there, which must still be there.
 
-def read(folder: Path, key: str) -> tuple[Saved, Place]:
-    """What a folder holds, and where it was.
+        Raises:
+            ConfigError: there is something else there, or it cannot be written.
+        """
+        with ExitStack() as stack:
+            if not replace:
+                temporary = stack.enter_context(whole_folder("path", folder))
+            else:
+                if kind_of(folder) == CLASSIFIER.name:
+                    # No other process changes it between the check and the exchange. One that waits holds the lock of
+                    # the folder before, and is refused by the check.
+                    with creating("path", folder):
+                        stack.enter_context(held(folder / _LOCK, f"{folder} is being changed"))
+                temporary = stack.enter_context(form.replacing("path", folder, CLASSIFIER))
+            old = replace and kind_of(folder) == CLASSIFIER.name
+            commands = form.load_meta(folder, CLASSIFIER)["commands"] if old and page is not None else []
+            self.fill(temporary, weights, page, commands, folder.resolve().name)
+            if old and before not in (None, digest_of(folder / MANIFEST)):
+                raise ConfigError(
+                    f"path={folder}: was changed since it was loaded; load it again, or type the command again"
+                )
+            return digest_of(temporary / MANIFEST)
 
-    Raises:
-        ConfigError: it is damaged, or not one that `write` has written.
-    """
-    replaced = replaced_by(folder.resolve())
-    if not is_folder(folder) and not replaced.exists():
-        raise ConfigError(f"{key}={folder}: there is no such folder; type one that metalearn fit has made")
-    try:
+    def fill(
+        self,
+        folder: Path,
+        weights: Weights | None,
+        page: Page | None,
+        commands: Sequence[str] = (),
+        name: str = "",
+    ) -> None:
+        """As `write`, into an empty folder; `commands` are those of the classifier before; its page has the `name`."""
+        content = {field: value for field, value in vars(self).items() if not isinstance(value, Tensor)}
+        tensors = {"features": self.features, "labels": self.labels}
+        tensors |= {_TUNED + key: value for key, value in content.pop("tuned").items()}
+        if weights is not None:
+            whole = {key: value.contiguous() for key, value in weights.state.items()}
+            save_file(whole, folder / WEIGHTS, {NAMED: self.weights, LICENCE: weights.licence or ""})
+        if page is not None:
+            commands = [*commands, *([page.command] if page.command else [])]
+            text = classifier_page(name, self.report, self.classes, self.backbone, page.shown, commands)
+            (folder / REPORT).write_text(text, encoding="ascii")
+        form.fill(folder, CLASSIFIER, tensors, content | {"commands": [*commands]})
+
+    @classmethod
+    def read(cls, folder: Path, key: str) -> tuple["Saved", Place]:
+        """What a folder holds, and where it was.
+
+        Raises:
+            ConfigError: it is damaged, or not one that `write` has written.
+        """
+        replaced = replaced_by(folder.resolve())
+        if not is_folder(folder) and not replaced.exists():
+            raise ConfigError(f"{key}={folder}: there is no such folder; type one that metalearn fit has made")
         try:
-            tensors, meta, place = form.load(folder, CLASSIFIER)
-        except ValueError:  # another process may just be replacing it, or was killed while it did
-            killed = replaced.exists() and not folder.exists()
-            tensors, meta, place = form.load(replaced if killed else folder, CLASSIFIER)
-        one_of("head", meta["report"]["head"], tuple(HEADS))
-    except ValueError as error:
-        raise ConfigError(
-            f"{key}={folder}: is no classifier that can be used: {error}; make it anew by metalearn fit"
-        ) from error
-    tuned = {name.removeprefix(_TUNED): tensors.pop(name) for name in list(tensors) if name.startswith(_TUNED)}
-    saved = Saved(**{name: (meta | tensors | {"tuned": tuned})[name] for name in Saved._fields})
-    weights = place / WEIGHTS
-    return saved, Place(place.resolve(), digest_of(place / MANIFEST), weights if weights.exists() else None)
+            try:
+                tensors, meta, place = form.load(folder, CLASSIFIER)
+            except ValueError:  # another process may just be replacing it, or was killed while it did
+                killed = replaced.exists() and not folder.exists()
+                tensors, meta, place = form.load(replaced if killed else folder, CLASSIFIER)
+            one_of("head", meta["report"]["head"], tuple(HEADS))
+        except ValueError as error:
+            raise ConfigError(
+                f"{key}={folder}: is no classifier that can be used: {error}; make it anew by metalearn fit"
+            ) from error
+        tuned = {name.removeprefix(_TUNED): tensors.pop(name) for name in list(tensors) if name.startswith(_TUNED)}
+        content = meta | tensors | {"tuned": tuned}
+        weights = place / WEIGHTS
+        here = Place(place.resolve(), digest_of(place / MANIFEST), weights if weights.exists() else None)
+        return cls(**{item.name: content[item.name] for item in fields(cls)}), here
 
-
-REPORT = "report.html"
 
 MOST_SHOWN = 48
-"""The page shows so many of the pictures that were taken for another class."""
+"""The most pictures of a page that were taken for another class."""
 _LARGEST_MATRIX = 40
 """The confusion matrix of more classes is a list of its largest entries."""
 _MOST_CONFUSED = 30
@@ -187,12 +178,9 @@ def classifier_page(
     name: str, report: Mapping[str, Any], classes: Sequence[Any], backbone: str, shown: Mapping[str, Tensor],
     commands: Sequence[str],
 ) -> str:  # fmt: skip
-    """The page.
+    """report.html: what the cross-validation has found, on one page that needs nothing else.
 
     Args:
-        name: of the classifier.
-        report: as `validation.report_of` gives it.
-        classes: the labels.
         backbone: what gives the features, in words.
         shown: pictures uint8 [h, w, 3] by name, of those that were taken for another class, as far as they are known.
         commands: what makes it again, in order; none if it was made in Python.

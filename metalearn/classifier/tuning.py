@@ -5,11 +5,9 @@ What comes before those layers is computed once a picture. The network of each f
 step in turn: whenever the time is over, all of them have taken equally many, and can be compared.
 """
 
-import copy
-import hashlib
 import logging
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -125,24 +123,6 @@ def tune(
             for weights in kept[:-1]
         ]
     return Tuned(done, kept[-1], by_fold)
-
-
-def with_weights(backbone: Backbone, weights: Mapping[str, Tensor]) -> Backbone:
-    """A backbone with these weights in place of its own of the same names.
-
-    Raises:
-        ConfigError: it has no such weights.
-    """
-    network = copy.deepcopy(backbone.network)
-    own, digest = dict(network.named_parameters()), hashlib.sha256(backbone.digest.encode())
-    for name in sorted(weights):
-        value = weights[name]
-        if name not in own or own[name].shape != value.shape or own[name].dtype != value.dtype:
-            raise ConfigError(f"backbone={backbone.name}: has no weight {name}, {list(value.shape)}, that was tuned")
-        own[name].data.copy_(value)
-        digest.update(name.encode() + value.numpy().tobytes())
-    note = f"{backbone.note}; its last layers tuned"
-    return backbone._replace(network=network, digest=digest.hexdigest(), note=note)
 
 
 def _episode(y: Tensor, among: Tensor, seed: Sequence[int]) -> tuple[Tensor, Tensor, int]:

@@ -95,9 +95,8 @@ def main(arguments: Sequence[str]) -> int:
         lines = model.export(out, format=options.format or "onnx", licence=licence, key="--out")
     else:
         from metalearn.classifier.classifier import PictureClassifier
-        from metalearn.classifier.classifier import export as export_classifier
 
         classifier = PictureClassifier.load(options.run, weights=options.weights, key="RUN")
-        lines = export_classifier(classifier, out, file_format=options.format or "folder", licence=licence, key="--out")
+        lines = classifier.export(out, format=options.format or "folder", licence=licence, key="--out")
     print(printable("\n".join([*lines, str(out)])))
     return OK
