@@ -63,10 +63,10 @@ def chart(title: str, lines: Sequence[Line], *, logarithmic: bool = False, **axe
             if all(map(math.isfinite, point)) and (point[1] > 0 or not logarithmic)
         ]
         points = [point for point, _ in kept]
-        if (many := math.ceil(len(points) / _MOST_POINTS)) > 1:
-            groups = [points[first : first + many] for first in range(0, len(points), many)]
+        if (size := math.ceil(len(points) / _MOST_POINTS)) > 1:
+            groups = [points[first : first + size] for first in range(0, len(points), size)]
             means = [(group[-1][0], sum(value for _, value in group) / len(group)) for group in groups]
-            shown.append(Line(f"{line.name} (means of {many} lines of the log)", means, (), line.style))
+            shown.append(Line(f"{line.name} (means of {size} lines of the log)", means, (), line.style))
         else:
             intervals = [interval for _, interval in kept] if line.intervals else ()
             shown.append(line._replace(points=points, intervals=intervals))
@@ -109,16 +109,9 @@ def save(charts: Sequence[Chart], path: Path) -> Path:
 
 @contextmanager
 def new_figure(width: float, height: float, *, content: object = "", layout: Any = "constrained") -> Iterator[Any]:
-    """A figure, and matplotlib's settings while it is drawn and saved.
-
-    matplotlib is imported here: it takes half a second, and only the rank that draws needs it.
-
-    Args:
-        width, height: in inches.
-        content: what is drawn. Names inside an SVG are hashes of it, so two charts of a page share none.
-        layout: matplotlib's layout engine.
-    """
-    import matplotlib as mpl
+    """A figure of this size in inches, with its layout engine, and matplotlib's settings while it is drawn and saved.
+    Names inside an SVG are hashes of the `content`, so two charts of a page share none."""
+    import matplotlib as mpl  # takes half a second, and only the rank that draws needs it
     from matplotlib.figure import Figure  # needs no display and no global state, as pyplot does
 
     settings: Any = {

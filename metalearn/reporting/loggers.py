@@ -12,9 +12,10 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
-from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any
 
 import yaml  # type: ignore[import-untyped]
 
@@ -33,18 +34,25 @@ Sums = dict[str, tuple[float, int]]
 log = logging.getLogger("metalearn")
 
 
-class Window(NamedTuple):
-    """The steps to log: the last one that is `done`, the last one that is `validated`, their number, and the tasks (or
-    samples: `unit`) of each. `pending` has the sums over steps that are done, but not in a line yet. `digest` is the
-    digest of metrics.jsonl after the steps done, or None. Each `val_every` steps `val_tasks` are validated, and
-    `test_tasks` at the end."""
+@dataclass(frozen=True)
+class Window:
+    """The steps to log.
+
+    Attributes:
+        done, validated: the last steps of which the training and the validation are done.
+        steps: their number.
+        meta_batch_size, unit: the tasks (or samples) of a step.
+        pending: sums over steps that are done, but not in a line yet.
+        digest: of metrics.jsonl after the steps done, if it is known.
+        val_every, val_tasks, test_tasks: steps between validations, and the tasks of each and of the test.
+    """
 
     done: int
     validated: int
     steps: int
     meta_batch_size: int
     unit: str = "tasks"
-    pending: Mapping[str, tuple[float, int]] = MappingProxyType({})
+    pending: Mapping[str, tuple[float, int]] = field(default_factory=dict)
     digest: str | None = None
     val_every: int = 1
     val_tasks: int = 0
@@ -55,14 +63,20 @@ class Window(NamedTuple):
         return 0 < step <= {"train": self.done, "val": self.validated, "test": 0}[split]
 
 
-class Logger(NamedTuple):
-    """`start` gets the config and a few episodes as pictures by name; `scalars` the values of a step of a split;
-    `result` the config and the final figures; `close` ends it."""
+class Logger:
+    """Gets the lines of a run. A logger overrides the methods that it has a use for."""
 
-    start: Callable[[Config, Mapping[str, Picture]], None]
-    scalars: Callable[[int, str, Values], None]
-    result: Callable[[Config, Values], None]
-    close: Callable[[], None]
+    def start(self, config: Config, pictures: Mapping[str, Picture]) -> None:
+        """Gets the config, and a few episodes as pictures by name."""
+
+    def scalars(self, step: int, split: str, values: Values) -> None:
+        """Gets the values of a step of a split."""
+
+    def result(self, config: Config, figures: Values) -> None:
+        """Gets the config and the final figures."""
+
+    def close(self) -> None:
+        """Ends it."""
 
 
 OpenLogger = Callable[[Path, Window], Logger]
@@ -113,13 +127,13 @@ class Sent:
         write_atomically(self._path, json.dumps({"id": self.id, "steps": self._steps}) + "\n")
 
 
-def opened(name: str, open_it: Callable[[], Any]) -> Logger:
+def opened(name: str, open_it: Callable[[], Logger]) -> Logger:
     """A logger that sends to another program. A failure after the start does not end the run: it is reported once, and
     the logger gets nothing more.
 
     Args:
         name: of its key in the group logger.
-        open_it: gives an object with the methods of `Logger`.
+        open_it: opens the logger of that program.
 
     Raises:
         RunError: it cannot be opened.
@@ -130,22 +144,25 @@ def opened(name: str, open_it: Callable[[], Any]) -> Logger:
         raise RunError(
             f"logger.{name}: cannot be opened: {error}; type logger.{name}=false to go on without"
         ) from error
-    failed = False
+    return _Guarded(name, logger)
 
-    def guarded(call: Callable[..., None]) -> Callable[..., None]:
-        def run(*arguments: Any) -> None:
-            nonlocal failed
-            if not failed:
-                try:
-                    call(*arguments)
-                except Exception as error:  # of the other program's code: any type
-                    failed = True
-                    log.warning("logger.%s: has failed and gets nothing more: %s", name, error)
-                    log.debug("where logger.%s failed:", name, exc_info=True)  # for train.log
 
-        return run
+class _Guarded(Logger):
+    """A logger that gets nothing more once it has failed."""
 
-    return Logger(guarded(logger.start), guarded(logger.scalars), guarded(logger.result), guarded(logger.close))
+    def __init__(self, name: str, logger: Logger) -> None:
+        self._name, self._failed = name, False
+        for method in ("start", "scalars", "result", "close"):
+            setattr(self, method, partial(self._call, getattr(logger, method)))
+
+    def _call(self, method: Callable[..., None], *arguments: Any) -> None:
+        if not self._failed:
+            try:
+                method(*arguments)
+            except Exception as error:  # of the other program's code: any type
+                self._failed = True
+                log.warning("logger.%s: has failed and gets nothing more: %s", self._name, error)
+                log.debug("where logger.%s failed:", self._name, exc_info=True)  # for train.log
 
 
 METRICS = "metrics.jsonl"
@@ -207,26 +224,16 @@ class Lines:
             os.fsync(self._file.fileno())
 
 
-TABLE = "metrics.csv"
-
-
-def csv_logger(folder: Path, window: Window) -> Logger:
-    """A row for each line of metrics.jsonl, which the run has cut to the steps done. A new figure adds a column.
+class CsvLogger(Logger):
+    """metrics.csv, a table for a spreadsheet: a row for each line of metrics.jsonl, which the run has cut to the steps
+    done. A new figure adds a column.
 
     Raises:
         RunError: it cannot be written.
     """
-    table = _Table(folder)
-    return Logger(_nothing, table.scalars, _nothing, table.close)
 
-
-def _nothing(config: Config, more: Mapping[str, Picture] | Values) -> None:
-    """The config is in the run folder already."""
-
-
-class _Table:
-    def __init__(self, folder: Path) -> None:
-        self._folder, self._path = folder, folder / TABLE
+    def __init__(self, folder: Path, window: Window) -> None:
+        self._folder, self._path = folder, folder / "metrics.csv"
         self._rewrite()
 
     def scalars(self, step: int, split: str, values: Values) -> None:
@@ -259,17 +266,14 @@ class _Table:
 _GROUPS = {"test": "z_test"}
 
 
-def tensorboard_logger(folder: Path, window: Window) -> Logger:
-    """Events in the run folder. If the run goes on, events after the steps done are purged.
+class TensorboardLogger(Logger):
+    """TensorBoard's events of a run: curves, hyperparameters with the final figures, the config, a few episodes. If the
+    run goes on, events after the steps done are purged.
 
     Raises:
         RunError: they cannot be written.
     """
-    board = _Board(folder, window)
-    return Logger(board.start, board.scalars, board.result, board.close)
 
-
-class _Board:
     def __init__(self, folder: Path, window: Window) -> None:
         from torch.utils.tensorboard import SummaryWriter  # takes a second to import
 
@@ -317,18 +321,13 @@ MODES = ("offline", "online")
 
 
 def wandb_logger(project: str, mode: str | None) -> OpenLogger:
-    """A run of the project; its files lie in `wandb` in the run folder.
-
-    Args:
-        project: its name.
-        mode: one of `MODES`; None: what WANDB_MODE says, else `offline`.
-    """
-
-    chosen = mode or os.environ.get("WANDB_MODE", "offline")
-    return lambda folder, window: opened("wandb", lambda: _WandbRun(folder, project, chosen))
+    """Weights & Biases: a run of the project; its files lie in `wandb` in the run folder. Nothing leaves the machine
+    unless `mode`, else WANDB_MODE, is `online`."""
+    mode = mode or os.environ.get("WANDB_MODE", "offline")
+    return lambda folder, window: opened("wandb", lambda: _WandbRun(folder, project, mode))
 
 
-class _WandbRun:
+class _WandbRun(Logger):
     def __init__(self, folder: Path, project: str, mode: str) -> None:
         os.environ.setdefault("WANDB_ERROR_REPORTING", "false")  # else errors are sent, in offline mode too
         os.environ["WANDB_CACHE_DIR"] = str(folder.resolve() / "wandb" / "cache")  # where its links lead
@@ -374,19 +373,13 @@ _MOST_PARAMS = 100
 
 
 def mlflow_logger(experiment: str, uri: str | None) -> OpenLogger:
-    """A run of the experiment.
-
-    Args:
-        experiment: its name.
-        uri: of the tracking server or database; None: what MLFLOW_TRACKING_URI says, else `mlflow.db` in the run
-            folder. MLflow has given up its stores of plain files.
-    """
-
-    chosen = uri or os.environ.get("MLFLOW_TRACKING_URI")
-    return lambda folder, window: opened("mlflow", lambda: _MlflowRun(folder, window, experiment, chosen))
+    """MLflow: a run of the experiment, at the tracking server or database `uri`, else MLFLOW_TRACKING_URI, else in
+    `mlflow.db` in the run folder: MLflow has given up its stores of plain files."""
+    uri = uri or os.environ.get("MLFLOW_TRACKING_URI")
+    return lambda folder, window: opened("mlflow", lambda: _MlflowRun(folder, window, experiment, uri))
 
 
-class _MlflowRun:
+class _MlflowRun(Logger):
     def __init__(self, folder: Path, window: Window, experiment: str, uri: str | None) -> None:
         os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
         from mlflow import MlflowClient, entities  # takes seconds

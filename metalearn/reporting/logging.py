@@ -14,15 +14,15 @@ from metalearn.checks import Invalid, one_of, true_or_false, whole_number
 from metalearn.config.values import Config
 from metalearn.reporting.loggers import (
     MODES,
+    CsvLogger,
     Lines,
     Logger,
     OpenLogger,
     Sums,
+    TensorboardLogger,
     Values,
     Window,
-    csv_logger,
     mlflow_logger,
-    tensorboard_logger,
     wandb_logger,
 )
 from metalearn.reporting.page import Picture
@@ -100,27 +100,26 @@ def run_log(
         plots, report: whether the completed run gets its plots, and report.html.
         tensorboard, csv, wandb, mlflow: which loggers get every line besides the terminal and metrics.jsonl.
         project: the project of Weights & Biases, or the experiment of MLflow.
-        wandb_mode: `offline` or `online`; None: as WANDB_MODE says, else offline.
-        mlflow_uri: where MLflow keeps the run; None: as MLFLOW_TRACKING_URI says, else a database in the run folder.
-        others: loggers of your own.
+        wandb_mode, mlflow_uri: as `wandb_logger` and `mlflow_logger` have them.
+        others: loggers of plugins.
 
     Raises:
         ValueError: `every` is below 1, another argument is out of range, or the package of a logger is not installed.
     """
     whole_number("every", every, at_least=1)
-    chosen = {"tensorboard": tensorboard, "csv": csv, "wandb": wandb, "mlflow": mlflow}
-    for name, value in (chosen | {"plots": plots, "report": report}).items():
+    switches = {"tensorboard": tensorboard, "csv": csv, "wandb": wandb, "mlflow": mlflow}
+    for name, value in (switches | {"plots": plots, "report": report}).items():
         true_or_false(name, value)
     if wandb_mode is not None:
         one_of("wandb_mode", wandb_mode, MODES)
     for name in ("wandb", "mlflow"):
-        if chosen[name] and importlib.util.find_spec(name) is None:
+        if switches[name] and importlib.util.find_spec(name) is None:
             raise Invalid(
                 name, "true", f"the package {name} is not installed", f"type pip install {name}", quoted=False
             )
     openers: dict[str, OpenLogger] = {
-        "tensorboard": tensorboard_logger,
-        "csv": csv_logger,
+        "tensorboard": TensorboardLogger,
+        "csv": CsvLogger,
         "wandb": wandb_logger(project, wandb_mode),
         "mlflow": mlflow_logger(project, mlflow_uri),
     }
@@ -130,7 +129,7 @@ def run_log(
             lines = Lines(folder, window)
             opened.callback(lines.close)
             loggers = []
-            for open_logger in (*(openers[name] for name in chosen if chosen[name]), *others):
+            for open_logger in (*(openers[name] for name in switches if switches[name]), *others):
                 loggers.append(open_logger(folder, window))
                 opened.callback(loggers[-1].close)
             opened.pop_all()
@@ -142,8 +141,7 @@ def run_log(
 
 
 class _SeenLog(RunLog):
-    """A log that is only seen: how far the run is, and a line for each evaluation on a terminal, the last one in a
-    notebook."""
+    """Shows how far the run is, and a line for each evaluation: all of them on a terminal, the last one in a notebook."""
 
     def __init__(self, window: Window, progress: RunProgress) -> None:
         self._window, self._progress = window, progress

@@ -151,17 +151,20 @@ INDEX = "index.html"
 
 _SIGNS = ("result.json", METRICS, ".hydra")
 """A folder with one of these holds a run."""
-_DEEPEST = 4
-_MOST_KEYS = 12
+
+_DEEPEST, _MOST_KEYS = 4, 12
+"""Folders below the first one that are searched, and the keys that have a column."""
+
 _DAMAGED = "damaged: "
-_OF_THE_RUN = ("run", "resume", "pause_after", "workers", "hydra", "logger", "launch", "checkpoint", "device")
-"""Keys, and groups, that do not say what is learned."""
+
+_NOT_LEARNED = ("run", "resume", "pause_after", "workers", "hydra", "logger", "launch", "checkpoint", "device")
+"""Keys, and groups, that do not change what is learned."""
 
 Cell = tuple[object, object]
 """What is shown, and what sorts; None: that which is shown."""
 
 
-class FoundRun(NamedTuple):
+class ListedRun(NamedTuple):
     """A run, by its path from the folder: the address of its report, its `status` in words, the keys that were typed,
     the values of all, and the `_cells` of its result."""
 
@@ -184,7 +187,7 @@ def write_index(folder: Path) -> int:
     for here, folders, files in os.walk(folder):  # links are not followed
         path = Path(here).relative_to(folder)
         if path.parts and not {*folders, *files}.isdisjoint(_SIGNS):
-            runs.append(_found(folder, path))
+            runs.append(_listed(folder, path))
             folders.clear()
         elif len(path.parts) >= _DEEPEST:
             folders.clear()
@@ -195,24 +198,24 @@ def write_index(folder: Path) -> int:
     return len(runs)
 
 
-def _found(folder: Path, path: Path) -> FoundRun:
+def _listed(folder: Path, path: Path) -> ListedRun:
     run_dir = folder / path
     report = "./" + urllib.parse.quote(os.fsencode(path / REPORT)) if (run_dir / REPORT).is_file() else None
     saved, ended = run_dir / ".hydra/config.yaml", run_dir / "result.json"
     try:
-        typed = {key: value for key, value in typed_keys(run_dir).items() if key.split(".")[0] not in _OF_THE_RUN}
+        typed = {key: value for key, value in typed_keys(run_dir).items() if key.split(".")[0] not in _NOT_LEARNED}
         config = dict(leaves(read_config(saved))) if saved.exists() else {}
         result = read_object(ended) if ended.exists() else {"status": "no result, and no step logged"}
         if not ended.exists() and (run_dir / METRICS).exists():
             for row in rows_of(run_dir):
                 result["status"] = f"no result yet, step {row['step']}"
-        return FoundRun(path, report, str(result["status"]), typed, config, _cells(result))
+        return ListedRun(path, report, str(result["status"]), typed, config, _cells(result))
     except Exception as error:  # whatever is damaged in a folder: it is one row, and the others are shown
         reason = next(iter(str(error).splitlines()), "") or type(error).__name__
-        return FoundRun(path, report, _DAMAGED + reason.removeprefix(f"{run_dir}/"), {}, {}, _cells({}))
+        return ListedRun(path, report, _DAMAGED + reason.removeprefix(f"{run_dir}/"), {}, {}, _cells({}))
 
 
-def _table(runs: Sequence[FoundRun]) -> dict[str, Any]:
+def _table(runs: Sequence[ListedRun]) -> dict[str, Any]:
     """The table, and the words above it, as the template takes them."""
     typed = list(dict.fromkeys(key for run in runs for key in run.typed))
     values = {key: [run.typed.get(key, run.config.get(key, "")) for run in runs] for key in typed}
