@@ -44,7 +44,7 @@ from metalearn.nn.precision import computing_with
 from metalearn.nn.surroundings import with_gradients
 from metalearn.reporting.loggers import Window
 from metalearn.reporting.logging import SILENT, bar_log
-from metalearn.runs.checkpoint import NO_CHECKPOINTS, Snapshot
+from metalearn.runs.checkpoint import Checkpointer, Snapshot
 from metalearn.training.compatibility import check_compatible
 from metalearn.types import Algorithm, Loss, Metric, Model
 
@@ -139,21 +139,31 @@ def _trained(parts: Parts, job: Job, progress: bool) -> tuple[Snapshot, dict[str
         0, 0, settings.steps, settings.meta_batch_size, parts.algorithm.trained_on,
         val_every=settings.val_every, val_tasks=settings.val_tasks,
     )  # fmt: skip
-    kept: list[Snapshot] = []
-
-    def keep(snapshot: Snapshot, best: bool) -> None:
-        if best:
-            params = {name: value.detach().clone() for name, value in snapshot.params.items()}
-            kept[:] = [snapshot._replace(params=params)]
-
+    in_memory = _BestInMemory()
     trainer = parts.trainer(parts.connect(), parts.new_state())
-    trainer.checkpointer = NO_CHECKPOINTS._replace(save=keep)
+    trainer.checkpointer = in_memory
     trainer.log = bar_log(window) if progress else SILENT
     try:
         trainer.fit()
     finally:
         trainer.log.close()
-    return kept[0], trainer.state.best or {}
+    best = in_memory.best()
+    assert best is not None
+    return best, trainer.state.best or {}
+
+
+class _BestInMemory(Checkpointer):
+    """Keeps a copy of the best snapshot, without files."""
+
+    _best: Snapshot | None = None
+
+    def save(self, snapshot: Snapshot, best: bool) -> None:
+        if best:
+            params = {name: value.detach().clone() for name, value in snapshot.params.items()}
+            self._best = snapshot._replace(params=params)
+
+    def best(self) -> Snapshot | None:
+        return self._best
 
 
 # From the arguments to the parts

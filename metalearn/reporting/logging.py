@@ -141,7 +141,7 @@ def run_log(
 
 
 class _SeenLog(RunLog):
-    """Shows how far the run is, and a line for each evaluation: all of them on a terminal, the last one in a notebook."""
+    """Shows how far the run is, and a line for each evaluation; a notebook keeps the last one."""
 
     def __init__(self, window: Window, progress: RunProgress) -> None:
         self._window, self._progress = window, progress

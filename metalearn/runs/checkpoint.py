@@ -31,19 +31,7 @@ from metalearn.config.values import leaves
 from metalearn.errors import ConfigError, DiskError, RunError
 from metalearn.runs.metrics import better, deciding
 from metalearn.saved import form
-from metalearn.saved.form import (
-    MANIFEST,
-    META,
-    TENSORS,
-    Kind,
-    NotSavedError,
-    SavedFolder,
-    check_fields,
-    fill,
-    kind_of,
-    load,
-    sync,
-)
+from metalearn.saved.form import MANIFEST, META, TENSORS, Kind, NotSavedError, SavedFolder, check_fields, kind_of, sync
 from metalearn.storage.files import (
     STANDS,
     read_json,
@@ -86,26 +74,84 @@ class Snapshot(NamedTuple):
     meta: dict[str, Any]
 
 
-class Checkpointer(NamedTuple):
-    """The checkpoints of one run.
+class Checkpointer:
+    """The checkpoints of one run. This one keeps none: it is for ranks that take the same steps as rank zero, which
+    alone writes."""
 
-    `due(step, validated)`: whether a checkpoint is wanted, whatever its validation says. `save(snapshot, best)` writes
-    one, points `last` (and, if `best`, `best` too) to it, and removes old ones; it raises RunError where it cannot. Its
-    own validation, if it has one that counts, is `meta["validation"]`. `best()` reads the best one;
-    None if none can be read. `settle(step, best)` makes good what an interrupted save has left, for a run that goes on
-    after `step` and whose best step is `best`: the links follow these two. It returns whether the best one is there.
-    """
+    def due(self, step: int, validated: bool) -> bool:
+        """Whether a checkpoint is wanted, whatever its validation says."""
+        return False
 
-    due: Callable[[int, bool], bool]
-    save: Callable[[Snapshot, bool], None]
-    best: Callable[[], Snapshot | None]
-    settle: Callable[[int, int | None], bool]
+    def save(self, snapshot: Snapshot, best: bool) -> None:
+        """Writes one, points `last` (and, if `best`, `best` too) to it, and removes old ones. Its validation, if it has
+        one that counts, is `meta["validation"]`.
+
+        Raises:
+            RunError: it cannot be written.
+        """
+
+    def best(self) -> Snapshot | None:
+        """The best one; None if none can be read."""
+        return None
+
+    def settle(self, step: int, best: int | None) -> bool:
+        """Completes what an interrupted save has left, for a run that goes on after `step` and whose best step is
+        `best`: the links follow these two. Returns whether the best one can be read."""
+        return False
 
 
-NO_CHECKPOINTS = Checkpointer(
-    lambda step, validated: False, lambda snapshot, best: None, lambda: None, lambda step, best: False
-)
-"""The checkpointer of ranks that take the same steps as rank zero, which alone writes."""
+NO_CHECKPOINTS = Checkpointer()
+
+
+class _InFolder(Checkpointer):
+    """Checkpoints in the run folder."""
+
+    def __init__(self, run_dir: Path, every: int, keep: int, keep_best: int) -> None:
+        self._folder, self._every, self._keep, self._keep_best = run_dir / "checkpoints", every, keep, keep_best
+
+    def due(self, step: int, validated: bool) -> bool:
+        # Whether a validation is among the best is known only later, so each one is saved.
+        return step % self._every == 0 or (validated and self._keep_best > 1)
+
+    def save(self, snapshot: Snapshot, best: bool) -> None:
+        folder, step = self._folder, snapshot.meta["step"]
+        path = write(folder, snapshot)
+        with writing(folder):
+            for name in ("last", "best") if best else ("last",):
+                _point(folder / name, path.name)
+            _point_to_next_best(folder, self._keep_best, step)
+            # Last, so that what the links name stays. Checkpoints of later steps are damaged, or the run would have
+            # gone on from them; they must not push out good ones.
+            linked = {link.resolve() for link in (folder / "best", folder / "last", *_next_best(folder))}
+            for old in [old for old in _steps(folder) if _number(old) <= step][: -self._keep]:
+                if old.resolve() not in linked:
+                    _remove(old)
+
+    def best(self) -> Snapshot | None:
+        path = self._folder / "best"
+        try:
+            return read(path) if path.exists() else None
+        except RunError as error:
+            log.warning("%s; the next validation counts as the best", error)
+            return None
+
+    def settle(self, step: int, best: int | None) -> bool:
+        folder = self._folder
+        with writing(folder):
+            for path in _replaced(folder):  # put back, if its replacement did not come
+                final = folder / _name(_number(path))
+                _remove(path) if final.exists() else path.rename(final)
+            for path in folder.glob(".step_*.tmp"):
+                _remove(path)
+            # A kill between a save and its links leaves `best` at an older step, which the test would take.
+            for name, number in (("last", step), ("best", best)):
+                if number is not None and (folder / _name(number)).is_dir():
+                    _point(folder / name, _name(number))
+                else:
+                    _remove(folder / name)
+            _point_to_next_best(folder, self._keep_best, step)
+        # Its folder may be there, and its files damaged.
+        return self.best() is not None
 
 
 def checkpointing(*, every: int, keep: int, keep_best: int = 1) -> Callable[[Path], Checkpointer]:
@@ -119,58 +165,9 @@ def checkpointing(*, every: int, keep: int, keep_best: int = 1) -> Callable[[Pat
     Raises:
         ValueError: a number below 1.
     """
-    whole_number("every", every, at_least=1)
-    whole_number("keep", keep, at_least=1)
-    whole_number("keep_best", keep_best, at_least=1)
-
-    def checkpointer(run_dir: Path) -> Checkpointer:
-        folder = run_dir / "checkpoints"
-
-        def save(snapshot: Snapshot, best: bool) -> None:
-            path = write(folder, snapshot)
-            with writing(folder):
-                for name in ("last", "best") if best else ("last",):
-                    _point(folder / name, path.name)
-                _point_to_next_best(folder, keep_best, snapshot.meta["step"])
-                # Last, so that what the links name stays. Checkpoints of later steps are damaged, or the run would have
-                # gone on from them; they must not push out good ones.
-                links = [folder / "best", folder / "last", *_next_best(folder)]
-                linked = {link.resolve() for link in links}
-                for old in [old for old in _steps(folder) if _number(old) <= snapshot.meta["step"]][:-keep]:
-                    if old.resolve() not in linked:
-                        _remove(old)
-
-        def best() -> Snapshot | None:
-            try:
-                return read(folder / "best") if (folder / "best").exists() else None
-            except RunError as error:
-                log.warning("%s; the next validation counts as the best", error)
-                return None
-
-        def settle(step: int, best_step: int | None) -> bool:
-            with writing(folder):
-                for path in _replaced(folder):  # put back, if its replacement did not come
-                    final = folder / _name(_number(path))
-                    _remove(path) if final.exists() else path.rename(final)
-                for path in folder.glob(".step_*.tmp"):
-                    _remove(path)
-                # A kill between a save and its links leaves `best` at an older step, which the test would take.
-                for name, number in (("last", step), ("best", best_step)):
-                    if number is not None and (folder / _name(number)).is_dir():
-                        _point(folder / name, _name(number))
-                    else:
-                        _remove(folder / name)
-                _point_to_next_best(folder, keep_best, step)
-            # Its folder may be there, and its files damaged.
-            return best() is not None
-
-        def due(step: int, validated: bool) -> bool:
-            # Whether a validation is among the best is known only later, so each one is saved.
-            return step % every == 0 or (validated and keep_best > 1)
-
-        return Checkpointer(due, save, best, settle)
-
-    return checkpointer
+    for name, value in (("every", every), ("keep", keep), ("keep_best", keep_best)):
+        whole_number(name, value, at_least=1)
+    return lambda run_dir: _InFolder(run_dir, every, keep, keep_best)
 
 
 def write(folder: Path, snapshot: Snapshot) -> Path:
@@ -193,7 +190,7 @@ def write(folder: Path, snapshot: Snapshot) -> Path:
         with (temporary / STATE).open("wb") as file:  # by Python's file, whose error says what is wrong with the disk
             torch.save(snapshot.state, file)
         versions = {"torch": torch.__version__, "numpy": numpy.__version__, "python": platform.python_version()}
-        fill(temporary, CHECKPOINT, snapshot.params, snapshot.meta | {"versions": versions})
+        form.fill(temporary, CHECKPOINT, snapshot.params, snapshot.meta | {"versions": versions})
         # The old checkpoint goes last: after a kill at any line, one of the two is there and whole.
         if final.exists() or final.is_symlink():
             _remove(replaced)
@@ -222,7 +219,7 @@ def read(path: Path) -> Snapshot:
         RunError: it is not complete, or a file has changed since it was written.
     """
     try:
-        saved = load(path, CHECKPOINT)
+        saved = form.load(path, CHECKPOINT)
         state = torch.load(path / STATE, map_location="cpu", weights_only=True)
     except NotSavedError as error:
         raise RunError(str(error)) from error
@@ -316,7 +313,7 @@ def rewind(run_dir: Path, step: int) -> None:
 
 
 def has_gone_back(run_dir: Path) -> bool:
-    """Whether this process was started anew after one of the same job has called `rewind`; see `restarted`."""
+    """Whether one of the same job has called `rewind` before this process was started again; see `restarted`."""
     marker = run_dir / "checkpoints" / _WENT_BACK
     try:
         return restarted() and marker.read_bytes() == job_id().encode()
@@ -332,12 +329,12 @@ def start_params(path: Path, loaded: Params, params: Params, *, strict: bool) ->
         ConfigError: nothing fits; or, with `strict`, one parameter does not fit.
     """
 
-    def here(name: str) -> str:
+    def name_here(name: str) -> str:
         """What learned there may be fixed here, and the reverse."""
         bare = name.removeprefix(FIXED)
         return next((one for one in (name, bare, f"{FIXED}{bare}") if one in params), name)
 
-    loaded = {here(name): value for name, value in loaded.items()}
+    loaded = {name_here(name): value for name, value in loaded.items()}
     if strict:
         advice = "; type the model of that run, or init_strict=false to take what fits"
         return fitted("init_from", path, loaded, params, advice), []
@@ -385,9 +382,9 @@ def _name(step: int) -> str:
 
 def _number(path: Path) -> int:
     """The step in the name of a checkpoint's folder, or of one that was being replaced."""
-    found = _STEP.search(path.name)
-    assert found is not None
-    return int(found[1])
+    match = _STEP.search(path.name)
+    assert match is not None
+    return int(match[1])
 
 
 def _steps(folder: Path) -> list[Path]:
@@ -463,17 +460,17 @@ LEARNER = Kind("learner", 1, {
     "config": dict.fromkeys(GROUPS, dict) | {"precision": str}, "preprocessing": dict | None, "step": int,
 })  # fmt: skip
 
-OWN_FIELDS: dict[str, dict[str, Any]] = {
+OBJECT_FIELDS: dict[str, dict[str, Any]] = {
     "model": {OWN: str, "shape": [int], "transductive": bool, "dropout": bool},
     "dataset": {OWN: str, "shape": [int], "classes": dict},
 }
-"""The fields of a group that was an object of the user's own."""
+"""The fields of a group that was an object of the program."""
 
 WEIGHTS = "weights.safetensors"
 """The pretrained weights, where they came from a file. Networks need it even if their parameters are all saved: it says
 how pictures are shown to them."""
 
-OF_THE_MACHINE = ("root", "download", "shards", "seed", "eval_seed")
+_LOCAL_KEYS = ("root", "download", "shards", "seed", "eval_seed")
 """Keys of a dataset that are not published."""
 
 
@@ -510,7 +507,7 @@ def read_learner(folder: Path) -> SavedFolder:
     """
     saved = form.load(folder, LEARNER)
     config = check_saved(saved.meta["config"])
-    for group, fields in OWN_FIELDS.items():
+    for group, fields in OBJECT_FIELDS.items():
         if OWN in config[group]:
             check_fields(config[group], fields, f"{META}: {group}")
     here = {"root": os.environ.get("METALEARN_DATA", DATA), "download": True, "shards": None, "seed": 0}
@@ -532,7 +529,7 @@ def _published(config: Mapping[str, Any], *, carried: bool, without: Collection[
     """
     parts: dict[str, Any] = {group: deepcopy(dict(config[group])) for group in GROUPS}
     dataset = parts["dataset"]
-    gone = [name for name in OF_THE_MACHINE if name in dataset]
+    gone = [name for name in _LOCAL_KEYS if name in dataset]
     dataset |= dict.fromkeys([*gone, *(["split"] if is_path(dataset.get("split")) else [])])  # a folder of lists
     if carried:
         parts["model"]["weights"] = WEIGHTS
