@@ -632,7 +632,7 @@ def load_task(
     try:
         saved = form.load(folder, TASK)
     except ValueError as error:
-        raise ConfigError(f"path={folder}: is no task that can be used: {error}; save it anew") from error
+        raise ConfigError(f"path={folder}: is no task that can be used: {error}; save it again") from error
     learner = load(folder / LEARNER, network=network, algorithm=algorithm, loss=loss, plugins=plugins, device=device)
     steps, labels, flat = (saved.meta[name] for name in ("steps", "labels", "flat"))
     batch = Batch(learner.on_device(saved.tensors["x"]), saved.tensors["y"].to(learner.device))

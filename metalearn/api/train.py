@@ -105,13 +105,13 @@ def train(
         RunError: a loss, a gradient or the best validation is not finite.
     """
     keys = {"seed": seed, "device": device, "precision": precision, "trainer": {"steps": steps, **trainer}}
-    chosen: dict[str, Any] = {"algorithm": algorithm, "model": model, "dataset": tasks, "inner": inner, "loss": loss}
-    chosen |= {"optimizer": optimizer, "metric": metric}
+    arguments: dict[str, Any] = {"algorithm": algorithm, "model": model, "dataset": tasks, "inner": inner, "loss": loss}
+    arguments |= {"optimizer": optimizer, "metric": metric}
     one_of("seen_classes", seen_classes, (REFUSE, REPORT))
     with with_gradients(), computing_with(precision):
         try:
             options = {"transductive": transductive, "dropout": dropout, "running_statistics": running_statistics}
-            parts, job = _assemble(chosen, keys, options)
+            parts, job = _assemble(arguments, keys, options)
         except OmegaConfBaseException as error:
             reason = str(error).splitlines()[0]
             raise ConfigError(f"{reason}; give that key a value by metalearn.named(NAME, KEY=VALUE)") from error
@@ -169,19 +169,21 @@ class _BestInMemory(Checkpointer):
 # From the arguments to the parts
 
 
-def _assemble(chosen: dict[str, Any], keys: dict[str, Any], options: Mapping[str, bool]) -> tuple[Parts, Job]:
-    check_tasks(chosen["dataset"])
+def _assemble(arguments: dict[str, Any], keys: dict[str, Any], options: Mapping[str, bool]) -> tuple[Parts, Job]:
+    check_tasks(arguments["dataset"])
     for argument, (kind, words) in _KINDS.items():
-        part = chosen[argument]
+        part = arguments[argument]
         fits = isinstance(part, str | Named) or (kind is not None and (callable(part) or isinstance(part, kind)))
         if not fits:
             raise ConfigError(f"{argument}={part!r}: must be a name of conf/, or {words}")
     described: dict[str, Named | dict[str, Any]] = {
-        group: as_named(part) if isinstance(part, str | Named) else {} for group, part in chosen.items()
+        group: as_named(part) if isinstance(part, str | Named) else {} for group, part in arguments.items()
     }
-    source = chosen["dataset"]
+    source = arguments["dataset"]
     loss, metric = (
-        build(plain_config({group: part}, {}), group) if isinstance(part := described[group], Named) else chosen[group]
+        build(plain_config({group: note}, {}), group)
+        if isinstance(note := described[group], Named)
+        else arguments[group]
         for group in ("loss", "metric")
     )
     if not isinstance(described["dataset"], Named):
@@ -189,7 +191,7 @@ def _assemble(chosen: dict[str, Any], keys: dict[str, Any], options: Mapping[str
         described["dataset"] = note_of_tasks(source, loss)
     for group in ("algorithm", "loss", "metric"):
         if not isinstance(described[group], Named):
-            described[group] = {OWN: name_of(chosen[group])}
+            described[group] = {OWN: name_of(arguments[group])}
     config = plain_config(described, keys)
     check_top_level(config)
     check_device(config.device, config.precision)
@@ -198,7 +200,7 @@ def _assemble(chosen: dict[str, Any], keys: dict[str, Any], options: Mapping[str
         loss = reporting(chosen_loss(loss, source), metric, source)
 
     def learner() -> tuple[Model, Algorithm]:
-        model, algorithm = chosen["model"], chosen["algorithm"]
+        model, algorithm = arguments["model"], arguments["algorithm"]
         if isinstance(described["model"], Named):
             model = build(config, "model")
         else:

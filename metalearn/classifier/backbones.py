@@ -131,11 +131,11 @@ def backbone_of(name: str | nn.Module | Backbone = DEFAULT, weights: str | None 
         return _of_timm(rest, weights)
     if library == "transformers":
         return _of_transformers(rest, weights)
-    own = next((known for known in (DEFAULT, *HEADS) if known == name.lower()), None)
-    if own is None:
+    ours = next((option for option in (DEFAULT, *HEADS) if option == name.lower()), None)
+    if ours is None:
         allowed = ", ".join([DEFAULT, *HEADS, "timm:NAME", "transformers:NAME_OR_FOLDER"])
         raise ConfigError(f"backbone={name}: is not known; allowed: {allowed}")
-    return _efficientnet_lite0(weights) if own == DEFAULT else _of_torchvision(own, weights)
+    return _efficientnet_lite0(weights) if ours == DEFAULT else _of_torchvision(ours, weights)
 
 
 def of_module(
@@ -188,21 +188,21 @@ def _backbone(
     whole, state = _Normalised(network, *colours).eval().requires_grad_(False), network.state_dict()
     try:
         with torch.inference_mode():
-            found = whole(torch.zeros(1, 3, form.size, form.size))
+            features = whole(torch.zeros(1, 3, form.size, form.size))
     except Exception as error:  # of any type: the network may be anybody's
         takes = f"[n, 3, {form.size}, {form.size}]"
         raise ConfigError(f"backbone={name}: cannot take pictures {takes}: {first_line(error)}") from error
-    if found.dim() != 2:
-        gives = f"gives {[*found.shape]} for a picture"
+    if features.dim() != 2:
+        gives = f"gives {[*features.shape]} for a picture"
         raise ConfigError(f"backbone={name}: {gives}; it must give [1, width] or [1, width, h, w]")
-    if not found.isfinite().all():
+    if not features.isfinite().all():
         raise ConfigError(f"backbone={name}: its features of a black picture are not finite; take other weights")
     note = f"{name}, {note}; licence: {licence or 'not known'}"
     digest = hashlib.sha256(repr((form, colours)).encode())
     for key in sorted(state):
         digest.update(key.encode())
         digest.update(state[key].contiguous().cpu().view(-1).view(torch.uint8).numpy().tobytes())
-    kept, width = state if rebuilt else {}, found.shape[1]
+    kept, width = state if rebuilt else {}, features.shape[1]
     return Backbone(name, named, kept, packaged, digest.hexdigest(), form, width, note, licence, whole)
 
 
@@ -259,10 +259,10 @@ def _efficientnet_lite0(weights: str | None) -> Backbone:
 def _of_torchvision(name: str, weights: str | None) -> Backbone:
     from torchvision import models  # takes a second
 
-    known = models.get_model_weights(name)
-    chosen = f"{known.__name__}.{known.DEFAULT.name}" if weights is None else weights
+    available = models.get_model_weights(name)
+    source = f"{available.__name__}.{available.DEFAULT.name}" if weights is None else weights
     try:
-        state, _, note = pretrained(name, chosen, None)
+        state, _, note = pretrained(name, source, None)
     except Invalid as error:
         if weights is not None:
             raise
@@ -272,11 +272,11 @@ def _of_torchvision(name: str, weights: str | None) -> Backbone:
     load_body(network, state)
     cut_head(network, name)
     network.eval().requires_grad_(False)
-    named = meant_as(chosen)
-    asked = (known[named.rpartition(".")[2]] if named else known.DEFAULT).transforms()
+    named = meant_as(source)
+    asked = (available[named.rpartition(".")[2]] if named else available.DEFAULT).transforms()
     size = asked.crop_size[0]
     form = PictureForm(size, 3, crop=size / asked.resize_size[0], resample=asked.interpolation.value)
-    note, licence = note.removeprefix(f"{name}: "), header_of(chosen).get(LICENCE) or None
+    note, licence = note.removeprefix(f"{name}: "), header_of(source).get(LICENCE) or None
     return _backbone(name, named, network, form, (asked.mean, asked.std), note, licence)
 
 
@@ -316,15 +316,15 @@ def _of_transformers(place: str, weights: str | None) -> Backbone:
     package, key = _package(name, name), f"backbone=transformers:{weights or place}"
     options = {"local_files_only": Path(place).is_dir(), "trust_remote_code": False}
     try:
-        network, found = package.AutoModel.from_pretrained(place, output_loading_info=True, **options)
+        network, loaded = package.AutoModel.from_pretrained(place, output_loading_info=True, **options)
         asked = package.AutoImageProcessor.from_pretrained(place, **options).to_dict()
     except Exception as error:  # as above
         raise _not_there(key, error, "type transformers:/path/to/its/folder") from error
-    lost = map(str, [*found["missing_keys"], *found["mismatched_keys"]])
+    lost = map(str, [*loaded["missing_keys"], *loaded["mismatched_keys"]])
     if missing := sorted(key for key in lost if "pooler" not in key):
         raise ConfigError(f"{key}: {len(missing)} of its weights are not in its files, such as {missing[0]}")
     network.requires_grad_(False)
-    for unused in found["missing_keys"]:  # drawn by chance, and the digest is of all
+    for unused in loaded["missing_keys"]:  # drawn by chance, and the digest is of all
         network.get_parameter(unused).zero_()
     size, crop = asked.get("size") or {}, asked.get("crop_size") if asked.get("do_center_crop") else None
     shown, side = crop or size, size.get("shortest_edge") or size.get("height")
@@ -351,8 +351,8 @@ class _Normalised(nn.Module):
             self.register_buffer(name, torch.tensor(list(values)).view(3, 1, 1))
 
     def forward(self, pictures: Tensor) -> Tensor:
-        found: Tensor = self.network((pictures - self.get_buffer("mean")) / self.get_buffer("std"))
-        return found.mean(dim=(2, 3)) if found.dim() == 4 else found
+        features: Tensor = self.network((pictures - self.get_buffer("mean")) / self.get_buffer("std"))
+        return features.mean(dim=(2, 3)) if features.dim() == 4 else features
 
 
 class _Hidden(nn.Module):
@@ -370,12 +370,13 @@ class _Hidden(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         if self.how == "image":
             made = self.network.get_image_features(pixel_values=x)
-            found: Tensor = made if isinstance(made, Tensor) else made.pooler_output  # by the version of transformers
+            # By the version of transformers.
+            features: Tensor = made if isinstance(made, Tensor) else made.pooler_output
         else:
-            found = self.network(pixel_values=x).last_hidden_state
-        if found.dim() == 3:
-            return found[:, 0] if self.how == "token" else found.mean(dim=1)
-        return found
+            features = self.network(pixel_values=x).last_hidden_state
+        if features.dim() == 3:
+            return features[:, 0] if self.how == "token" else features.mean(dim=1)
+        return features
 
 
 def _package(name: str, backbone: str) -> Any:

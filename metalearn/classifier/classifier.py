@@ -54,16 +54,16 @@ def collect(root: Path, form: PictureForm, *, key: str, strict: bool, least: int
         DataError: there are fewer than two classes, or a picture lies in two of them; or, if `strict`, something would
             be passed over.
     """
-    found = support_in(root, key, least, strict=strict)
-    assert found.classes is not None
+    support = support_in(root, key, least, strict=strict)
+    assert support.classes is not None
     pictures, wrong = list[tuple[str, str, Tensor]](), []
-    for file, label, picture in zip(found.files, found.classes, seen(found.paths, form), strict=True):
+    for file, label, picture in zip(support.files, support.classes, seen(support.paths, form), strict=True):
         if isinstance(picture, str):
             log.warning("%s%s: cannot be read: %s", key, root / file, picture)
         else:
             pictures.append((file, label, picture))
-    if broken := len(found.files) - len(pictures):
-        wrong.append(f"{broken} of {len(found.files)} pictures cannot be read")
+    if broken := len(support.files) - len(pictures):
+        wrong.append(f"{broken} of {len(support.files)} pictures cannot be read")
     kept, copies = without_copies(pictures, f"{key}{root}")
     if copies:  # which tell nothing of new pictures
         wrong.append(f"{len(copies)} pictures are copies of others of their classes: {first_few(copies)}")
@@ -71,7 +71,7 @@ def collect(root: Path, form: PictureForm, *, key: str, strict: bool, least: int
         raise DataError(f"{key}{root}: --strict: {'; '.join(wrong)}; remove them")
     for what in wrong:
         log.warning("%s%s: passed over: %s", key, root, what)
-    gone = sorted(set(found.classes) - set(kept.labels))
+    gone = sorted(set(support.classes) - set(kept.labels))
     if gone:
         raise DataError(f"{key}{root}: no picture of these classes can be read: {first_few(gone)}; add some, or remove")
     return kept
@@ -111,7 +111,7 @@ class Answer(NamedTuple):
     """What a picture shows.
 
     Attributes:
-        label: the class; None if it is none of the known ones.
+        label: the class; None if it is none of them.
         probability: that of the most probable class.
         probabilities: of all classes, in the order of `classes_`.
     """
@@ -143,7 +143,7 @@ class PictureClassifier:
 
     Attributes:
         classes_: the labels, sorted.
-        report_: what the cross-validation has found: `head`, `accuracy` with `interval95`, and more.
+        report_: the figures of the cross-validation: `head`, `accuracy` with `interval95`, and more.
     """
 
     def __init__(
@@ -186,17 +186,17 @@ class PictureClassifier:
             log.warning("X: %d pictures are copies of others of their class, and count once", len(copies))
         return self.fit_collected(kept)
 
-    def fit_collected(self, found: Collected) -> "PictureClassifier":
+    def fit_collected(self, collected: Collected) -> "PictureClassifier":
         """As `fit`, from decoded pictures."""
         real_number("minutes", self.minutes, at_least=0)
         whole_number("steps", self.steps, at_least=1)
         if self._tuned:  # by what it has learned before
             self._tuned = {}
             self.__dict__.pop("_opened", None)
-        self._learn_features(features_from_cache(self.opened(), found.pictures), found.labels, found.names)
+        self._learn_features(features_from_cache(self.opened(), collected.pictures), collected.labels, collected.names)
         if self.minutes:
-            self._tune(found)
-        return self._show_wrong(found)
+            self._tune(collected)
+        return self._show_wrong(collected)
 
     def _learn_features(self, features: Tensor, labels: Sequence[Any], names: Sequence[str]) -> None:
         """Learns from the features [n, width] of pictures."""
@@ -222,10 +222,11 @@ class PictureClassifier:
             heads = [self.head]
         return validation.Validation(self._y, classes, self._names, heads, self.folds, self.seed)
 
-    def _tune(self, found: Collected) -> None:
+    def _tune(self, collected: Collected) -> None:
         """Tunes the last layers, and keeps them if they are better."""
         backbone, over = self.opened(), self._validation()
-        pictures = [found.pictures[i] for i in torch.argsort(_sorted_classes(found.labels)[1], stable=True).tolist()]
+        order = torch.argsort(_sorted_classes(collected.labels)[1], stable=True)
+        pictures = [collected.pictures[i] for i in order.tolist()]
         made = tuning.tune(
             backbone, pictures, self._y, over.fold(), minutes=self.minutes, steps=self.steps, seed=self.seed
         )
@@ -239,11 +240,11 @@ class PictureClassifier:
             self._features = features_from_cache(self._opened, pictures)
             self._learn(self.report_["head"])
 
-    def _show_wrong(self, found: Collected) -> "PictureClassifier":
+    def _show_wrong(self, collected: Collected) -> "PictureClassifier":
         """Keeps for the page those of these pictures that are taken for another class. A name that several pictures
         have says of none which it is."""
         wrong = [entry["picture"] for entry in self.report_.get("wrong", ())[:MOST_SHOWN]]
-        pictures = dict(zip(found.names, found.pictures, strict=True))
+        pictures = dict(zip(collected.names, collected.pictures, strict=True))
         self._shown = {name: pictures[name] for name in wrong if name in pictures and self._names.count(name) == 1}
         return self
 
@@ -269,13 +270,13 @@ class PictureClassifier:
         """As `answers`, from features [n, width]."""
         probabilities, near = self._probabilities(features)
         threshold = self.report_["threshold"]
-        found = []
+        answers = []
         for values, similarity in zip(probabilities, near.tolist(), strict=True):
             best = int(values.argmax())
-            known = threshold is None or similarity >= threshold
+            is_near = threshold is None or similarity >= threshold
             label = self.classes_[best].item()  # a plain value, which JSON has too
-            found.append(Answer(label if known else None, float(values[best]), values))
-        return found
+            answers.append(Answer(label if is_near else None, float(values[best]), values))
+        return answers
 
     def predict_proba(self, X: Iterable[Any]) -> NDArray[np.float64]:  # noqa: N803
         """The probability of each class: [n, classes]."""
@@ -283,9 +284,8 @@ class PictureClassifier:
 
     def predict(self, X: Iterable[Any]) -> NDArray[Any]:  # noqa: N803
         """The most probable class of each picture; `answers` also says where it is none of them."""
-        best = self.predict_proba(X).argmax(axis=1)
-        found: NDArray[Any] = self.classes_[best]
-        return found
+        best = self.predict_proba(X).argmax(axis=1)  # first, since it refuses what is not fitted
+        return np.asarray(self.classes_[best])
 
     def score(self, X: Iterable[Any], y: Iterable[Any]) -> float:  # noqa: N803
         """The fraction of right predictions. Pictures that it has learned from are counted in a line of the log."""
@@ -300,11 +300,11 @@ class PictureClassifier:
     def _learned_as(self, features: Tensor) -> list[int | None]:
         """The places of the same pictures among those that it has learned from; None for another one."""
         self._check_fitted()
-        known, found = centred(self._features, self._centre), list[int | None]()
+        learned, places = centred(self._features, self._centre), list[int | None]()
         for z in centred(features, self._centre):  # one by one: all at once would take memory of n × its pictures
-            alike = known @ z
-            found.append(int(alike.argmax()) if alike.amax() > _SAME else None)
-        return found
+            alike = learned @ z
+            places.append(int(alike.argmax()) if alike.amax() > _SAME else None)
+        return places
 
     def too_good(self, features: Tensor) -> str:
         """A line if some of these pictures [n, width] are among those that it has learned from; else empty."""
@@ -325,19 +325,19 @@ class PictureClassifier:
     def _probabilities(self, features: Tensor) -> tuple[NDArray[np.float64], Tensor]:
         """The probabilities [n, classes], and the similarity of each picture to the nearest class mean."""
         self._check_fitted()
-        found, near = [self._means.new_empty(0, len(self.classes_))], [self._means.new_empty(0)]
+        probabilities, near = [self._means.new_empty(0, len(self.classes_))], [self._means.new_empty(0)]
         score, sharpness = HEADS[self.report_["head"]].score, self.report_["sharpness"]
         for row in features.split(1):  # a product of several rows may round otherwise
             z = centred(row, self._centre)
-            found.append(torch.softmax(score(self._state, z) * sharpness, dim=1))
+            probabilities.append(torch.softmax(score(self._state, z) * sharpness, dim=1))
             near.append((z @ self._means.T).amax(dim=1))
-        return torch.cat(found).numpy(), torch.cat(near)
+        return torch.cat(probabilities).numpy(), torch.cat(near)
 
     def _check_fitted(self) -> None:
         if not hasattr(self, "_state"):
             # scikit-learn knows this state by an error type of its own, a ValueError too.
-            known = getattr(sys.modules.get("sklearn.exceptions"), "NotFittedError", ValueError)
-            raise known("this PictureClassifier has not learned yet; call fit first, or load one")
+            kind = getattr(sys.modules.get("sklearn.exceptions"), "NotFittedError", ValueError)
+            raise kind("this PictureClassifier has not learned yet; call fit first, or load one")
 
     def opened(self) -> Backbone:
         """The backbone, read once."""
@@ -348,32 +348,32 @@ class PictureClassifier:
 
     # Changing
 
-    def add(self, found: Collected) -> "PictureClassifier":
-        """Learns further pictures, of new classes or of known ones. Pictures that it has already count once."""
+    def add(self, collected: Collected) -> "PictureClassifier":
+        """Learns further pictures, of new classes or of those that it has. Pictures that it has already count once."""
         self._check_fitted()
-        named = [self._class_named(label) for label in found.labels]
+        named = [self._class_named(label) for label in collected.labels]
         strange = sorted(label for label in set(named) if isinstance(label, str))
         if strange and not isinstance(self.classes_[0], str):
             raise ConfigError(
                 f"FOLDER: the class {strange[0]} is a text, and those of this classifier are numbers: "
-                f"{', '.join(map(str, self.classes_[:20]))}; name the folder by one of them, or fit anew"
+                f"{', '.join(map(str, self.classes_[:20]))}; name the folder by one of them, or fit again"
             )
-        features = features_from_cache(self.opened(), found.pictures)
+        features = features_from_cache(self.opened(), collected.pictures)
         same = self._learned_as(features)
-        for name, label, place in zip(found.names, named, same, strict=True):
+        for name, label, place in zip(collected.names, named, same, strict=True):
             if place is not None and self.classes_[self._y[place]] != label:
                 raise DataError(
                     f"FOLDER: {name} is the same picture as {self._names[place]}, in another class; remove one of them"
                 )
         new = [i for i, place in enumerate(same) if place is None]
         labels = [*self.classes_[self._y].tolist(), *(named[i] for i in new)]
-        names = [*self._names, *(found.names[i] for i in new)]
+        names = [*self._names, *(collected.names[i] for i in new)]
         self._learn_features(torch.cat([self._features, features[new]]), labels, names)
-        return self._show_wrong(found)
+        return self._show_wrong(collected)
 
     def _class_named(self, label: Any) -> Any:
         """The class that a label is, or that a text names: folders and commands have texts for numbers, too."""
-        by_name = {one_form(str(known)): known for known in self.classes_.tolist()}
+        by_name = {one_form(str(label_of_class)): label_of_class for label_of_class in self.classes_.tolist()}
         return by_name.get(one_form(label), label) if isinstance(label, str) else label
 
     def remove(self, classes: Sequence[Any]) -> "PictureClassifier":
@@ -396,7 +396,7 @@ class PictureClassifier:
     # In files
 
     def save(self, path: str | os.PathLike[str], *, replace: bool = False, command: str = "") -> None:
-        """Writes a folder with what `load` needs, and `report.html`, a page of what the cross-validation has found.
+        """Writes a folder with what `load` needs, and `report.html`, a page of the cross-validation.
         Weights that a package brings are not in it; `export` writes them too.
 
         Args:
@@ -411,11 +411,11 @@ class PictureClassifier:
         backbone = self.opened()
         weights = None if backbone.packaged or not backbone.state else Weights(backbone.state, backbone.licence)
         folder, page = Path(path), Page(command, self._shown)
-        own = self._place if self._place is not None and self._place.folder == folder.resolve() else None
-        before = None if own is None else own.digest
+        place = self._place if self._place is not None and self._place.folder == folder.resolve() else None
+        before = None if place is None else place.digest
         digest = self._saved().write(folder, replace=replace, weights=weights, page=page, before=before)
-        if own is not None:
-            self._place = own._replace(digest=digest)
+        if place is not None:
+            self._place = place._replace(digest=digest)
         if replace and (folder / CARD).exists():
             log.warning("%s: %s tells of the classifier before; type metalearn export for a new one", path, CARD)
 
@@ -455,7 +455,7 @@ class PictureClassifier:
         def fill(folder: Path) -> None:
             if not backbone.state:
                 raise ConfigError(
-                    f"format={FOLDER}: {backbone.name} cannot be made anew from its weights alone; type --format "
+                    f"format={FOLDER}: {backbone.name} cannot be rebuilt from its weights alone; type --format "
                     f"{ONNX} or --format {TORCH}"
                 )
             self._saved().fill(folder, Weights(backbone.state, licence), None)

@@ -158,7 +158,7 @@ class Saved:
             one_of("head", meta["report"]["head"], tuple(HEADS))
         except ValueError as error:
             raise ConfigError(
-                f"{key}={folder}: is no classifier that can be used: {error}; make it anew by metalearn fit"
+                f"{key}={folder}: is no classifier that can be used: {error}; make it again by metalearn fit"
             ) from error
         tuned = {name.removeprefix(_TUNED): tensors.pop(name) for name in list(tensors) if name.startswith(_TUNED)}
         content = meta | tensors | {"tuned": tuned}

@@ -1,4 +1,4 @@
-"""Tunes the last layers of a backbone on episodes of a user's own classes (Snell et al. 2017), and keeps them only if
+"""Tunes the last layers of a backbone on episodes of the user's classes (Snell et al. 2017), and keeps them only if
 nested cross-validation says that it helps.
 
 What comes before those layers is computed once a picture. The network of each fold, and that of all pictures, take a
@@ -58,8 +58,8 @@ class _Learner:
 
     def step(self, x: Tensor, y: Tensor, shots: int) -> None:
         """A step on the episode x [n, …], y [n], the first `shots` of which are learned from."""
-        found: Tensor = torch.func.functional_call(self.layers, self.weights, (x,))
-        z = F.normalize(found - found[:shots].mean(dim=0), dim=1)
+        features: Tensor = torch.func.functional_call(self.layers, self.weights, (x,))
+        z = F.normalize(features - features[:shots].mean(dim=0), dim=1)
         means = class_means(z[:shots], y[:shots], int(y.max()) + 1)
         loss = F.cross_entropy(_SHARPNESS * z[shots:] @ means.T, y[shots:])
         self._optimizer.zero_grad()
@@ -70,7 +70,7 @@ class _Learner:
 def tune(
     backbone: Backbone, pictures: Sequence[Tensor], y: Tensor, fold: Tensor, *, minutes: float, steps: int, seed: int
 ) -> Tuned | None:
-    """Tunes for at most so many minutes and steps. Ctrl-C ends it as the end of the time does.
+    """Tunes until the minutes or the steps are over. Ctrl-C ends it as the end of the time does.
 
     Args:
         pictures: as the backbone takes them.
@@ -85,8 +85,9 @@ def tune(
         ConfigError: the network cannot be cut in two, or there are too few pictures.
     """
     end = time.monotonic() + 60 * minutes
-    known = [*(torch.nonzero(fold != number).flatten() for number in range(int(fold.max()) + 1)), torch.arange(len(y))]
-    if any((torch.bincount(y[among]) > 1).sum() < 2 for among in known):
+    learned_by = [torch.nonzero(fold != number).flatten() for number in range(int(fold.max()) + 1)]
+    learned_by.append(torch.arange(len(y)))
+    if any((torch.bincount(y[among]) > 1).sum() < 2 for among in learned_by):
         raise ConfigError(
             f"minutes={minutes:g}: tuning needs two classes with two pictures in all folds but one; add pictures to "
             "your classes, or leave it out"
@@ -106,11 +107,11 @@ def tune(
         x = torch.cat(maps)
         shared = dict(fixed.named_parameters())
         names = [name for name, _ in last.named_parameters() if name not in shared]
-        learners = [_Learner(last, names) for _ in known]
+        learners = [_Learner(last, names) for _ in learned_by]
         while done < steps and time.monotonic() < end:
-            for number, (learner, among) in enumerate(zip(learners, known, strict=True)):
-                chosen, labels, shots = _episode(y, among, [seed, number, done])
-                learner.step(x[chosen], labels, shots)
+            for number, (learner, among) in enumerate(zip(learners, learned_by, strict=True)):
+                places, labels, shots = _episode(y, among, [seed, number, done])
+                learner.step(x[places], labels, shots)
             # Copies, since Ctrl-C may come while only some of the networks have taken the next step.
             kept, done = [{name: w.detach().clone() for name, w in each.weights.items()} for each in learners], done + 1
     except KeyboardInterrupt:
@@ -135,5 +136,5 @@ def _episode(y: Tensor, among: Tensor, seed: Sequence[int]) -> tuple[Tensor, Ten
         members = generator.permutation(among[y[among] == label].numpy())[:_PICTURES].tolist()
         learned += members[: len(members) // 2]
         asked += members[len(members) // 2 :]
-    chosen = torch.tensor([*learned, *asked])
-    return chosen, y[chosen].unique(return_inverse=True)[1], len(learned)
+    places = torch.tensor([*learned, *asked])
+    return places, y[places].unique(return_inverse=True)[1], len(learned)

@@ -1,4 +1,4 @@
-"""What a classifier will be worth on new pictures, as the pictures that there are can tell."""
+"""Estimates from the pictures at hand of how good a classifier is on new ones."""
 
 import logging
 import math
@@ -23,7 +23,7 @@ _DRAWS = 5
 """Random choices of the pictures for each point of the learning curve."""
 
 _ONE_EACH = "every class has one picture; add pictures"
-_OTHER_CLASSES = "its network was tuned on these pictures, so it would be too good; fit anew to measure it"
+_OTHER_CLASSES = "its network was tuned on these pictures, so it would be too good; fit again to measure it"
 
 log = logging.getLogger("metalearn")
 
@@ -41,15 +41,15 @@ class CrossValidation(NamedTuple):
 
 
 class Strangers(NamedTuple):
-    """Pictures of no known class: below `threshold`, the similarity to the nearest class mean counts as none.
+    """Pictures of no class: below `threshold`, the similarity to the nearest class mean counts as none.
 
     Attributes:
-        found: the fraction of pictures of a class left out that are told as strangers.
-        wrong: the fraction of pictures of known classes that are.
+        caught: the fraction of pictures of a class left out that are below it.
+        wrong: the fraction of pictures of the classes that are.
     """
 
     threshold: float
-    found: float
+    caught: float
     wrong: float
 
 
@@ -87,15 +87,15 @@ def report_of(features: Tensor, over: Validation) -> dict[str, Any]:
         log.warning("every class has one picture, so there is none to measure the accuracy with; add pictures")
         nothing = {"head": over.heads[0], "accuracy": None, "sharpness": _SHARP, "threshold": None}
         return nothing | {"classes": k, "learned_from": len(y), "unknown": _ONE_EACH}
-    found = cross_validated(features, y, k, over.heads, fold)
-    head = chosen_head(found, y, asked)
-    none = strangers(features, y, k, found.near)
+    validated = cross_validated(features, y, k, over.heads, fold)
+    head = chosen_head(validated, y, asked)
+    unknown = strangers(features, y, k, validated.near)
     curve = learning_curve(features, y, k, head, seed=over.seed)
-    figures = _figures(found, found.scores[head].argmax(dim=1), head, asked, over)
+    figures = _figures(validated, validated.scores[head].argmax(dim=1), head, asked, over)
     return {
         "head": head, "classes": k, "learned_from": len(y), **figures,
-        "threshold": None if none is None else none.threshold,
-        "strangers": None if none is None else {"found": none.found, "wrong": none.wrong},
+        "threshold": None if unknown is None else unknown.threshold,
+        "strangers": None if unknown is None else {"found": unknown.caught, "wrong": unknown.wrong},
         "by_shots": {str(shots): value for shots, value in curve.items()},
         "with_twice": with_twice(curve, figures["accuracy"]),
     }  # fmt: skip
@@ -135,8 +135,8 @@ def report_with_tuned(
     answers = [torch.zeros_like(y) for _ in validated]
     for number in range(len(by_fold)):
         head = _chosen_by_others(features, fold != number, over)
-        for answer, found in zip(answers, validated, strict=True):
-            answer[fold == number] = found.scores[head][fold == number].argmax(dim=1)
+        for answer, scored in zip(answers, validated, strict=True):
+            answer[fold == number] = scored.scores[head][fold == number].argmax(dim=1)
     right = [(answer == y)[asked] for answer in answers]
     gained, lost = int((right[1] & ~right[0]).sum()), int((right[0] & ~right[1]).sum())
     better = gained - lost > math.sqrt(gained + lost)
@@ -144,14 +144,15 @@ def report_with_tuned(
     if not better:
         return dict(report) | {"tuning": comparison}
     tuned = validated[1]
-    # The network has learned every class, so that none is left to ask strangers of: as many of the known are lost.
-    threshold, none = None, None
+    # The network has learned every class, so none is left to be a stranger: this threshold loses as many pictures of
+    # the classes.
+    threshold, unknown = None, None
     if report["strangers"] is not None:
         near = tuned.near[asked]
         threshold = near.quantile(report["strangers"]["wrong"]).item()
-        none = {"found": None, "wrong": (near < threshold).double().mean().item()}
+        unknown = {"found": None, "wrong": (near < threshold).double().mean().item()}
     return dict(report) | _figures(tuned, answers[1], report["head"], asked, over) | {
-        "threshold": threshold, "strangers": none, "by_shots": {}, "with_twice": None, "tuning": comparison,
+        "threshold": threshold, "strangers": unknown, "by_shots": {}, "with_twice": None, "tuning": comparison,
     }  # fmt: skip
 
 
@@ -164,11 +165,11 @@ def _chosen_by_others(features: Tensor, others: Tensor, over: Validation) -> str
     return chosen_head(cross_validated(features[others], y, k, heads, inner), y, inner >= 0)
 
 
-def _figures(found: CrossValidation, answers: Tensor, head: str, asked: Tensor, over: Validation) -> dict[str, Any]:
+def _figures(validated: CrossValidation, answers: Tensor, head: str, asked: Tensor, over: Validation) -> dict[str, Any]:
     """The figures of the answers [n] to the pictures that are `asked`, and of the probabilities by this head."""
     classes, names = over.classes, over.names
     places, k = torch.nonzero(asked).flatten().tolist(), len(classes)
-    answers, truth, scores = answers[asked], over.y[asked], found.scores[head][asked]
+    answers, truth, scores = answers[asked], over.y[asked], validated.scores[head][asked]
     right, sharpness = answers == truth, sharpness_of(scores, truth)
     return {
         "pictures": len(truth), "accuracy": _fraction(right),
@@ -181,7 +182,7 @@ def _figures(found: CrossValidation, answers: Tensor, head: str, asked: Tensor, 
             {"picture": names[place], "label": classes[label], "answer": classes[answer]}
             for place, label, answer in zip(places, truth.tolist(), answers.tolist(), strict=True) if label != answer
         ],
-        "by_head": {name: _fraction(s[asked].argmax(dim=1) == truth) for name, s in found.scores.items()},
+        "by_head": {name: _fraction(s[asked].argmax(dim=1) == truth) for name, s in validated.scores.items()},
         "sharpness": sharpness,
         "calibration_error": calibration_error(torch.softmax(scores * sharpness, dim=1), truth),
     }  # fmt: skip
@@ -195,7 +196,7 @@ def _fraction(right: Tensor) -> float:
 
 
 def compared(tuning: Mapping[str, Any]) -> str:
-    """What the comparison of the frozen network with the tuned one has found, in words."""
+    """The comparison of the frozen network with the tuned one, in words."""
     if "tuned" not in tuning:
         return "no step fitted into the time; the network stays as it is"
     return (
@@ -205,19 +206,19 @@ def compared(tuning: Mapping[str, Any]) -> str:
 
 
 def twice_in_words(report: Mapping[str, Any]) -> str:
-    """What to expect of twice as many pictures, in words; empty if it is not known."""
+    """What to expect of twice as many pictures, in words; else empty."""
     value = report.get("with_twice")
     return "" if value is None else f"with twice the pictures about {value:.1%}, if the curve goes on so"
 
 
-def strangers_in_words(found: Mapping[str, Any]) -> str:
-    """What `Strangers` has found, in words."""
-    share = found["found"]
+def strangers_in_words(figures: Mapping[str, Any]) -> str:
+    """The figures of `Strangers`, in words."""
+    share = figures["found"]
     if share is None:
-        told = "how many it finds is not known, since its network was tuned on all classes"
+        words = "how many it finds is not known, since its network was tuned on all classes"
     else:
-        told = f"found for {share:.0%} of the pictures of a class left out"
-    return f"{told}; wrong for {found['wrong']:.0%} of the others"
+        words = f"found for {share:.0%} of the pictures of a class left out"
+    return f"{words}; wrong for {figures['wrong']:.0%} of the others"
 
 
 # Cross-validation
@@ -227,16 +228,16 @@ def folds_of(y: Tensor, k: int, *, most: int = FOLDS, seed: int = 0) -> Tensor:
     """The fold of each picture: [n] int64. Every class is spread over the folds as evenly as it can be. A class with
     fewer pictures than folds misses in some; one with a single picture is never asked for."""
     folds = min(most, int(torch.bincount(y, minlength=k).max()))
-    generator, found = np.random.default_rng(seed), torch.full((len(y),), -1)
+    generator, fold = np.random.default_rng(seed), torch.full((len(y),), -1)
     first = 0
     for label in range(k):
         members = torch.nonzero(y == label).flatten()
         if len(members) < 2:
             continue
         shuffled = members[torch.from_numpy(generator.permutation(len(members)))]
-        found[shuffled] = (torch.arange(len(members)) + first) % folds
+        fold[shuffled] = (torch.arange(len(members)) + first) % folds
         first += len(members)  # so that the folds are equally large over all classes
-    return found
+    return fold
 
 
 def cross_validated(
@@ -251,26 +252,26 @@ def cross_validated(
     near = torch.full((len(y),), float("nan"), dtype=torch.float64)
     for number in range(int(fold.max()) + 1):
         asked, of_fold = fold == number, features if isinstance(features, Tensor) else features[number]
-        near[asked], found = _asked_of_others(of_fold, y, k, heads, fold != number, asked)
-        for head, values in zip(heads, found, strict=True):
+        near[asked], of_heads = _asked_of_others(of_fold, y, k, heads, fold != number, asked)
+        for head, values in zip(heads, of_heads, strict=True):
             scores[head][asked] = values
     return CrossValidation(scores, near)
 
 
 def _asked_of_others(
-    features: Tensor, y: Tensor, k: int, heads: Sequence[str], known: Tensor, asked: Tensor
+    features: Tensor, y: Tensor, k: int, heads: Sequence[str], learned: Tensor, asked: Tensor
 ) -> tuple[Tensor, list[Tensor]]:
     """Of the pictures that are `asked`: the similarity to the nearest class mean, and the scores by each head, where
-    all is learned from those that are `known`."""
-    centre = features[known].double().mean(dim=0)
-    z, new = centred(features[known], centre), centred(features[asked], centre)
-    near = (new @ class_means(z, y[known], k).T).amax(dim=1)
-    return near, [HEADS[head].score(HEADS[head].fit(z, y[known], k), new) for head in heads]
+    all is learned from the `learned` ones."""
+    centre = features[learned].double().mean(dim=0)
+    z, new = centred(features[learned], centre), centred(features[asked], centre)
+    near = (new @ class_means(z, y[learned], k).T).amax(dim=1)
+    return near, [HEADS[head].score(HEADS[head].fit(z, y[learned], k), new) for head in heads]
 
 
-def chosen_head(found: CrossValidation, y: Tensor, asked: Tensor) -> str:
+def chosen_head(validated: CrossValidation, y: Tensor, asked: Tensor) -> str:
     """The head that is right most often; of equal ones the first."""
-    right = {head: int((s[asked].argmax(dim=1) == y[asked]).sum()) for head, s in found.scores.items()}
+    right = {head: int((s[asked].argmax(dim=1) == y[asked]).sum()) for head, s in validated.scores.items()}
     return max(right, key=lambda head: right[head])
 
 
@@ -321,11 +322,11 @@ def strangers(features: Tensor, y: Tensor, k: int, near: Tensor) -> Strangers | 
     between = torch.cat([away, here]).sort().values
     edges = (between[1:] + between[:-1]) / 2
     # The fraction below each edge, by sorting: a comparison of each with each would take memory that grows as n².
-    found, wrong = (
+    caught, wrong = (
         torch.searchsorted(part.to(edges.dtype).sort().values, edges).double() / len(part) for part in (away, here)
     )
-    best = int((found - wrong).argmax())
-    return Strangers(edges[best].item(), found[best].item(), wrong[best].item())
+    best = int((caught - wrong).argmax())
+    return Strangers(edges[best].item(), caught[best].item(), wrong[best].item())
 
 
 def learning_curve(features: Tensor, y: Tensor, k: int, head: str, *, seed: int = 0) -> dict[int, float]:
@@ -335,12 +336,12 @@ def learning_curve(features: Tensor, y: Tensor, k: int, head: str, *, seed: int 
     while shots < least:
         right = []
         for _ in range(_DRAWS):
-            known = torch.zeros(len(y), dtype=torch.bool)
+            learned = torch.zeros(len(y), dtype=torch.bool)
             for label in range(k):
                 members = torch.nonzero(y == label).flatten()
-                known[members[torch.from_numpy(generator.permutation(len(members))[:shots])]] = True
-            _, (scores,) = _asked_of_others(features, y, k, [head], known, ~known)
-            right.append(_fraction(scores.argmax(dim=1) == y[~known]))
+                learned[members[torch.from_numpy(generator.permutation(len(members))[:shots])]] = True
+            _, (scores,) = _asked_of_others(features, y, k, [head], learned, ~learned)
+            right.append(_fraction(scores.argmax(dim=1) == y[~learned]))
         curve[shots] = sum(right) / _DRAWS
         shots *= 2
     return curve

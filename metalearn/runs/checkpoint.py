@@ -252,7 +252,7 @@ def read_named(key: str, path: Path) -> Snapshot:
         learner = read_learner(path)
         return Snapshot(learner.tensors, {}, learner.meta)
     except NotSavedError as error:
-        raise ConfigError(f"{key}={path}: {error}; save or publish it anew, or take another") from error
+        raise ConfigError(f"{key}={path}: {error}; save or publish it again, or take another") from error
     except RunError as error:
         raise ConfigError(f"{key}={path}: {error}; type {key}=…/checkpoints/best, or another checkpoint") from error
 

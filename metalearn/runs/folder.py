@@ -240,7 +240,7 @@ def evaluation_report(figures: dict[str, Any]) -> str:
         line = f"\nclasses trained on before: {seen['trained_on']} of {seen['classes']}"
         line += f", and {seen['validated_on']} more validated on" if seen["validated_on"] else ""
         line += "" if seen["complete"] else ", of those that are known"
-    each = "".join(f"\nof {name}: {describe(own)}" for name, own in figures.get(BY_SET, {}).items())
+    each = "".join(f"\nof {name}: {describe(of_set)}" for name, of_set in figures.get(BY_SET, {}).items())
     return f"{describe(figures)}, {kind}{line}" + (f"\nby inner step  {by_step}" if len(steps) > 1 else "") + each
 
 

@@ -96,7 +96,7 @@ def figures_of(values: Metrics, source: TaskSource, split: str, unit: str = "tas
     places: dict[str, list[int]] = {}
     for number in range(len(values["loss"])):
         places.setdefault(source.set_of(split, number), []).append(number)
-    each = {name: summary({key: table[own] for key, table in values.items()}) for name, own in places.items()}
+    each = {name: summary({key: table[numbers] for key, table in values.items()}) for name, numbers in places.items()}
     return figures | {BY_SET: each}
 
 

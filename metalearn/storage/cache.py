@@ -56,8 +56,8 @@ class Cached(NamedTuple):
 
 def cache_folder() -> Path:
     """Where files are kept: `METALEARN_CACHE`, else `metalearn` in the user's cache folder."""
-    chosen = os.environ.get("METALEARN_CACHE")
-    return Path(chosen).absolute() if chosen else user_cache_path("metalearn")
+    folder = os.environ.get("METALEARN_CACHE")
+    return Path(folder).absolute() if folder else user_cache_path("metalearn")
 
 
 def get(name: str, make: Callable[[], Parts], *, head: bytes = b"") -> Cached:
