@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from metalearn.api.learner import checked_folder, load
-from metalearn.api.own import carried_weights
+from metalearn.api.objects import carried_weights
 from metalearn.config.build import option_of
 from metalearn.config.saved import run_folder_of
 from metalearn.errors import ConfigError

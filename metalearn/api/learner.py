@@ -22,15 +22,7 @@ from distributed.tree_sum import tree_sum
 from metalearn.algorithms.common.losses import measured_by
 from metalearn.algorithms.common.metrics import reporting
 from metalearn.algorithms.common.wrappers import with_fixed
-from metalearn.api.own import (
-    Network,
-    TasksElsewhere,
-    algorithm_from,
-    carried_weights,
-    inputs_in,
-    model_from,
-    object_again,
-)
+from metalearn.api import objects
 from metalearn.api.pictures import form_of, listed, prepared
 from metalearn.app.parts import chosen_loss, evaluated_at_once
 from metalearn.app.unseen import REFUSE, REPORT, check_unseen
@@ -431,7 +423,7 @@ class Learner:
             "queries_together": self.taught.model.transductive, KEY: to_meta(self.taught.seen),
         }  # fmt: skip
         with whole_folder("path", Path(path)) as folder:
-            fill_learner(folder, self.params, config, facts, weights=carried_weights(config))
+            fill_learner(folder, self.params, config, facts, weights=objects.carried_weights(config))
 
     def probe(self, shape: Sequence[int] | None = None) -> NDArray[np.float64]:
         """The outputs for two inputs of this shape that are always the same; by default of that which the model notes,
@@ -613,7 +605,7 @@ def _tried(compute: Callable[[], Result], x: Tensor) -> Result:
 def load_task(
     path: str | os.PathLike[str],
     *,
-    network: Network | None = None,
+    network: objects.Network | None = None,
     algorithm: Algorithm | Callable[..., Algorithm] | None = None,
     loss: Loss | Callable[[Tensor, Tensor], Tensor] | None = None,
     plugins: Sequence[str] = (),
@@ -643,7 +635,7 @@ def load_task(
 def load(
     path: str | os.PathLike[str],
     *,
-    network: Network | None = None,
+    network: objects.Network | None = None,
     algorithm: Algorithm | Callable[..., Algorithm] | None = None,
     loss: Loss | Callable[[Tensor, Tensor], Tensor] | None = None,
     plugins: Sequence[str] = (),
@@ -746,7 +738,9 @@ def checked_folder(key: str, path: Path) -> Path:
     )
 
 
-def _configured(saved: Snapshot, network: Network | None, plugins: Sequence[str], transductive: bool) -> DictConfig:
+def _configured(
+    saved: Snapshot, network: objects.Network | None, plugins: Sequence[str], transductive: bool
+) -> DictConfig:
     """The config of what was saved, with the caller's choices."""
     plain = check_saved(saved.meta["config"])
     model, by_name = plain["model"], plain["model"].get("network")
@@ -774,24 +768,24 @@ def _configured(saved: Snapshot, network: Network | None, plugins: Sequence[str]
 def _learner(
     config: DictConfig,
     saved: Snapshot,
-    network: Network | None,
+    network: objects.Network | None,
     algorithm_object: Any,
     loss_object: Any,
     fit: Callable[[Params, Params], Params],
     device: torch.device,
 ) -> Learner:
     one_of("precision", config.precision, PRECISIONS)
-    source = TasksElsewhere(config.dataset) if OWN in config.dataset else build(config, "dataset")
+    source = objects.TasksElsewhere(config.dataset) if OWN in config.dataset else build(config, "dataset")
     if OWN in config.model:
-        model = model_from(object_again("model", config.model, network, "network"), config.model)
+        model = objects.model_from(objects.object_again("model", config.model, network, "network"), config.model)
     else:
         model = build(config, "model")
     is_object = OWN in config.loss
-    loss = object_again("loss", config.loss, loss_object, "loss") if is_object else build(config, "loss")
+    loss = objects.object_again("loss", config.loss, loss_object, "loss") if is_object else build(config, "loss")
     model = measured_by(model, reporting(chosen_loss(loss, source), build(config, "metric"), source))
     if OWN in config.algorithm:
-        again = object_again("algorithm", config.algorithm, algorithm_object, "algorithm")
-        name, algorithm = str(config.algorithm[OWN]), algorithm_from(again, model)
+        again = objects.object_again("algorithm", config.algorithm, algorithm_object, "algorithm")
+        name, algorithm = str(config.algorithm[OWN]), objects.algorithm_from(again, model)
     elif algorithm_object is not None:
         raise ConfigError(f"algorithm={algorithm_object!r}: its algorithm is known by its name; leave algorithm out")
     else:
@@ -823,7 +817,7 @@ def _learner(
         )
     shape: tuple[int, ...] | None = None if form is None else (form.channels, form.size, form.size)
     if OWN in config.dataset:
-        shape = shape_of(inputs_in(config.dataset))
+        shape = shape_of(objects.inputs_in(config.dataset))
     taught = Taught(config, source, model, algorithm, from_meta(saved.meta))
     validation = saved.meta.get("validation") or {}
     learner = learner_of(name, params, taught, form=form, shape=shape, validation=validation)

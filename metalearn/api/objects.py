@@ -1,4 +1,4 @@
-"""Parts that are objects of the user's own: how a config notes them, and what stands for them in another process."""
+"""Parts that are objects of the user's program: how a config notes them, and what stands for them elsewhere."""
 
 import copy
 from collections.abc import Callable, Mapping
