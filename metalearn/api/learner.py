@@ -56,9 +56,7 @@ _NUMBERS_TOGETHER = 2**18
 """The most pixels or numbers of queries that are computed together, which bounds the memory; a transductive learner
 computes all of them together."""
 
-LEARNER = "learner"
-"""The folder of the learner within that of a task."""
-
+LEARNER = "learner"  # the folder of the learner within that of a task
 TASK = Kind("task", 1, {"labels": list | None, "steps": int | None, "flat": bool}, Batch._fields)
 
 Label = Hashable

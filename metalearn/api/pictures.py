@@ -31,8 +31,7 @@ DRAWINGS = (
 )  # fmt: skip
 """Datasets of ink on paper: the whole drawing is shown, and ink is 1. The others show photographs."""
 
-LARGEST_SIZE = 1024
-"""The most pixels of a side of a network's picture."""
+LARGEST_SIZE = 1024  # the most pixels of a side of a network's picture
 
 Picture = Image.Image | str | os.PathLike[str] | bytes | IO[bytes] | NDArray[Any] | Tensor
 """A picture: one of Pillow's; the path of a file, its bytes, or an open file; an array [h, w], [h, w, c] or [c, h, w]
@@ -143,9 +142,7 @@ def _from_array(image: object) -> Image.Image:
     return Image.fromarray(np.ascontiguousarray(image[:, :, 0] if image.ndim == 3 and image.shape[2] == 1 else image))
 
 
-TABLE = ("file", "label", "probability")
-"""The first columns of predictions.csv; the others are named by classes."""
-
+TABLE = ("file", "label", "probability")  # the first columns of predictions.csv; the others are named by classes
 PARTS = ("train", "val", "valid", "validation", "test")
 """Folders of the usual layout of downloads: each has the same class folders."""
 

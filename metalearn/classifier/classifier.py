@@ -100,11 +100,8 @@ def without_copies(pictures: Iterable[tuple[str, Any, Tensor]], where: str) -> t
 
 OUTPUTS = ("probabilities", "similarity")
 
-SETTINGS = ("head", "folds", "seed")
-"""Arguments of the constructor that are saved as they are."""
-
-_SAME = 1 - 1e-7
-"""Cosine similarity from which two pictures are the same one: other processors give other last bits."""
+SETTINGS = ("head", "folds", "seed")  # arguments of the constructor that are saved as they are
+_SAME = 1 - 1e-7  # cosine similarity from which two pictures are the same one: other processors give other last bits
 
 
 class Answer(NamedTuple):

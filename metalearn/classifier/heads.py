@@ -10,13 +10,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-State = dict[str, Tensor]
-"""What a head has learned, by name; float64."""
+State = dict[str, Tensor]  # what a head has learned, by name; float64
 
 _NEIGHBOURS = 5
-_SHARPNESS = 10.0
-"""Factor of the cosine similarities in the votes of neighbours."""
-
+_SHARPNESS = 10.0  # factor of the cosine similarities in the votes of neighbours
 _ITERATIONS = 200
 
 
@@ -94,9 +91,7 @@ def _votes(state: State, z: Tensor) -> Tensor:
     return torch.log(torch.maximum(votes, state["floor"]))
 
 
-AUTO = "auto"
-"""Stands for the head that is right most often in cross-validation."""
-
+AUTO = "auto"  # stands for the head that is right most often in cross-validation
 HEADS: dict[str, HeadRule] = {
     "class means": HeadRule(_means, _linear),
     "ridge 0.1": HeadRule(_ridge(0.1), _linear),

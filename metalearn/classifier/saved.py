@@ -32,8 +32,7 @@ WEIGHTS, REPORT = "backbone.safetensors", "report.html"
 
 _LOCK = ".classifier.lock"
 
-_TUNED = "tuned."
-"""Begins the names of tuned weights."""
+_TUNED = "tuned."  # begins the names of tuned weights
 
 
 class Weights(NamedTuple):
@@ -167,10 +166,8 @@ class Saved:
         return cls(**{item.name: content[item.name] for item in fields(cls)}), here
 
 
-MOST_SHOWN = 48
-"""The most pictures of a page that were taken for another class."""
-_LARGEST_MATRIX = 40
-"""The confusion matrix of more classes is a list of its largest entries."""
+MOST_SHOWN = 48  # the most pictures of a page that were taken for another class
+_LARGEST_MATRIX = 40  # the confusion matrix of more classes is a list of its largest entries
 _MOST_CONFUSED = 30
 
 

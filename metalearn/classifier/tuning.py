@@ -20,16 +20,11 @@ from metalearn.classifier.heads import class_means
 from metalearn.errors import ConfigError
 from metalearn.models.common.pretrained import cut
 
-STEPS = 100
-"""The most steps, however much time there is."""
-
+STEPS = 100  # the most steps, however much time there is
 _RATE = 3e-4
-_SHARPNESS = 10.0
-"""Factor of the cosine similarities in an episode."""
-_WAYS, _PICTURES = 8, 6
-"""The most classes of an episode, and pictures of each; half of these are learned from."""
-_AT_ONCE = 16
-"""Pictures whose features are computed together."""
+_SHARPNESS = 10.0  # factor of the cosine similarities in an episode
+_WAYS, _PICTURES = 8, 6  # the most classes of an episode, and pictures of each; half of these are learned from
+_AT_ONCE = 16  # pictures whose features are computed together
 
 log = logging.getLogger("metalearn")
 

@@ -15,13 +15,9 @@ from metalearn.classifier.heads import HEADS, centred, class_means
 
 FOLDS = 5
 _BINS = 10
-SHARPEST = 1000.0
-"""The largest sharpness that is tried."""
-_SHARP = 10.0
-"""The sharpness of scores where no picture is left to measure it with."""
-_DRAWS = 5
-"""Random choices of the pictures for each point of the learning curve."""
-
+SHARPEST = 1000.0  # the largest sharpness that is tried
+_SHARP = 10.0  # the sharpness of scores where no picture is left to measure it with
+_DRAWS = 5  # random choices of the pictures for each point of the learning curve
 _ONE_EACH = "every class has one picture; add pictures"
 _OTHER_CLASSES = "its network was tuned on these pictures, so it would be too good; fit again to measure it"
 

@@ -16,12 +16,8 @@ _SOFT, _EDGE = "#6b7480", "#c9ced4"
 
 _PAGE_COLOURS = {**{colour: f"c{n}" for n, colour in enumerate(PALETTE, 1)}, _SOFT: "soft", _EDGE: "edge"}
 
-_MOST_POINTS = 500
-"""A line of more points shows the means of neighbours: else noise hides it, and the page is large."""
-
-_ROUND = (1, 2, 5, 10)
-"""The first digits of the distance of ticks."""
-
+_MOST_POINTS = 500  # a line of more points shows the means of neighbours: else noise hides it, and the page is large
+_ROUND = (1, 2, 5, 10)  # the first digits of the distance of ticks
 _MARKS = {"line": "-", "dots": "o-", "dashes": "--", "points": "o"}
 
 

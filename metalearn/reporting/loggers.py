@@ -28,8 +28,7 @@ from metalearn.storage.files import logged_lines, read_json, write_atomically, w
 
 Values = dict[str, float]
 
-Sums = dict[str, tuple[float, int]]
-"""For each figure, its sum over some steps and the number of steps."""
+Sums = dict[str, tuple[float, int]]  # for each figure, its sum over some steps and the number of steps
 
 log = logging.getLogger("metalearn")
 
@@ -165,8 +164,7 @@ class _Guarded(Logger):
                 log.debug("where logger.%s failed:", self._name, exc_info=True)  # for train.log
 
 
-METRICS = "metrics.jsonl"
-"""The file of a run folder."""
+METRICS = "metrics.jsonl"  # the file of a run folder
 
 Row = dict[str, Any]
 
@@ -366,10 +364,8 @@ class _WandbRun(Logger):
 
 DATABASE = "mlflow.db"
 
-_LONGEST_PARAM = 500
-"""The most characters of a parameter's value that every store of MLflow takes."""
-_MOST_PARAMS = 100
-"""The most parameters in one call."""
+_LONGEST_PARAM = 500  # the most characters of a parameter's value that every store of MLflow takes
+_MOST_PARAMS = 100  # the most parameters in one call
 
 
 def mlflow_logger(experiment: str, uri: str | None) -> OpenLogger:

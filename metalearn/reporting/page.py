@@ -18,8 +18,7 @@ if TYPE_CHECKING:
     from jinja2 import Environment, Template
 
 
-Picture = NDArray[np.uint8]
-"""Red, green and blue: [height, width, 3]."""
+Picture = NDArray[np.uint8]  # red, green and blue: [height, width, 3]
 
 
 class Tile(NamedTuple):
@@ -69,9 +68,7 @@ def _png(picture: Picture) -> str:
 MOST_CLASSES, MOST_EACH = 20, 6
 """The most classes of an episode that are shown, and the most support and query pictures of each class."""
 
-_LARGEST = 96
-"""Pixels of the longer side of a shown picture."""
-
+_LARGEST = 96  # pixels of the longer side of a shown picture
 _GAP = 6
 
 

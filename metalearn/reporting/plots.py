@@ -18,9 +18,7 @@ if TYPE_CHECKING:
 
 ADAPTATION_STEPS = (1, 10)
 
-COSTS = ("data", "compute", "waiting", "communication", "update")
-"""The costs of a worker's step, in seconds."""
-
+COSTS = ("data", "compute", "waiting", "communication", "update")  # the costs of a worker's step, in seconds
 _COST = re.compile(r"worker(\d+)/(compute|waiting|communication)_seconds")
 
 
@@ -105,14 +103,9 @@ def costs_of(rows: Sequence[Row]) -> list[dict[str, float]]:
     return workers
 
 
-_LONGER = 10
-"""The axes of minutes and steps are logarithmic if one run is this many times as long as another."""
-
-_LEGEND_WIDTH = 48
-"""Characters in a line of the legend, which leave the plots their room."""
-
-_BEST = 0.9999
-"""Accuracies above are drawn as this one: their axis has no 100%."""
+_LONGER = 10  # the axes of minutes and steps are logarithmic if one run is this many times as long as another
+_LEGEND_WIDTH = 48  # characters in a line of the legend, which leave the plots their room
+_BEST = 0.9999  # accuracies above are drawn as this one: their axis has no 100%
 
 
 _ACCURACIES = (0.05, 0.1, 0.2, 0.35, 0.5, 0.65, 0.8, 0.9, 0.95, 0.97, 0.98, 0.99, 0.995, 0.998, 0.999)

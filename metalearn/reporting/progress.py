@@ -17,19 +17,13 @@ from metalearn.reporting.loggers import Values, Window
 
 CONSOLE = Console(stderr=True)
 
-LINE_SECONDS = 30.0
-"""Seconds between the lines of a validation or test, where no bars are drawn."""
-
-_NOTEBOOK_SECONDS = 0.25
-"""The least time between two drawings in a notebook, which go over its network."""
-
-_NOTEBOOK_WIDTH = 110
-"""Characters."""
+LINE_SECONDS = 30.0  # seconds between the lines of a validation or test, where no bars are drawn
+_NOTEBOOK_SECONDS = 0.25  # the least time between two drawings in a notebook, which go over its network
+_NOTEBOOK_WIDTH = 110  # characters
 
 log = logging.getLogger("metalearn")
 
-Done = Callable[[int], None]
-"""Gets the number of tasks whenever some of a validation or test are done."""
+Done = Callable[[int], None]  # gets the number of tasks whenever some of a validation or test are done
 
 
 def unnoticed(tasks: int) -> None:

@@ -15,12 +15,12 @@ _SECONDS = 10.0
 
 def made_with() -> dict[str, str]:
     """Names with values, for people."""
+    versions = {"metalearn": own_version()} | {name: version_of(name) for name in _LIBRARIES}
     return {
         "date": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
         "versions": ", ".join(
             [
-                f"metalearn {own_version() or '(not installed)'}",
-                *(f"{name} {version_of(name) or '(not installed)'}" for name in _LIBRARIES),
+                *(f"{name} {it or '(not installed)'}" for name, it in versions.items()),
                 f"Python {platform.python_version()}",
             ]
         ),

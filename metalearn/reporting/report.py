@@ -149,19 +149,14 @@ def _episode(task: ShownTask) -> dict[str, Any]:
 
 INDEX = "index.html"
 
-_SIGNS = ("result.json", METRICS, ".hydra")
-"""A folder with one of these holds a run."""
-
-_DEEPEST, _MOST_KEYS = 4, 12
-"""Folders below the first one that are searched, and the keys that have a column."""
-
+_SIGNS = ("result.json", METRICS, ".hydra")  # a folder with one of these holds a run
+_DEEPEST, _MOST_KEYS = 4, 12  # folders below the first one that are searched, and the keys that have a column
 _DAMAGED = "damaged: "
 
 _NOT_LEARNED = ("run", "resume", "pause_after", "workers", "hydra", "logger", "launch", "checkpoint", "device")
 """Keys, and groups, that do not change what is learned."""
 
-Cell = tuple[object, object]
-"""What is shown, and what sorts; None: that which is shown."""
+Cell = tuple[object, object]  # what is shown, and what sorts; None: that which is shown
 
 
 class ListedRun(NamedTuple):

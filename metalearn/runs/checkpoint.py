@@ -56,14 +56,9 @@ ORIGIN = "origin"
 _WENT_BACK = ".went_back"
 """The file in which `rewind` notes its job. A restart of that job must not go back a second time."""
 
-_STEP = re.compile(r"step_([0-9]+)")
-"""The name of a checkpoint's folder. Other folders beside it are the user's own."""
-
-_NO_LINKS = (errno.ENOSYS, errno.EPERM, errno.EOPNOTSUPP)
-"""What file systems without symbolic links answer."""
-
-_NEXT_BEST = re.compile(r"best_[0-9]+")
-"""The name of a link to the second best checkpoint, the third best, and so on."""
+_STEP = re.compile(r"step_([0-9]+)")  # the name of a checkpoint's folder. Other folders beside it are the user's own.
+_NO_LINKS = (errno.ENOSYS, errno.EPERM, errno.EOPNOTSUPP)  # what file systems without symbolic links answer
+_NEXT_BEST = re.compile(r"best_[0-9]+")  # the name of a link to the second best checkpoint, the third best, and so on
 
 
 class Snapshot(NamedTuple):
@@ -453,9 +448,7 @@ def _remove(path: Path) -> None:
         shutil.rmtree(path)
 
 
-GROUPS = ("algorithm", "inner", "loss", "model", "dataset", "trainer")
-"""Groups of the config that are published."""
-
+GROUPS = ("algorithm", "inner", "loss", "model", "dataset", "trainer")  # groups of the config that are published
 LEARNER = Kind("learner", 1, {
     "config": dict.fromkeys(GROUPS, dict) | {"precision": str}, "preprocessing": dict | None, "step": int,
 })  # fmt: skip
@@ -470,8 +463,7 @@ WEIGHTS = "weights.safetensors"
 """The pretrained weights, where they came from a file. Networks need it even if their parameters are all saved: it says
 how pictures are shown to them."""
 
-_LOCAL_KEYS = ("root", "download", "shards", "seed", "eval_seed")
-"""Keys of a dataset that are not published."""
+_LOCAL_KEYS = ("root", "download", "shards", "seed", "eval_seed")  # keys of a dataset that are not published
 
 
 def fill_learner(

@@ -41,8 +41,7 @@ PAUSED, PRUNED = "paused", "pruned"
 """Statuses of a paused run: `PAUSED` after the step `pause_after`, `PRUNED` for the file `STOP`."""
 
 
-PATIENCE = "patience"
-"""The key of a result whose training was ended by `trainer.patience`: its value."""
+PATIENCE = "patience"  # the key of a result whose training was ended by `trainer.patience`: its value
 
 
 class FolderState(NamedTuple):

@@ -17,17 +17,10 @@ METRIC_NAMES = {
 }  # fmt: skip
 """The metrics that decide which of two learners is better, and their names in words."""
 
-ERRORS = ("mse", "mae", "loss")
-"""Figures of which less is better."""
-
-BEST_BY = "best_by"
-"""The key of a validation whose loss, not its metric, says how good it is. Its value is `loss`."""
-
-BY_SET = "by_set"
-"""The key of figures of each data set."""
-
-PARTS = ("accuracy", "top_k", "exact_match", "f1")
-"""Metrics that are parts of 1, and shown in percent."""
+ERRORS = ("mse", "mae", "loss")  # figures of which less is better
+BEST_BY = "best_by"  # the key of a validation whose loss, not its metric, says how good it is. Its value is `loss`.
+BY_SET = "by_set"  # the key of figures of each data set
+PARTS = ("accuracy", "top_k", "exact_match", "f1")  # metrics that are parts of 1, and shown in percent
 
 
 def main_metric(values: Collection[str]) -> str:
@@ -136,9 +129,7 @@ def describe(figures: dict[str, Any]) -> str:
     return f"{metric} {figures[metric]:{form}} ± {figures['ci95']:{form}} ({figures[unit]} {unit})"
 
 
-KEY = "seen_classes"
-"""The key of the seen classes in meta.json."""
-
+KEY = "seen_classes"  # the key of the seen classes in meta.json
 SEEN_DRAWERS = "seen_drawers"
 """The key of the names of drawers that a test holds back, and the training has shown, in result.json."""
 

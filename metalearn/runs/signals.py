@@ -20,9 +20,7 @@ STOPPED = (INTERRUPTED, TERMINATED)
 SAME_REQUEST_SECONDS = 2.0
 """Signals within this time are one request: a terminal signals the whole process group, and a launcher passes it on."""
 
-PREEMPTIONS = (signal.SIGUSR1, signal.SIGUSR2)
-"""Signals that announce the end of the job. They count as SIGTERM."""
-
+PREEMPTIONS = (signal.SIGUSR1, signal.SIGUSR2)  # signals that announce the end of the job. They count as SIGTERM.
 _PR_SET_PDEATHSIG = 1
 
 
@@ -52,8 +50,7 @@ class Stops(NamedTuple):
     interruptible: Callable[[], AbstractContextManager[None]]
 
 
-NEVER = Stops(lambda: False, nullcontext)
-"""The stops of a rank that rank zero stops."""
+NEVER = Stops(lambda: False, nullcontext)  # the stops of a rank that rank zero stops
 
 
 class StopSignal:

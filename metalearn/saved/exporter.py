@@ -20,14 +20,10 @@ from metalearn.saved.form import CARD, META, NotSavedError, check_fields
 from metalearn.storage.files import is_path_here, whole_folder
 from metalearn.tasks.common.pictures import PictureForm, Pixels
 
-FILES = {ONNX: "model.onnx", TORCH: "model.pt2"}
-"""The file of a program."""
-
+FILES = {ONNX: "model.onnx", TORCH: "model.pt2"}  # the file of a program
 PREPROCESSING = "preprocessing.json"
 
-LARGEST_DIFFERENCE = 1e-4
-"""Of an output, between an exported program and ours."""
-
+LARGEST_DIFFERENCE = 1e-4  # of an output, between an exported program and ours
 _NEEDED = ("onnx", "onnxscript", "onnxruntime")
 
 

@@ -12,9 +12,7 @@ from typing import Any, TypeVar
 from metalearn.errors import ConfigError
 from metalearn.storage.files import is_folder
 
-SECONDS = 600.0
-"""For all that a call sends and gets."""
-
+SECONDS = 600.0  # for all that a call sends and gets
 FILES = ("*.safetensors", "*.json", "*.md")
 
 Result = TypeVar("Result")

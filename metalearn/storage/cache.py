@@ -102,7 +102,7 @@ def _using(path: Path) -> Iterator[None]:
 
 
 def _look(path: Path, head: bytes) -> tuple[BufferedReader | None, str]:
-    """The file, open, if it is fit for use; else what is wrong with it, or nothing if it is not there."""
+    """The file, open, if it is fit for use; else what is wrong with it, or nothing if it is missing."""
     try:
         file = path.open("rb")
     except FileNotFoundError:
@@ -165,7 +165,7 @@ def _write_record(path: Path, sha256: str, status: os.stat_result) -> None:
 
 
 def remove(path: Path) -> bool:
-    """Removes a file, its record and its lock; False if a process is making it. Who has mapped it keeps it."""
+    """Removes a file, its record and its lock; False if a process is making it. What has mapped it keeps it."""
     lock = path.with_suffix(".lock")
     try:
         with held(lock, f"{path} is being made", wait=False):
@@ -179,9 +179,7 @@ def remove(path: Path) -> bool:
 FLAGS = ("-std=c11", "-O3", "-march=native", "-ffp-contract=fast", "-fno-math-errno", "-fno-trapping-math",
          "-funroll-loops", "-shared", "-fPIC")  # fmt: skip
 # Not -ffast-math: sums keep their order, and NaN stays visible, so that a run that diverges is found out.
-GCC = "Free Software Foundation"
-"""What GCC's `--version` says, and clang's does not."""
-
+GCC = "Free Software Foundation"  # what GCC's `--version` says, and clang's does not
 GCC_FLAGS = ("--param=avoid-fma-max-bits=0",)
 """For some processors (AMD Zen 3, among others) GCC keeps products apart from sums where a sum runs along a loop,
 but not in every copy of the same loop. Then units of two widths have two roundings, and threads change bits."""
@@ -224,32 +222,26 @@ def library_of(what: str, name: str, sources: Sequence[Path], defines: Sequence[
     if compiler is None:
         return None
     try:
-        return _made(compiler, what, name, sources, defines)
+        version = version_of(compiler)
+        command = [*command_of(compiler, version), *(f"-D{define}" for define in defines)]
+        parts = (*(source.read_text(encoding="utf-8") for source in sources), *command, version, _processor())
+        file = f"{name}-{hashlib.sha256(chr(0).join(parts).encode()).hexdigest()[:16]}.so"
+
+        def make() -> list[bytes]:
+            with tempfile.TemporaryDirectory() as folder:
+                return [_compile(command, sources, Path(folder) / file).read_bytes()]
+
+        try:
+            with get(file, make).file as library:
+                return ctypes.CDLL(library.name)
+        except (CacheError, OSError) as error:
+            log.warning("%s cannot be kept or loaded: every start compiles them (%s)", what, error)
+        with tempfile.TemporaryDirectory() as folder:  # once loaded, the file may go
+            return ctypes.CDLL(str(_compile(command, sources, Path(folder) / file)))
     except (OSError, subprocess.SubprocessError) as error:
         detail = getattr(error, "stderr", None) or error
         log.warning("%s could not be made by %s (%s)", what, shlex.join(compiler), detail)
         return None
-
-
-def _made(
-    compiler: Sequence[str], what: str, name: str, sources: Sequence[Path], defines: Sequence[str]
-) -> ctypes.CDLL:
-    version = version_of(compiler)
-    command = [*command_of(compiler, version), *(f"-D{define}" for define in defines)]
-    parts = (*(source.read_text(encoding="utf-8") for source in sources), *command, version, _processor())
-    file = f"{name}-{hashlib.sha256(chr(0).join(parts).encode()).hexdigest()[:16]}.so"
-
-    def make() -> list[bytes]:
-        with tempfile.TemporaryDirectory() as folder:
-            return [_compile(command, sources, Path(folder) / file).read_bytes()]
-
-    try:
-        with get(file, make).file as library:
-            return ctypes.CDLL(library.name)
-    except (CacheError, OSError) as error:
-        log.warning("%s cannot be kept or loaded: every start compiles them (%s)", what, error)
-    with tempfile.TemporaryDirectory() as folder:  # once loaded, the file may go
-        return ctypes.CDLL(str(_compile(command, sources, Path(folder) / file)))
 
 
 def _compile(command: Sequence[str], sources: Sequence[Path], to: Path) -> Path:

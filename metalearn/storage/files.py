@@ -139,12 +139,12 @@ def writing(path: Path) -> Iterator[None]:
 
 
 def is_disk_fault(error: BaseException | None) -> bool:
-    """Whether a disk is to blame, and not who has called it."""
+    """True for disk errors (full, I/O, read-only)."""
     return isinstance(error, DiskError) or (isinstance(error, OSError) and error.errno in _FAULTS)
 
 
 def comes_from_disk(error: BaseException | None) -> bool:
-    """Whether a disk is behind an error that somebody has put in words."""
+    """True if a cause in the chain is a disk error."""
     while error is not None and not is_disk_fault(error):
         error = error.__cause__
     return error is not None
@@ -161,10 +161,9 @@ def unwritten(path: Path, error: OSError, verb: str = "written") -> RunError:
 
 
 def room_at(path: Path) -> str:
-    """How much room there is where a file is, or would be."""
+    """The free space of the disk where a file is, or would be."""
     try:
-        folders = path.absolute().parents
-        place = next(folder for folder in folders if os.path.isdir(folder))  # noqa: PTH112 (Path's may raise)
+        place = next(folder for folder in path.absolute().parents if os.path.isdir(folder))  # noqa: PTH112 (Path's may raise)
         return f"{shutil.disk_usage(place).free // 1024:,} KiB are free in {place}"
     except OSError as error:
         return f"how much is free is not known: {error.strerror}"
@@ -190,13 +189,12 @@ def write_atomically(path: Path, text: str, *, mode: int = 0o666) -> None:
         temporary.replace(path)
 
 
-_NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
-"""What file systems without locks answer."""
+_NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)  # what file systems without locks answer
 
 
 @contextlib.contextmanager
 def held(path: Path, what: str, *, wait: bool = True) -> Iterator[None]:
-    """Holds the lock file `path`. On a file system without locks a message warns that nobody is kept out.
+    """Holds the lock file `path`. On a file system without locks a message warns that others are not kept out.
 
     Args:
         what: what the process that holds it does, for the message to one that waits, such as "x is being made".
@@ -230,10 +228,9 @@ def held(path: Path, what: str, *, wait: bool = True) -> Iterator[None]:
 
 def holder_of(path: Path) -> str:
     """The process that holds a lock, as it has noted itself."""
-    try:
+    with contextlib.suppress(OSError, ValueError):
         return path.read_text(encoding="utf-8") or "another process"
-    except (OSError, ValueError):
-        return "another process"
+    return "another process"
 
 
 @functools.cache

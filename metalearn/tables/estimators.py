@@ -39,23 +39,16 @@ Array = NDArray[Any]
 GROUPS, TASKS = 1000, 64
 """The groups of a prior's tasks, or other tasks, that show what sizes of tables a network was trained on."""
 
-MOST_TEXTS = 20
-"""A column of up to this many different texts may hold categories, however few the rows are."""
-
-NETWORK = "network"
-"""The folder of the learner within that of a fitted estimator."""
-
+MOST_TEXTS = 20  # a column of up to this many different texts may hold categories, however few the rows are
+NETWORK = "network"  # the folder of the learner within that of a fitted estimator
 TABLE = Kind("table", 1, {
     "columns": [{"name": str}], "named": bool, "classes": list | None, "labels_as": str | None,
 }, ("cells", "targets"))  # fmt: skip
 """Its tensors are `cells`, the known rows as numbers, and `targets`. A column of texts has `categories`, which its
 numbers stand for; they are `named` if they came from a data frame. numpy's type of the labels is `labels_as`."""
 
-COLUMNS = "columns.json"
-"""How the columns of a table become the numbers that a program reads."""
-
-LEVELS = (0.05, 0.5, 0.95)
-"""Quantiles that the program of a regressor gives."""
+COLUMNS = "columns.json"  # how the columns of a table become the numbers that a program reads
+LEVELS = (0.05, 0.5, 0.95)  # quantiles that the program of a regressor gives
 
 log = logging.getLogger("metalearn")
 
@@ -463,8 +456,7 @@ def _numbers(X: Any, columns: Sequence[dict[str, Any]]) -> Tensor:  # noqa: N803
     return torch.from_numpy(np.stack(numbered, axis=1) if numbered else np.zeros((len(X), 0)))
 
 
-Place = tuple[Tensor, Tensor]
-"""The mean and the spread of each column, float64."""
+Place = tuple[Tensor, Tensor]  # the mean and the spread of each column, float64
 
 FARTHEST = 1e6
 """How many spreads from the mean a value may lie; what is beyond is brought there, so that float32 has its square."""
