@@ -687,11 +687,7 @@ def load(
 
 
 def from_pretrained(
-    name_or_folder: str | os.PathLike[str],
-    *,
-    revision: str | None = None,
-    timeout: float = hub.SECONDS,
-    **options: Any,
+    name_or_folder: str | os.PathLike[str], *, revision: str | None = None, timeout: float = hub.SECONDS, **options: Any
 ) -> Learner:
     """A learner in a folder, or in a repository of Hugging Face's hub, of any origin: only files of the kinds that
     `export` writes are fetched, and checked as `load` does; no code of it runs. They stay in the hub's cache.

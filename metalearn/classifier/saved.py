@@ -118,12 +118,7 @@ class Saved:
             return digest_of(temporary / MANIFEST)
 
     def fill(
-        self,
-        folder: Path,
-        weights: Weights | None,
-        page: Page | None,
-        commands: Sequence[str] = (),
-        name: str = "",
+        self, folder: Path, weights: Weights | None, page: Page | None, commands: Sequence[str] = (), name: str = ""
     ) -> None:
         """As `write`, into an empty folder; `commands` are those of the classifier before; its page has the `name`."""
         content = {field: value for field, value in vars(self).items() if not isinstance(value, Tensor)}

@@ -308,7 +308,7 @@ def rewind(run_dir: Path, step: int) -> None:
 
 
 def has_gone_back(run_dir: Path) -> bool:
-    """Whether one of the same job has called `rewind` before this process was started again; see `restarted`."""
+    """Whether this process is a restart of a job that has called `rewind` before; see `restarted`."""
     marker = run_dir / "checkpoints" / _WENT_BACK
     try:
         return restarted() and marker.read_bytes() == job_id().encode()
