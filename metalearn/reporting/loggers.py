@@ -1,7 +1,6 @@
 """Where the lines of a run go besides the terminal and train.log: metrics.jsonl, which every run has, and the loggers
 that the config chooses."""
 
-import contextlib
 import csv
 import hashlib
 import io
@@ -12,6 +11,7 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -24,7 +24,7 @@ from metalearn.config.values import Config, leaves
 from metalearn.errors import RunError
 from metalearn.reporting.page import Picture
 from metalearn.runs.metrics import from_json, jsonable
-from metalearn.storage.files import logged_lines, read_json, write_atomically, writing
+from metalearn.storage.files import read_json, write_atomically, writing
 
 Values = dict[str, float]
 
@@ -191,8 +191,14 @@ class Lines:
 
     def __init__(self, folder: Path, window: Window) -> None:
         self._path = folder / METRICS
-        kept = []
-        for line in logged_lines(self._path):
+        lines, kept = list[bytes](), []
+        try:
+            with suppress(FileNotFoundError), self._path.open("rb") as file:
+                lines = [line for line in file if line.endswith(b"\n")]
+        except OSError as error:
+            advice = "make it readable, or move it away"
+            raise RunError(f"{self._path}: cannot be read: {error.strerror}; {advice}") from error
+        for line in lines:
             try:
                 row = json.loads(line)
                 if window.keeps(row["split"], row["step"]):
@@ -297,7 +303,7 @@ class TensorboardLogger(Logger):
 
     def result(self, config: Config, figures: Values) -> None:
         values, typed = flat(config), dict[str, str]()
-        with contextlib.suppress(OSError, ValueError):  # damaged: the run does not end for it
+        with suppress(OSError, ValueError):  # damaged: the run does not end for it
             typed = typed_keys(self._folder)
         changed = {key: value for key, value in values.items() if any(f"{key}.".startswith(f"{t}.") for t in typed)}
         named = {f"{_GROUPS['test']}/{name.rpartition('/test_')[2]}": value for name, value in figures.items()}

@@ -3,6 +3,7 @@ the form that this program reads, or with one program that runs without it: ONNX
 
 import importlib.util
 import json
+import os
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -17,7 +18,7 @@ from metalearn.errors import ConfigError
 from metalearn.nn.precision import computing_with
 from metalearn.saved.card import FOLDER, FORMATS, ONNX, TORCH, Card, use
 from metalearn.saved.form import CARD, META, NotSavedError, check_fields
-from metalearn.storage.files import is_path_here, whole_folder
+from metalearn.storage.files import whole_folder
 from metalearn.tasks.common.pictures import PictureForm, Pixels
 
 FILES = {ONNX: "model.onnx", TORCH: "model.pt2"}  # the file of a program
@@ -190,8 +191,10 @@ def read_form(values: Mapping[str, Any]) -> PictureForm:
 
 
 def _refuse_paths(content: object, key: str = "") -> None:
-    """Raises ConfigError if plain values, or the names in them, have a path of this machine, such as a label."""
-    if isinstance(content, str) and is_path_here(content):
+    """Raises ConfigError if plain values, or the names in them, have a path of this machine, such as a label: one that
+    begins with a folder that exists."""
+    parts = Path(content).parts if isinstance(content, str) and os.path.isabs(content) else ()  # noqa: PTH117
+    if len(parts) > 1 and os.path.lexists(os.path.join(*parts[:2])):  # noqa: PTH118
         raise ConfigError(
             f"{key}={content}: is a path of this machine, and what is exported holds none; fit with other labels, such "
             "as the names of the folders"

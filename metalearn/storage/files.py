@@ -56,21 +56,6 @@ def read_json(path: Path) -> dict[str, Any]:
         raise ConfigError(f"{path}: cannot be read: {error.strerror}; make it readable, or move it away") from error
 
 
-def logged_lines(path: Path) -> list[bytes]:
-    """The complete lines of a log that a run goes on with; none if there is no such file.
-
-    Raises:
-        RunError: it cannot be read.
-    """
-    try:
-        with path.open("rb") as file:
-            return [line for line in file if line.endswith(b"\n")]
-    except FileNotFoundError:
-        return []
-    except OSError as error:
-        raise RunError(f"{path}: cannot be read: {error.strerror}; make it readable, or move it away") from error
-
-
 def is_folder(path: Path) -> bool:
     """Whether this is a folder. A name that the system refuses, such as one that is too long, is none."""
     try:
@@ -115,12 +100,6 @@ def whole_folder(key: str, folder: Path) -> Iterator[Path]:
             temporary.replace(folder)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
-
-
-def is_path_here(text: str) -> bool:
-    """Whether a text is a path of this machine: it begins with a folder that is there."""
-    parts = Path(text).parts
-    return os.path.isabs(text) and len(parts) > 1 and os.path.lexists(os.path.join(*parts[:2]))  # noqa: PTH117, PTH118
 
 
 def refuse_nameless(key: str, folder: Path) -> None:
