@@ -80,6 +80,25 @@ def inspect(run_dir: Path, config: DictConfig, start: Params, restore: Callable[
 
     asked = to_container(config)
 
+    def check_usable(place: Path, saved: Snapshot, named: Sequence[str] | None) -> None:
+        """Raises ConfigError for another config (but for keys below `named`), another model or more steps than `asked`,
+        and RunError for a checkpoint that was saved whole, but whose content does not fit."""
+        _refuse_changes(place, saved.meta["config"], asked, named=named)
+        done = saved.meta["step"]
+        if done > steps:
+            raise ConfigError(
+                f"trainer.steps={steps}: {place} has already done {done}; type trainer.steps={done} or more, "
+                "or run=NAME for another folder"
+            )
+        if named is not None:
+            fitted("resume", place, saved.params, start, "; type the model of that run")
+        # Found here, it costs the steps since an older checkpoint. Found later, it would end the run.
+        try:
+            fitted("checkpoint", Path(f"step_{done:06d}"), saved.params, start)
+            restore(saved)
+        except Exception as error:  # torch's optimizers raise errors of any kind
+            raise RunError(f"step {done} cannot be restored: {error}") from error
+
     def check_own(saved: Snapshot) -> None:
         started = saved.meta.get(ORIGIN)
         # A restarted job has the arguments of its first start, and a link such as `last` may have moved since.
@@ -88,7 +107,7 @@ def inspect(run_dir: Path, config: DictConfig, start: Params, restore: Callable[
                 f"resume={path}: {run_dir} holds a run that has not begun from this checkpoint; type run=NAME to begin "
                 "from it in another folder, or resume=auto 'resume_changes=[]' to go on with the run that is there"
             )
-        _check_usable(run_dir, saved, asked, None, start, restore)
+        check_usable(run_dir, saved, None)
 
     snapshot = None if empty or back else latest(run_dir, check_own)
     if snapshot is None and path is not None:
@@ -99,7 +118,7 @@ def inspect(run_dir: Path, config: DictConfig, start: Params, restore: Callable[
             snapshot.meta[ORIGIN] = origin_of(path)
         named = None if back else [*map(str, config.resume_changes)]
         try:
-            _check_usable(path, snapshot, asked, named, start, restore)
+            check_usable(path, snapshot, named)
         except RunError as error:
             raise ConfigError(f"resume={path}: {error}; type resume=PATH with another checkpoint") from error
     elif snapshot is None and not empty:
@@ -112,37 +131,6 @@ def inspect(run_dir: Path, config: DictConfig, start: Params, restore: Callable[
         typed = [key for key, value in leaves(recorded) if isinstance(value, str) and "${oc.env:" in value]
         _refuse_changes(run_dir, recorded, asked, typed)
     return FolderState(snapshot, None if back else finished(run_dir, steps, config.trainer.get(PATIENCE)), back)
-
-
-def _check_usable(
-    place: Path,
-    saved: Snapshot,
-    asked: Config,
-    named: Sequence[str] | None,
-    start: Params,
-    restore: Callable[[Snapshot], object],
-) -> None:
-    """Checks that a run of the config `asked` can go on from a checkpoint; keys below `named` may differ.
-
-    Raises:
-        ConfigError: another config, another model, or more steps than are asked for.
-        RunError: it was saved whole, but its content does not fit.
-    """
-    _refuse_changes(place, saved.meta["config"], asked, named=named)
-    done, steps = saved.meta["step"], asked["trainer"]["steps"]
-    if done > steps:
-        raise ConfigError(
-            f"trainer.steps={steps}: {place} has already done {done}; type trainer.steps={done} or more, "
-            "or run=NAME for another folder"
-        )
-    if named is not None:
-        fitted("resume", place, saved.params, start, "; type the model of that run")
-    # Found here, it costs the steps since an older checkpoint. Found later, it would end the run.
-    try:
-        fitted("checkpoint", Path(f"step_{done:06d}"), saved.params, start)
-        restore(saved)
-    except Exception as error:  # torch's optimizers raise errors of any kind
-        raise RunError(f"step {done} cannot be restored: {error}") from error
 
 
 def rewinds(run_dir: Path, resume: str) -> bool:

@@ -84,9 +84,20 @@ def get(name: str, make: Callable[[], Parts], *, head: bytes = b"") -> Cached:
             return Cached(file, path, made=False)
         if damage:
             log.warning("%s %s: it is made again", path, damage)
-        parts = make()
+        parts, digest = make(), hashlib.sha256()
+        temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
         with _using(path):
-            _write(path, parts)
+            try:
+                with temporary.open("wb") as new:
+                    for part in parts:
+                        digest.update(part)
+                        new.write(part)
+                    new.flush()
+                    os.fsync(new.fileno())
+                temporary.replace(path)
+            finally:
+                temporary.unlink(missing_ok=True)
+            _write_record(path, digest.hexdigest(), path.stat())
             return Cached(path.open("rb"), path, made=True)
 
 
@@ -142,22 +153,6 @@ def read_record(path: Path) -> dict[str, Any]:
 
 def _stamp(status: os.stat_result) -> list[int]:
     return [status.st_size, status.st_mtime_ns]
-
-
-def _write(path: Path, parts: Parts) -> None:
-    digest = hashlib.sha256()
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        with temporary.open("wb") as file:
-            for part in parts:
-                digest.update(part)
-                file.write(part)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
-    _write_record(path, digest.hexdigest(), path.stat())
 
 
 def _write_record(path: Path, sha256: str, status: os.stat_result) -> None:
@@ -227,9 +222,16 @@ def library_of(what: str, name: str, sources: Sequence[Path], defines: Sequence[
         parts = (*(source.read_text(encoding="utf-8") for source in sources), *command, version, _processor())
         file = f"{name}-{hashlib.sha256(chr(0).join(parts).encode()).hexdigest()[:16]}.so"
 
+        files = [str(source) for source in sources if source.suffix == ".c"]
+
+        def compiled(folder: str) -> Path:
+            words = [*command, *files, "-o", str(Path(folder) / file)]
+            subprocess.run(words, capture_output=True, text=True, check=True, timeout=COMPILE_SECONDS)
+            return Path(folder) / file
+
         def make() -> list[bytes]:
             with tempfile.TemporaryDirectory() as folder:
-                return [_compile(command, sources, Path(folder) / file).read_bytes()]
+                return [compiled(folder).read_bytes()]
 
         try:
             with get(file, make).file as library:
@@ -237,19 +239,11 @@ def library_of(what: str, name: str, sources: Sequence[Path], defines: Sequence[
         except (CacheError, OSError) as error:
             log.warning("%s cannot be kept or loaded: every start compiles them (%s)", what, error)
         with tempfile.TemporaryDirectory() as folder:  # once loaded, the file may go
-            return ctypes.CDLL(str(_compile(command, sources, Path(folder) / file)))
+            return ctypes.CDLL(str(compiled(folder)))
     except (OSError, subprocess.SubprocessError) as error:
         detail = getattr(error, "stderr", None) or error
         log.warning("%s could not be made by %s (%s)", what, shlex.join(compiler), detail)
         return None
-
-
-def _compile(command: Sequence[str], sources: Sequence[Path], to: Path) -> Path:
-    files = [str(source) for source in sources if source.suffix == ".c"]
-    subprocess.run(
-        [*command, *files, "-o", str(to)], capture_output=True, text=True, check=True, timeout=COMPILE_SECONDS
-    )
-    return to
 
 
 def _processor() -> str:
