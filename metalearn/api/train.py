@@ -15,13 +15,7 @@ from metalearn.api.learner import Learner, Taught, check_tasks, learner_of
 from metalearn.api.pictures import form_of
 from metalearn.app.host import check_device
 from metalearn.app.job import Job, installed
-from metalearn.app.parts import (
-    Parts,
-    chosen_loss,
-    plain_samples_of,
-    put_together,
-    with_outputs,
-)
+from metalearn.app.parts import Parts, chosen_loss, plain_samples_of, put_together, with_outputs
 from metalearn.app.run import check_finite, log_network, seen_by
 from metalearn.app.unseen import REFUSE, REPORT, check_unseen
 from metalearn.checks import one_of
