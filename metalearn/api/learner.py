@@ -313,15 +313,10 @@ class Learner:
             batch = Batch(self.on_device(x), self.on_device(y))
             return self.adapted_to(SupportSet(batch, steps, flat=np.ndim(targets) == 1))
         examples = self.read(inputs)
-        # A loss that also allows single labels leaves it to the tasks whether a sample has several.
-        if (
-            loss is not None
-            and "labels" in loss.allows
-            and (
-                loss.allows == ("labels",)
-                or self.taught.source.episodes("test", torch.tensor([0])).query.y.is_floating_point()
-            )
-        ):
+        several = loss is not None and "labels" in loss.allows
+        if loss is not None and several and loss.allows != ("labels",):  # the tasks decide
+            several = self.taught.source.episodes("test", torch.tensor([0])).query.y.is_floating_point()
+        if several:
             y = _numbers(targets, "targets")
             if y.shape[1:] != (len(examples), self.trained_ways) or bool(((y < 0) | (y > 1)).any()):
                 raise ValueError(
