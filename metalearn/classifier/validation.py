@@ -130,7 +130,11 @@ def report_with_tuned(
     validated = [cross_validated(of_network, y, k, heads, fold) for of_network in (features, by_fold)]
     answers = [torch.zeros_like(y) for _ in validated]
     for number in range(len(by_fold)):
-        head = _chosen_by_others(features, fold != number, over)
+        others, head = fold != number, heads[0]
+        inner = folds_of(y[others], k, most=over.folds, seed=over.seed)
+        if len(heads) > 1 and (inner >= 0).any():
+            scored = cross_validated(features[others], y[others], k, heads, inner)
+            head = chosen_head(scored, y[others], inner >= 0)
         for answer, scored in zip(answers, validated, strict=True):
             answer[fold == number] = scored.scores[head][fold == number].argmax(dim=1)
     right = [(answer == y)[asked] for answer in answers]
@@ -150,15 +154,6 @@ def report_with_tuned(
     return dict(report) | _figures(tuned, answers[1], report["head"], asked, over) | {
         "threshold": threshold, "strangers": unknown, "by_shots": {}, "with_twice": None, "tuning": comparison,
     }  # fmt: skip
-
-
-def _chosen_by_others(features: Tensor, others: Tensor, over: Validation) -> str:
-    """The head that cross-validation over the other pictures chooses."""
-    y, k, heads = over.y[others], len(over.classes), over.heads
-    inner = folds_of(y, k, most=over.folds, seed=over.seed)
-    if len(heads) == 1 or not (inner >= 0).any():
-        return heads[0]
-    return chosen_head(cross_validated(features[others], y, k, heads, inner), y, inner >= 0)
 
 
 def _figures(validated: CrossValidation, answers: Tensor, head: str, asked: Tensor, over: Validation) -> dict[str, Any]:

@@ -483,11 +483,32 @@ def fill_learner(
         without: keys of the config whose paths are left out.
 
     Raises:
-        ConfigError: the config holds a path.
+        ConfigError: the config holds a path of this machine, or has no such key.
     """
-    published = _published(config, carried=weights is not None, without=without)
+    parts: dict[str, Any] = {group: deepcopy(dict(config[group])) for group in GROUPS}
+    dataset = parts["dataset"]
+    local = [name for name in _LOCAL_KEYS if name in dataset]
+    dataset |= dict.fromkeys([*local, *(["split"] if is_path(dataset.get("split")) else [])])  # a folder of lists
+    if weights is not None:
+        parts["model"]["weights"] = WEIGHTS
+    for key in without:
+        *groups, name = key.split(".")
+        node: Any = parts
+        for group in groups:
+            node = node.get(group) if isinstance(node, dict) else None
+        if not isinstance(node, dict) or name not in node or isinstance(node[name], dict):
+            paths = ", ".join(key for key, value in leaves(parts) if is_path(value)) or "none: leave it out"
+            raise ConfigError(f"without={key}: is no key of the config that has a path; these have: {paths}")
+        node[name] = None
+    for key, value in leaves(parts):
+        if is_path(value):
+            raise ConfigError(
+                f"{key}={value}: is a path of this machine, and a published model holds none; if the network needs no "
+                f"file there once it has its parameters, type metalearn export … --without {key}, which tries that"
+            )
     if weights is not None:
         (folder / WEIGHTS).write_bytes(weights)
+    published = parts | {"precision": config.get("precision", "float32")}
     form.fill(folder, LEARNER, params, {"config": published} | dict(facts))
 
 
@@ -511,36 +532,6 @@ def read_learner(folder: Path) -> SavedFolder:
     elif is_path(weights):
         raise NotSavedError(f"{folder}: model.weights={weights}: is a path, and a published model names none")
     return saved
-
-
-def _published(config: Mapping[str, Any], *, carried: bool, without: Collection[str]) -> dict[str, Any]:
-    """A config without what only this machine has.
-
-    Raises:
-        ConfigError: a value is a path of this machine, or there is no such key.
-    """
-    parts: dict[str, Any] = {group: deepcopy(dict(config[group])) for group in GROUPS}
-    dataset = parts["dataset"]
-    gone = [name for name in _LOCAL_KEYS if name in dataset]
-    dataset |= dict.fromkeys([*gone, *(["split"] if is_path(dataset.get("split")) else [])])  # a folder of lists
-    if carried:
-        parts["model"]["weights"] = WEIGHTS
-    for key in without:
-        *groups, name = key.split(".")
-        node: Any = parts
-        for group in groups:
-            node = node.get(group) if isinstance(node, dict) else None
-        if not isinstance(node, dict) or name not in node or isinstance(node[name], dict):
-            paths = ", ".join(key for key, value in leaves(parts) if is_path(value)) or "none: leave it out"
-            raise ConfigError(f"without={key}: is no key of the config that has a path; these have: {paths}")
-        node[name] = None
-    for key, value in leaves(parts):
-        if is_path(value):
-            raise ConfigError(
-                f"{key}={value}: is a path of this machine, and a published model holds none; if the network needs no "
-                f"file there once it has its parameters, type metalearn export … --without {key}, which tries that"
-            )
-    return parts | {"precision": config.get("precision", "float32")}
 
 
 def is_path(value: object) -> bool:
