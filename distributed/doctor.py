@@ -13,11 +13,11 @@ from typing import Any, NamedTuple
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed import rpc
 
 from distributed import autograd
 from distributed.api import remote_sync_call
 from distributed.calls.session import current, gather, start_rpc, stop_rpc
+from distributed.calls.torch_rpc import rpc
 from distributed.info import get_world_info
 from distributed.launch.listening import listening_line
 from distributed.launch.process_group import start_process_group, stop_process_group

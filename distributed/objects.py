@@ -10,11 +10,11 @@ from typing import Any, TypeAlias, TypeVar
 
 import torch
 from torch import Tensor, nn
-from torch.distributed import rpc
 from torch.utils import _pytree as pytree
 
 from distributed.api import remote_async_call, remote_sync_call
 from distributed.calls.session import current
+from distributed.calls.torch_rpc import rpc
 from distributed.functions import async_execution
 from distributed.world import get_worker_id
 

@@ -9,7 +9,6 @@ from torch.utils import _pytree as pytree
 
 from distributed.functions import find_function
 from distributed.info import get_world_rank, get_world_size
-from distributed.world import get_worker_id
 
 Args = tuple[Any, ...]
 KwArgs = dict[str, Any]
@@ -88,7 +87,11 @@ class TensorDimensionPartitioner:
         samples = self._samples([leaf for leaf, cut in zip(leaves, sliced, strict=True) if cut])
         if not samples:
             return [(get_world_rank(), args, kwargs)]
-        workers = range(get_world_size()) if self.workers is None else [get_worker_id(w) for w in self.workers]
+        workers: Sequence[int] = range(get_world_size())
+        if self.workers is not None:
+            from distributed.world import get_worker_id  # needs RPC, which `ddp` and its partitioner do without
+
+            workers = [get_worker_id(worker) for worker in self.workers]
 
         def part(index: slice | int) -> tuple[Args, KwArgs]:
             cut = [self._select(leaf, index) if cut else leaf for leaf, cut in zip(leaves, sliced, strict=True)]

@@ -4,7 +4,7 @@ import torch
 
 from distributed.info import get_world_info
 from distributed.strategies.common.work import Connect, WorkPlan
-from distributed.strategies.local import local
+from distributed.strategies.local import local as in_one_process
 
 
 def auto(*, plan: WorkPlan, timeout: float, device_maps: str = "auto") -> Connect:
@@ -15,7 +15,7 @@ def auto(*, plan: WorkPlan, timeout: float, device_maps: str = "auto") -> Connec
         ValueError: as the strategy that is chosen.
     """
     if plan.workers == 1:
-        return local(plan=plan, timeout=timeout, device_maps=device_maps)
+        return in_one_process(plan=plan, timeout=timeout, device_maps=device_maps)
     # Imported only where they are needed: torch may have been built without RPC.
     if plan.work.device.type == "cuda" and torch.cuda.device_count() >= get_world_info().local_world_size:
         from distributed.strategies.ddp import ddp, fits

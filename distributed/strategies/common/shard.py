@@ -11,9 +11,9 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.distributed import autograd, rpc
 
 from distributed.calls.session import use_own_gpu
+from distributed.calls.torch_rpc import autograd, rpc
 from distributed.calls.worker import fetched
 from distributed.errors import says_timeout
 from distributed.reduce import Combine
