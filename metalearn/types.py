@@ -466,7 +466,7 @@ class Strategy(Protocol):
         ...
 
     def diagnose(self, params: Params, chunks: Sequence[Tensor], step: int) -> Metrics:
-        """For every training task, in task order: its `fault`, a number of `metalearn.training.faults`, and the
+        """For every training task, in task order: its `fault`, a place in `metalearn.training.chunks.FAULTS`, and the
         `worker` that computed it."""
         ...
 

@@ -32,8 +32,7 @@ from metalearn.app.outcome import (
     without_memory,
 )
 from metalearn.app.parts import Parts
-from metalearn.app.run import DONE, check_run, follow, look_into_folder, train
-from metalearn.app.with_hydra import run_by_hydra
+from metalearn.app.run import DONE, check_run, follow, look_into_folder, run_by_hydra, train
 from metalearn.config.check import computes_elsewhere, on_several_hosts, started_by_launcher
 from metalearn.errors import (
     ConfigError,

@@ -3,12 +3,12 @@
 import logging
 import math
 import shlex
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig, OmegaConf, read_write
 
 from distributed.launch.meeting import note_end
 from metalearn.app.host import described
@@ -16,6 +16,7 @@ from metalearn.app.job import Job
 from metalearn.app.outcome import OK
 from metalearn.app.parts import Parts
 from metalearn.app.unseen import UNKNOWN, check_unseen, seen_in, warn_of_seen_drawers
+from metalearn.config.options import CONF
 from metalearn.config.values import to_container
 from metalearn.errors import ConfigError, DataError, DiskError, DivergedError, RunError, printable
 from metalearn.nn.backends import describe
@@ -189,6 +190,34 @@ def train(parts: Parts, folder: FolderState, strategy: Strategy, stop: StopSigna
     hand_out(job)
     print(printable(run_report(job.run_dir, result)))
     return OK
+
+
+def run_by_hydra(task: Callable[[DictConfig], int], whole: DictConfig, run_dir: Path) -> int:
+    """Lets Hydra make the run folder and its `.hydra`, then call `task`; returns the task's exit code.
+
+    This is what `hydra.main` does, but for composing the config, which `whole` is already: to do it again takes half a
+    second, and `hydra.main` cannot name a run by what was typed and differs from the defaults of its experiment.
+
+    Raises:
+        RunError: the folder cannot be written.
+    """
+    from hydra import initialize_config_dir
+    from hydra._internal.callbacks import Callbacks
+    from hydra.core.global_hydra import GlobalHydra
+    from hydra.core.utils import configure_log, run_job
+    from hydra.types import HydraContext, RunMode
+
+    with read_write(whole.hydra):
+        whole.hydra.mode = RunMode.RUN
+    configure_log(whole.hydra.hydra_logging, whole.hydra.verbose)
+    callbacks = Callbacks(whole)
+    with writing(run_dir), initialize_config_dir(str(CONF), version_base="1.3"):
+        loader = GlobalHydra.instance().config_loader()
+        callbacks.on_run_start(config=whole, config_name="config")
+        done = run_job(task, whole, "hydra.run.dir", None, HydraContext(loader, callbacks))
+        callbacks.on_run_end(config=whole, config_name="config", job_return=done)
+        code: int = done.return_value  # or the error of the task
+    return code
 
 
 def begin(parts: Parts, folder: FolderState, strategy: Strategy) -> Trainer:

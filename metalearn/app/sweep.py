@@ -13,20 +13,20 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 
 from metalearn.app.job import Job, Program, to_job
 from metalearn.app.outcome import BAD_CONFIG, DISK, DIVERGED, FAILED, OK, ending_of, exit_code_of
 from metalearn.app.process import log_sweep, set_up_process
-from metalearn.app.with_hydra import run_grid_by_hydra, run_trials_by_hydra
 from metalearn.config.check import check_rank_variables, started_as_rank
-from metalearn.config.compose import PROVIDER, compose_config, compose_sweeper, resolved, sweep_jobs
+from metalearn.config.compose import PROVIDER, compose_config, compose_sweeper, own_error, resolved, sweep_jobs
 from metalearn.config.names import AUTO, FREE_KEYS, experiment_of, run_name
-from metalearn.config.options import groups, search_flags
+from metalearn.config.options import CONF, groups, search_flags
 from metalearn.config.values import quoted
 from metalearn.errors import ConfigError, DataError, printable
 from metalearn.runs.signals import STOPPED
-from metalearn.storage.files import read_json
+from metalearn.storage.files import is_disk_fault, read_json, unwritten
 
 if TYPE_CHECKING:  # a grid of Hydra's own needs no sweeper of ours
     from hydra_async_sweeper.space import SweepPlan
@@ -42,6 +42,8 @@ LAUNCHERS = {
     "submitit_slurm": "hydra-submitit-launcher",
 }
 """Launchers of other packages, and what to install for them."""
+
+FULL_ERROR = "HYDRA_FULL_ERROR"
 
 _DECIDING = ("trainer.steps", "trainer.patience", "pause_after", "resume", "resume_changes", "dataset.root")
 """Keys that may differ when a run goes on, but not among the trials of a sweep, which are compared."""
@@ -106,8 +108,59 @@ def run_sweep(program: Program, overrides: Sequence[str], run_job: RunJob) -> in
         "best_run": ("run=best",),
         "segment": partial(segment, checked.steps),
     }
-    run_trials_by_hydra(lambda config: trial(config, program, run_job), attributes)
+
+    def run_trial(config: DictConfig) -> dict[str, Any]:
+        return trial(config, program, run_job)
+
+    for name, value in attributes.items():  # which the sweeper reads, as its `TaskTraits`
+        setattr(run_trial, name, value)
+    by_hydra(run_trial)
     return OK
+
+
+def by_hydra(task: Callable[[DictConfig], Any]) -> None:
+    """Lets Hydra compose the config of each job, and call `task`; or print what `--cfg`, `--info` and the like ask
+    for."""
+    import hydra
+
+    hydra.main(version_base="1.3", config_path=str(CONF), config_name="config")(task)()
+
+
+def run_grid_by_hydra(task: Callable[[DictConfig], int], sweep_dir: Path) -> int:
+    """Lets one of Hydra's own sweepers call `task` for each job of a multirun; returns the largest exit code.
+
+    A job that was stopped, or whose disk has failed, ends the multirun.
+
+    Raises:
+        RunError: the folder of the multirun cannot be written.
+    """
+    codes: list[int] = []
+    controller = os.getpid()
+
+    def job(config: DictConfig) -> None:
+        codes.append(task(config))
+        if codes[-1] in (*STOPPED, DISK):  # ends the sweep, where an Exception would only fail this job
+            raise SystemExit(FAILED if codes[-1] == DISK else codes[-1])
+        if codes[-1] != OK and os.getpid() != controller:  # only an error tells another process
+            raise RuntimeError(f"the job ended with exit code {codes[-1]}")
+
+    # With this, Hydra raises its errors and those of a task, in place of a print and an exit of its own.
+    before = os.environ.get(FULL_ERROR)
+    os.environ[FULL_ERROR] = "1"
+    try:
+        by_hydra(job)
+    except HydraException as error:
+        raise own_error(error) from error
+    except OSError as error:  # of multirun.yaml; those of a job are its own
+        if not is_disk_fault(error) and not isinstance(error, PermissionError | IsADirectoryError):
+            raise
+        raise unwritten(Path(os.fsdecode(error.filename or sweep_dir)), error) from error
+    finally:
+        if before is None:
+            del os.environ[FULL_ERROR]
+        else:
+            os.environ[FULL_ERROR] = before
+    return max(codes, default=OK)
 
 
 def _check_launcher(overrides: Sequence[str]) -> None:

@@ -4,10 +4,9 @@ import sys
 from collections.abc import Sequence
 
 from metalearn.app.job import Job, Program, Role, installed, role_of, to_job
-from metalearn.app.outcome import exit_code_of_process, print_all
+from metalearn.app.outcome import OK, exit_code_of_process, print_all
 from metalearn.app.process import announce, end_with_starter, importing, set_up_process, set_up_torch
-from metalearn.app.sweep import run_sweep
-from metalearn.app.with_hydra import show_by_hydra
+from metalearn.app.sweep import by_hydra, run_sweep
 from metalearn.config.compose import as_path, compose_config
 from metalearn.config.help import help_text
 from metalearn.config.options import search, search_flags
@@ -43,7 +42,8 @@ def run_command(argv: Sequence[str], program: Program) -> int:
     flags = [word for word in argv if word not in arguments.overrides]
     sys.argv = [sys.argv[0], *flags, *overrides]  # where Hydra looks
     if arguments.shell_completion:  # install=bash and the like are no keys
-        return show_by_hydra()
+        by_hydra(lambda config: OK)
+        return OK
     if arguments.multirun and (arguments.cfg or arguments.info):
         flag = "--cfg" if arguments.cfg else "--info"
         raise ConfigError(f"{flag}: shows one run, and --multirun asks for several; leave one of them out")
@@ -51,7 +51,8 @@ def run_command(argv: Sequence[str], program: Program) -> int:
         return run_sweep(program, overrides, run_job)
     composed = compose_config(overrides)
     if arguments.hydra_help or arguments.cfg or arguments.info:
-        return show_by_hydra()
+        by_hydra(lambda config: OK)
+        return OK
     return run_job(to_job(*composed, program, [*search_flags(), *overrides]))
 
 

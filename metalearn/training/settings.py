@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import InitVar, dataclass
 from typing import NamedTuple
 
 import torch
@@ -68,8 +68,8 @@ class TrainerSettings:
         patience: scheduled validations without a better one after which training ends; None: it goes to the last step.
         best_by: what decides which validation is the best: `metric` or `loss`.
         draw_ahead: processes that draw the tasks of later steps where these stay on a GPU, or `auto`, see
-            `metalearn.training.ahead`.
-        eval_seed: the seed of validation and test tasks (the task source uses it).
+            `metalearn.training.on_device.Ahead`.
+        eval_seed: is checked here, as the other keys of `trainer`; the task source alone keeps it.
 
     Raises:
         ValueError: a number out of range, a patience that can end nothing, or an unknown `best_by`.
@@ -85,12 +85,13 @@ class TrainerSettings:
     patience: int | None = None
     best_by: str = "metric"
     draw_ahead: int | str = AUTO
-    eval_seed: int = 0
+    eval_seed: InitVar[int] = 0
 
-    def __post_init__(self) -> None:
-        least = {"steps": 0, "meta_batch_size": 1, "val_every": 1, "val_tasks": 2, "test_tasks": 2, "eval_seed": 0}
+    def __post_init__(self, eval_seed: int) -> None:
+        least = {"steps": 0, "meta_batch_size": 1, "val_every": 1, "val_tasks": 2, "test_tasks": 2}
         for name, bound in least.items():
             whole_number(name, getattr(self, name), at_least=bound)
+        whole_number("eval_seed", eval_seed, at_least=0)
         if self.ema_decay is not None:
             fraction("ema_decay", self.ema_decay)
         if self.patience is not None:

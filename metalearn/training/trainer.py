@@ -15,8 +15,7 @@ from metalearn.reporting.logging import SILENT, RunLog
 from metalearn.runs.checkpoint import NO_CHECKPOINTS, Checkpointer, Snapshot
 from metalearn.runs.metrics import BEST_BY, better, deciding, summary
 from metalearn.runs.signals import NEVER, Interrupted, Stops
-from metalearn.training.chunks import DATA_SECONDS
-from metalearn.training.faults import explain
+from metalearn.training.chunks import DATA_SECONDS, explain
 from metalearn.training.optimizers import OuterOptimizer
 from metalearn.training.settings import TrainerSettings, Units, tasks_in_chunks
 from metalearn.types import (

@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from metalearn.training.ahead import Ahead, processes_for
+from metalearn.training.on_device import Ahead, processes_for
 from tests.runs import ROOT, alive, until
 
 
@@ -119,7 +119,7 @@ def test_a_fork_goes_on_at_the_signals_on_which_a_run_saves_and_ends_with_it(
 def test_forks_end_with_a_run_that_is_killed() -> None:
     program = (
         "import time\n"
-        "from metalearn.training.ahead import Ahead\n"
+        "from metalearn.training.on_device import Ahead\n"
         "from tests.metalearn.training.test_ahead import forks_of, made\n"
         "ahead = Ahead(made, 1, 9, processes=2)\n"
         "ahead.of(1)\n"

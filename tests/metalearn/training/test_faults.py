@@ -11,8 +11,7 @@ from distributed.strategies.common.work import Work, WorkPlan
 from distributed.strategies.local import local
 from distributed.tree_sum import tree_sum
 from metalearn.errors import RunError
-from metalearn.training.chunks import chunk_functions
-from metalearn.training.faults import FAULTS, explain
+from metalearn.training.chunks import FAULTS, chunk_functions, explain
 from metalearn.training.optimizers import Rates, adam
 from metalearn.training.settings import TrainerSettings, Units
 from metalearn.training.trainer import Trainer, TrainState
