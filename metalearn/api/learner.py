@@ -25,7 +25,7 @@ from metalearn.algorithms.common.wrappers import with_fixed
 from metalearn.api import objects
 from metalearn.api.pictures import form_of, listed, prepared
 from metalearn.app.parts import chosen_loss, evaluated_at_once
-from metalearn.app.unseen import REFUSE, REPORT, check_unseen
+from metalearn.app.preflight import REFUSE, REPORT, check_unseen
 from metalearn.checks import one_of, true_or_false, whole_number
 from metalearn.config.build import build, import_plugins, option_of
 from metalearn.config.check import PRECISIONS

@@ -13,11 +13,10 @@ from metalearn.algorithms.common.metrics import reporting
 from metalearn.api import objects
 from metalearn.api.learner import Learner, Taught, check_tasks, learner_of
 from metalearn.api.pictures import form_of
-from metalearn.app.host import check_device
 from metalearn.app.job import Job, installed
 from metalearn.app.parts import Parts, chosen_loss, plain_samples_of, put_together, with_outputs
+from metalearn.app.preflight import REFUSE, REPORT, check_device, check_unseen
 from metalearn.app.run import check_finite, log_network, seen_by
-from metalearn.app.unseen import REFUSE, REPORT, check_unseen
 from metalearn.checks import one_of
 from metalearn.config.build import build
 from metalearn.config.check import check_top_level

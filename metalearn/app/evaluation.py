@@ -15,9 +15,9 @@ from metalearn.app import ranks
 from metalearn.app.job import Job, Program, Role, role_of, to_job
 from metalearn.app.outcome import BAD_CONFIG, FAILED, OK, report_error
 from metalearn.app.parts import Parts, assemble, put_together, trained_otherwise
+from metalearn.app.preflight import UNKNOWN, check_unseen, warn_of_seen_drawers
 from metalearn.app.process import set_up_torch
 from metalearn.app.run import DATA
-from metalearn.app.unseen import UNKNOWN, check_unseen, warn_of_seen_drawers
 from metalearn.config.saved import changed_config, check_saved
 from metalearn.config.values import differences, quoted, to_container
 from metalearn.errors import ConfigError, DataError, MixedWorkersError, RunError, printable

@@ -17,9 +17,8 @@ from distributed.tree_sum import tree_sum
 from metalearn.algorithms.common.losses import measured_by, of_function
 from metalearn.algorithms.common.metrics import reporting
 from metalearn.algorithms.common.wrappers import with_fixed
-from metalearn.app.host import check_device, code_digest, likeness_of, own_device
 from metalearn.app.job import Job
-from metalearn.app.unseen import UNKNOWN
+from metalearn.app.preflight import UNKNOWN, check_device, code_digest, likeness_of, own_device
 from metalearn.checks import Invalid
 from metalearn.config.build import build, import_plugins
 from metalearn.config.check import computes_elsewhere

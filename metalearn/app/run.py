@@ -11,11 +11,10 @@ import torch
 from omegaconf import DictConfig, OmegaConf, read_write
 
 from distributed.launch.meeting import note_end
-from metalearn.app.host import described
 from metalearn.app.job import Job
 from metalearn.app.outcome import OK
 from metalearn.app.parts import Parts
-from metalearn.app.unseen import UNKNOWN, check_unseen, seen_in, warn_of_seen_drawers
+from metalearn.app.preflight import UNKNOWN, check_unseen, described, seen_in, warn_of_seen_drawers
 from metalearn.config.options import CONF
 from metalearn.config.values import to_container
 from metalearn.errors import ConfigError, DataError, DiskError, DivergedError, RunError, printable

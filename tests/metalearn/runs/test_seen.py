@@ -17,8 +17,8 @@ import metalearn
 from metalearn.api.export import export
 from metalearn.app.job import script, to_job
 from metalearn.app.parts import assemble
+from metalearn.app.preflight import check_unseen, seen_in
 from metalearn.app.run import seen_by
-from metalearn.app.unseen import check_unseen, seen_in
 from metalearn.cli.evaluate import main as evaluate
 from metalearn.cli.train import main as train
 from metalearn.config.compose import compose_config

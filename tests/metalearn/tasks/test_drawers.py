@@ -10,7 +10,7 @@ import pytest
 import torch
 from PIL import Image
 
-from metalearn.app.unseen import REPORT, check_unseen, seen_drawers, seen_in, warn_of_seen_drawers
+from metalearn.app.preflight import REPORT, check_unseen, seen_drawers, seen_in, warn_of_seen_drawers
 from metalearn.config.build import build
 from metalearn.config.compose import compose_config
 from metalearn.errors import DataError
