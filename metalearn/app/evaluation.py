@@ -17,7 +17,7 @@ from metalearn.app.outcome import BAD_CONFIG, FAILED, OK, report_error
 from metalearn.app.parts import Parts, assemble, put_together, trained_otherwise
 from metalearn.app.preflight import UNKNOWN, check_unseen, warn_of_seen_drawers
 from metalearn.app.process import set_up_torch
-from metalearn.app.run import DATA
+from metalearn.app.run import DATA, closing, serve
 from metalearn.config.saved import changed_config, check_saved
 from metalearn.config.values import differences, quoted, to_container
 from metalearn.errors import ConfigError, DataError, MixedWorkersError, RunError, printable
@@ -103,7 +103,7 @@ def evaluate_members(request: Request, members: Sequence[Member], notes: Sequenc
                 request.output.mkdir(parents=True, exist_ok=True)
             return ranks.launch_ranks(partial(evaluate_members, request, members, notes), job, max_restarts=0)
         case Role.WORKER:
-            return ranks.serve(job, parts, lambda strategy: values_of(parts, strategy, params, request.split))
+            return serve(parts, lambda strategy: values_of(parts, strategy, params, request.split))
         case Role.LEADER:
             with creating("output", request.output):
                 request.output.mkdir(parents=True, exist_ok=True)
@@ -193,7 +193,7 @@ def lead(
             for one in members
         ]
         strategy = parts.connect()
-        with ranks.closing(strategy):
+        with closing(strategy):
             began = time.perf_counter()
             values = values_of(parts, strategy, params, split, shown=True)
             figures = figures_of(values, parts.source, split, parts.algorithm.evaluated_on)

@@ -1,25 +1,52 @@
-"""A run from its first step to its result, once its parts are built and its workers are there."""
+"""A run from its folder to its result, once its parts are built: what rank zero does, and what the others do."""
 
 import logging
 import math
+import os
 import shlex
-from collections.abc import Callable, Mapping
+import signal
+import sys
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import torch
 from omegaconf import DictConfig, OmegaConf, read_write
 
+from distributed.errors import StoppedByLeader
+from distributed.info import GOODBYE_SECONDS, get_world_info
+from distributed.launch.elastic import FOLLOWS
 from distributed.launch.meeting import note_end
 from metalearn.app.job import Job
-from metalearn.app.outcome import OK
+from metalearn.app.outcome import (
+    BAD_CONFIG,
+    DISK,
+    DIVERGED,
+    FAILED,
+    OK,
+    exit_code_of,
+    report_error,
+    without_memory,
+)
 from metalearn.app.parts import Parts
 from metalearn.app.preflight import UNKNOWN, check_unseen, described, seen_in, warn_of_seen_drawers
+from metalearn.config.check import on_several_hosts, started_by_launcher
 from metalearn.config.options import CONF
 from metalearn.config.values import to_container
-from metalearn.errors import ConfigError, DataError, DiskError, DivergedError, RunError, printable
+from metalearn.errors import (
+    ConfigError,
+    DataError,
+    DiskError,
+    DivergedError,
+    MixedWorkersError,
+    RunError,
+    printable,
+)
 from metalearn.nn.backends import describe
 from metalearn.reporting.loggers import Window
+from metalearn.reporting.logging import detach, log_to_file, log_to_terminal
 from metalearn.reporting.page import Picture, episode_picture, has_pictures
 from metalearn.reporting.plots import adaptation, learning_curve
 from metalearn.reporting.report import REPORT, ShownLearner, ShownTask, write_report
@@ -34,13 +61,14 @@ from metalearn.runs.folder import (
     copy_best,
     inspect,
     is_own,
+    lock,
     report_if_done,
     run_report,
     write_result,
 )
 from metalearn.runs.metrics import KEY, Seen, figures_of, from_meta, main_metric, to_meta, write_table
 from metalearn.runs.signals import Interrupted, Stops, StopSignal
-from metalearn.storage.files import is_disk_fault, unwritten, writing
+from metalearn.storage.files import comes_from_disk, is_disk_fault, unwritten, writing
 from metalearn.tasks.common.identities import class_names_of
 from metalearn.training.chunks import episodes_of, placing
 from metalearn.training.compatibility import check_compatible
@@ -70,6 +98,11 @@ log = logging.getLogger("metalearn")
 
 
 # Before a run
+
+
+def ask_rank_zero(job: Job) -> bool:
+    """Whether only rank zero can tell that nothing is left to do: other hosts may not see the run folder."""
+    return on_several_hosts(job.config)
 
 
 def look_into_folder(parts: Parts) -> tuple[FolderState, str | None]:
@@ -149,7 +182,160 @@ def seen_by(parts: Parts, begun: Snapshot | None) -> Seen:
     return seen.joined(from_meta(begun.meta)) if begun else seen
 
 
-# The run
+# Rank zero
+
+
+def lead(parts: Parts) -> int:
+    """Rank zero, or the only process of a run: checks the run, if no launcher has, then trains and tests, and writes
+    everything; returns the exit code."""
+    job, launched = parts.job, started_by_launcher()
+    log_to_terminal(logging.ERROR if launched else logging.INFO)  # the launcher has logged what is checked here
+    if not launched:  # before the run folder is made or changed
+        folder, done = look_into_folder(parts)
+        if done is not None:
+            return _report(parts, done)
+        check_run(parts, folder.snapshot)
+    with lock(job.run_dir, wait=job.in_sweep):
+        folder, done = look_into_folder(parts)  # another process may have been in it before the lock was held
+        if done is not None:
+            return _report(parts, done)
+        if launched:
+            check_run(parts, folder.snapshot)
+        log_to_terminal()
+        if job.in_sweep:
+            return _train_and_close(parts, folder)
+        assert job.whole is not None
+
+        def task(config: DictConfig) -> int:
+            return exit_code_of(lambda: _train_and_close(parts, folder))  # Hydra would report an error too
+
+        return run_by_hydra(task, job.whole, job.run_dir)
+
+
+def _report(parts: Parts, done: str) -> int:
+    """Reports a run in which nothing is left to do. Ranks on other hosts, which wait for this one, are let go."""
+    print(printable(done), flush=True)
+    if ask_rank_zero(parts.job):
+        try:
+            strategy = parts.connect()
+            strategy.share(DONE)
+            strategy.close()
+        except (RuntimeError, ConnectionError, TimeoutError, MixedWorkersError) as error:
+            log.debug("%s", error)  # they were not started, or have ended: nothing is lost
+    return OK
+
+
+def _train_and_close(parts: Parts, folder: FolderState) -> int:
+    """Connects the workers, trains, and closes what was opened, whatever has happened; returns the exit code."""
+    stop = StopSignal()
+    handler = log_to_file(parts.job.run_dir / "train.log")
+    try:
+        with stop.interruptible():
+            strategy = parts.connect()
+        assert strategy.drives
+        with closing(strategy):
+            code = train(parts, folder, strategy, stop)
+            note_end(code)  # before the others are dismissed: whatever becomes of them then, nothing is started again
+            return code
+    except DivergedError as error:
+        return report_error(error, DIVERGED)
+    except MixedWorkersError as error:
+        note_end(BAD_CONFIG)
+        return report_error(error, BAD_CONFIG)
+    except Interrupted:
+        log.info("stopped before the workers had met")
+        note_end(stop.exit_code)
+        return stop.exit_code
+    except DiskError as error:
+        log.debug("ended by DiskError: %s", error)  # for train.log
+        raise
+    except (ConfigError, DataError, RunError, ConnectionError, TimeoutError) as error:
+        return report_error(error, DISK if comes_from_disk(error) else FAILED)
+    except Exception as error:
+        if (why := without_memory(error)) is not None:
+            return report_error(RunError(why), FAILED)
+        if is_disk_fault(error):
+            raise
+        log.exception("the run failed")
+        return FAILED
+    finally:
+        detach(handler)
+        stop.restore()
+
+
+@contextmanager
+def closing(strategy: Strategy) -> Iterator[None]:
+    """Ends the strategy's session, however this is left: Python must not end while a thread of torch is in it. On rank
+    zero a failure is noted as the end of the run, unless a worker is lost: then the run is started again."""
+    try:
+        yield
+    except BaseException as error:
+        if strategy.drives and get_world_info().rank == 0 and not isinstance(error, ConnectionError | TimeoutError):
+            note_end(DIVERGED if isinstance(error, DivergedError) else DISK if comes_from_disk(error) else FAILED)
+        strategy.close(failure=error)
+        raise
+    strategy.close()
+
+
+# Other ranks
+
+
+def serve_run(parts: Parts) -> int:
+    """Another rank of a run: checks it as rank zero does, without its folder, and serves; returns the exit code."""
+    job = parts.job
+    log_to_terminal(logging.ERROR)
+    done = report_if_done(job.run_dir, job.config, None)
+    if done is not None and not ask_rank_zero(job):
+        if done:
+            print(printable(done))
+        return OK
+    check_run(parts, None)
+    return serve(parts, lambda strategy: follow(parts, strategy))
+
+
+def serve(parts: Parts, drive: Callable[[Strategy], object]) -> int:
+    """The other ranks: compute what rank zero asks for; or `drive`, under a strategy that all ranks drive."""
+    try:
+        strategy = parts.connect()
+        # Rank zero gets the same signals, if they are for the whole run. It saves, then ends this rank too.
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        # If the agent of this host alone is stopped, rank zero does not know of it.
+        later = threading.Timer(GOODBYE_SECONDS, os._exit, (FOLLOWS,))
+        later.daemon = True
+        signal.signal(signal.SIGTERM, lambda *_: None if later.is_alive() else later.start())
+        with closing(strategy), suppress(Paused):
+            if strategy.drives:
+                drive(strategy)
+    except (StoppedByLeader, RunError) as error:
+        log.debug("%s", error)  # rank zero has reported the cause
+        return FOLLOWS
+    except (RuntimeError, ConnectionError, TimeoutError) as error:
+        print(printable(f"error: {get_world_info().worker_name}: {error}"), file=sys.stderr)
+        return FAILED
+    return OK
+
+
+def follow(parts: Parts, strategy: Strategy) -> None:
+    """The other ranks of a strategy that all ranks drive: take the same steps and write nothing.
+
+    Raises:
+        Paused: as on rank zero. If that is asked to stop, it ends this process.
+        RunError: a value that is not finite.
+    """
+    shared = strategy.share(b"")
+    if shared == DONE:
+        return
+    begun = from_bytes(shared)
+    trainer = parts.trainer(strategy, parts.restored(begun))
+    if begun.meta[CHUNK] is not None:
+        trainer.training = trainer.training._replace(chunk=begun.meta[CHUNK])
+    trainer.fit()
+    state = trainer.state
+    check_finite(parts.job.config, "val", state.best or {}, state.step)  # as on rank zero, which ends then
+    trainer.evaluate(state.params, "test", parts.settings.test_tasks)
+
+
+# What rank zero does with its workers
 
 
 def train(parts: Parts, folder: FolderState, strategy: Strategy, stop: StopSignal) -> int:
@@ -327,26 +513,6 @@ def result_of(job: Job, status: str, state: TrainState) -> Result:
         "steps": state.step, "seconds": round(state.seconds, 3), "workers": job.workers,
         "device": described(job.config.device), "val": state.latest if status == PAUSED else state.best,
     }  # fmt: skip
-
-
-def follow(parts: Parts, strategy: Strategy) -> None:
-    """The other ranks of a strategy that all ranks drive: take the same steps and write nothing.
-
-    Raises:
-        Paused: as on rank zero. If that is asked to stop, it ends this process.
-        RunError: a value that is not finite.
-    """
-    shared = strategy.share(b"")
-    if shared == DONE:
-        return
-    begun = from_bytes(shared)
-    trainer = parts.trainer(strategy, parts.restored(begun))
-    if begun.meta[CHUNK] is not None:
-        trainer.training = trainer.training._replace(chunk=begun.meta[CHUNK])
-    trainer.fit()
-    state = trainer.state
-    check_finite(parts.job.config, "val", state.best or {}, state.step)  # as on rank zero, which ends then
-    trainer.evaluate(state.params, "test", parts.settings.test_tasks)
 
 
 def hand_out(job: Job) -> None:

@@ -61,14 +61,14 @@ def run_job(job: Job) -> int:
     announce(job)
     set_up_process(job.config.threads)
     with importing():  # torch among others: keys and choices are known to be right, and the threads are set
-        from metalearn.app import ranks
+        from metalearn.app import ranks, run
         from metalearn.app.parts import assemble
     set_up_torch(job.config)
     parts = assemble(job)
     match role_of(job):
         case Role.LAUNCHER:
-            return ranks.start(run_job, job, parts)
+            return ranks.start(run_job, parts)
         case Role.LEADER:
-            return ranks.lead(job, parts)
+            return run.lead(parts)
         case Role.WORKER:
-            return ranks.serve_run(job, parts)
+            return run.serve_run(parts)

@@ -410,7 +410,7 @@ def test_an_algorithm_without_a_loss_graph_is_refused_by_rpc_autograd() -> None:
     parts = assemble(Job(*composed, PROGRAM, overrides, 2))
     algorithm = parts.algorithm._replace(loss=None, outcome=None)
     work = make_work(composed.config, algorithm, parts.model, parts.source, parts.start, parts.outer)
-    plan = WorkPlan(work, 2, build(composed.config, "partitioner"), parts.reduce)
+    plan = WorkPlan(work, 2, build(composed.config, "partitioner"), parts.plan.reduce)
     with pytest.raises(ConfigError, match="has no loss that a graph leads to; type strategy=rpc"):
         build(composed.config, "strategy", plan=plan)
 
