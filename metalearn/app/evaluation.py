@@ -13,10 +13,9 @@ from omegaconf import DictConfig, OmegaConf
 from metalearn.algorithms.common.wrappers import ensemble, joined
 from metalearn.app import ranks
 from metalearn.app.job import Job, Program, Role, role_of, to_job
-from metalearn.app.outcome import BAD_CONFIG, FAILED, OK, report_error
 from metalearn.app.parts import Parts, assemble, put_together, trained_otherwise
 from metalearn.app.preflight import UNKNOWN, check_unseen, warn_of_seen_drawers
-from metalearn.app.process import set_up_torch
+from metalearn.app.process import BAD_CONFIG, FAILED, OK, report_error, set_up_torch
 from metalearn.app.run import DATA, closing, serve
 from metalearn.config.saved import changed_config, check_saved
 from metalearn.config.values import differences, quoted, to_container

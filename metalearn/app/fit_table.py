@@ -9,8 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from metalearn.app.outcome import print_all
-from metalearn.app.process import set_up_process
+from metalearn.app.process import print_all, set_up_process
 from metalearn.errors import ConfigError, nearest, printable
 from metalearn.reporting.to_stderr import log_to_stderr
 from metalearn.storage.files import creating, refuse_used

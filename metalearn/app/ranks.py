@@ -14,11 +14,11 @@ from distributed.launch.elastic import CannotListenError, LaunchConfig, check_is
 from distributed.launch.isolation import CannotIsolateError
 from distributed.launch.processes import has_one_thread
 from metalearn.app.job import Job
-from metalearn.app.outcome import (
+from metalearn.app.parts import Parts
+from metalearn.app.process import (
     OK,
     exit_code_of_process,
 )
-from metalearn.app.parts import Parts
 from metalearn.app.run import ask_rank_zero, check_run, look_into_folder
 from metalearn.config.check import computes_elsewhere
 from metalearn.errors import (

@@ -20,7 +20,9 @@ from distributed.info import GOODBYE_SECONDS, get_world_info
 from distributed.launch.elastic import FOLLOWS
 from distributed.launch.meeting import note_end
 from metalearn.app.job import Job
-from metalearn.app.outcome import (
+from metalearn.app.parts import Parts
+from metalearn.app.preflight import UNKNOWN, check_unseen, described, seen_in, warn_of_seen_drawers
+from metalearn.app.process import (
     BAD_CONFIG,
     DISK,
     DIVERGED,
@@ -30,8 +32,6 @@ from metalearn.app.outcome import (
     report_error,
     without_memory,
 )
-from metalearn.app.parts import Parts
-from metalearn.app.preflight import UNKNOWN, check_unseen, described, seen_in, warn_of_seen_drawers
 from metalearn.config.check import on_several_hosts, started_by_launcher
 from metalearn.config.options import CONF
 from metalearn.config.values import to_container

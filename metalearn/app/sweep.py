@@ -17,8 +17,17 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 
 from metalearn.app.job import Job, Program, to_job
-from metalearn.app.outcome import BAD_CONFIG, DISK, DIVERGED, FAILED, OK, ending_of, exit_code_of
-from metalearn.app.process import log_sweep, set_up_process
+from metalearn.app.process import (
+    BAD_CONFIG,
+    DISK,
+    DIVERGED,
+    FAILED,
+    OK,
+    ending_of,
+    exit_code_of,
+    log_sweep,
+    set_up_process,
+)
 from metalearn.config.check import check_rank_variables, started_as_rank
 from metalearn.config.compose import PROVIDER, compose_config, compose_sweeper, own_error, resolved, sweep_jobs
 from metalearn.config.names import AUTO, FREE_KEYS, experiment_of, run_name

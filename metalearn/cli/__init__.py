@@ -40,7 +40,7 @@ def run(command: str, arguments: Sequence[str], started: Path | None = None) -> 
     from metalearn.errors import ForeignPackageError
 
     try:
-        from metalearn.app import outcome
+        from metalearn.app import process
     except ForeignPackageError as error:
         sys.stderr.write(f"error: {error}\n")
         return _BAD_USAGE
@@ -52,7 +52,7 @@ def run(command: str, arguments: Sequence[str], started: Path | None = None) -> 
     code = 0
     try:
         if "--version" in arguments:  # of any command
-            return outcome.print_all(outcome.versions())
+            return process.print_all(process.versions())
         main = importlib.import_module(command).main
         program: tuple[object, ...] = ()
         if started is not None:
@@ -62,10 +62,10 @@ def run(command: str, arguments: Sequence[str], started: Path | None = None) -> 
         code = main(arguments, *program)
         sys.stdout.flush()
     except BrokenPipeError:
-        if not outcome.reader_has_left():
+        if not process.reader_has_left():
             raise
     except (ImportError, MemoryError, OSError) as error:
-        if (why := outcome.without_memory(error)) is None:
+        if (why := process.without_memory(error)) is None:
             raise
         sys.stderr.write(f"error: {why}\n")
         code = _FAILED

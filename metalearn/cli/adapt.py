@@ -21,8 +21,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from metalearn.app.outcome import OK
-from metalearn.app.process import set_up_process
+from metalearn.app.process import OK, set_up_process
 from metalearn.cli.arguments import command_parser, names, whole
 from metalearn.cli.export import FORMATS
 from metalearn.cli.fit import ended

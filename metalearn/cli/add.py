@@ -6,7 +6,7 @@ metalearn add classifier more_animals
 from collections.abc import Sequence
 from pathlib import Path
 
-from metalearn.app.outcome import OK
+from metalearn.app.process import OK
 from metalearn.cli.arguments import typed
 from metalearn.cli.fit import classifier_parser, ended, loaded, summary
 from metalearn.errors import printable

@@ -22,7 +22,7 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from metalearn.app.outcome import OK, exit_code_of_process
+from metalearn.app.process import OK, exit_code_of_process
 from metalearn.cli.arguments import command_parser, whole
 
 DRAWN = ("emoji", "kanji", "scripts")

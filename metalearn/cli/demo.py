@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import TYPE_CHECKING, Any
 
-from metalearn.app.outcome import OK
+from metalearn.app.process import OK
 from metalearn.cli.arguments import whole
 from metalearn.cli.fit import classifier_parser, ended, loaded
 from metalearn.cli.predict import NONE

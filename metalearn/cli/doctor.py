@@ -14,8 +14,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from metalearn.app.job import Program, installed
-from metalearn.app.outcome import BAD_CONFIG, print_all, report_error
-from metalearn.app.process import end_with_starter
+from metalearn.app.process import BAD_CONFIG, end_with_starter, print_all, report_error
 from metalearn.cli.arguments import command_parser, real, whole
 from metalearn.config.check import check_rank_variables
 from metalearn.errors import ConfigError, printable

@@ -21,8 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from metalearn.app.job import Program, installed
-from metalearn.app.outcome import BAD_CONFIG, exit_code_of_process, print_all
-from metalearn.app.process import end_with_starter, set_up_process
+from metalearn.app.process import BAD_CONFIG, end_with_starter, exit_code_of_process, print_all, set_up_process
 from metalearn.config.names import folder_name
 from metalearn.config.options import search
 from metalearn.config.saved import check_checkpoint, run_folder_of

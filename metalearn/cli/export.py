@@ -23,8 +23,7 @@ Exit codes: 0 done; 2 nothing that can be published.
 from collections.abc import Sequence
 from pathlib import Path
 
-from metalearn.app.outcome import OK
-from metalearn.app.process import set_up_process
+from metalearn.app.process import OK, set_up_process
 from metalearn.cli.arguments import command_parser, names
 from metalearn.cli.fit import ended
 from metalearn.errors import ConfigError, printable

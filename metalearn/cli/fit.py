@@ -21,8 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from metalearn.app import fit_table
-from metalearn.app.outcome import BAD_CONFIG, FAILED, OK, exit_code_of_process, report_error
-from metalearn.app.process import importing, set_up_process
+from metalearn.app.process import BAD_CONFIG, FAILED, OK, exit_code_of_process, importing, report_error, set_up_process
 from metalearn.cli.arguments import command_parser, names, real, typed, whole
 from metalearn.errors import ConfigError, printable
 from metalearn.reporting.to_stderr import log_to_stderr

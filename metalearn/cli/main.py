@@ -132,7 +132,7 @@ def explain(topics: Sequence[str]) -> int:
 
 
 def _print(text: str) -> int:
-    from metalearn.app.outcome import print_all
+    from metalearn.app.process import print_all
 
     return print_all(text)
 

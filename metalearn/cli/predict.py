@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from metalearn.app import fit_table
-from metalearn.app.outcome import FAILED, OK, print_all
+from metalearn.app.process import FAILED, OK, print_all
 from metalearn.cli.arguments import names
 from metalearn.cli.fit import classifier_parser, ended, loaded
 from metalearn.errors import ConfigError, printable

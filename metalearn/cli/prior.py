@@ -13,8 +13,7 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
-from metalearn.app.outcome import OK, exit_code_of_process, print_all
-from metalearn.app.process import set_up_process
+from metalearn.app.process import OK, exit_code_of_process, print_all, set_up_process
 from metalearn.cli.arguments import command_parser, names, typed, whole
 from metalearn.config.compose import parsed
 from metalearn.errors import ConfigError, printable

@@ -5,7 +5,7 @@ metalearn remove classifier cat dog
 
 from collections.abc import Sequence
 
-from metalearn.app.outcome import OK
+from metalearn.app.process import OK
 from metalearn.cli.arguments import typed
 from metalearn.cli.fit import classifier_parser, ended, loaded, summary
 from metalearn.errors import printable

@@ -16,8 +16,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from metalearn.app.outcome import OK, exit_code_of_process
-from metalearn.app.process import set_up_process
+from metalearn.app.process import OK, exit_code_of_process, set_up_process
 from metalearn.cli.arguments import command_parser, whole
 from metalearn.config.build import build
 from metalearn.config.compose import compose_config

@@ -4,8 +4,16 @@ import sys
 from collections.abc import Sequence
 
 from metalearn.app.job import Job, Program, Role, installed, role_of, to_job
-from metalearn.app.outcome import OK, exit_code_of_process, print_all
-from metalearn.app.process import announce, end_with_starter, importing, set_up_process, set_up_torch
+from metalearn.app.process import (
+    OK,
+    announce,
+    end_with_starter,
+    exit_code_of_process,
+    importing,
+    print_all,
+    set_up_process,
+    set_up_torch,
+)
 from metalearn.app.sweep import by_hydra, run_sweep
 from metalearn.config.compose import as_path, compose_config
 from metalearn.config.help import help_text

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import pytest
 
 from distributed.launch.elastic import FINAL, LAUNCHER
-from metalearn.app.outcome import BAD_CONFIG, DISK, FAILED, ending_of, exit_code_of_process
+from metalearn.app.process import BAD_CONFIG, DISK, FAILED, ending_of, exit_code_of_process
 from metalearn.errors import DataError, DiskError, RunError
 from metalearn.storage.cache import CacheError
 from metalearn.storage.files import unwritten, writing

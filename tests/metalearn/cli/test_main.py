@@ -94,8 +94,8 @@ def test_the_help_lists_every_command(capsys: pytest.CaptureFixture[str]) -> Non
 def test_a_reader_that_leaves_is_no_failure() -> None:
     """As `head` does. A command that has failed in something else stays one that has failed."""
     for command, code in (
-        ("from metalearn.app.outcome import print_all as ask; ask('x' * 10**6)", 0),
-        ("from metalearn.app.outcome import print_all as ask; return ask('x' * 10**6) + 1", 1),
+        ("from metalearn.app.process import print_all as ask; ask('x' * 10**6)", 0),
+        ("from metalearn.app.process import print_all as ask; return ask('x' * 10**6) + 1", 1),
         ("print('x' * 10**6)", 0),
     ):
         program = (
