@@ -3,7 +3,7 @@ section 4.2) and TabICL (Qu et al. 2025, arXiv 2502.05564, section 4.3): each nu
 random function; features and target are some of them.
 
 Most functions are tame, noise is small, and features that go with the target are chosen more often: a prior of tasks
-that nobody can learn teaches a model to guess. Real tables tell classes apart less well; `target_noise` is for them.
+that cannot be learned teaches a model to guess. Real tables tell classes apart less well; `target_noise` is for them.
 """
 
 from collections.abc import Callable, Mapping

@@ -204,7 +204,7 @@ def test_arrays_learn_in_code() -> None:
 def test_learners_that_compare_need_a_row_of_each_class(rows: list[int], message: str | None) -> None:
     y, x = np.tile(rows, 6), np.random.default_rng(0).normal(size=(36, 2))
     source = arrays(x, y, task=np.repeat(np.arange(6), 6), shots=3, queries=3)
-    source._generator = lambda split, index: _InOrder()  # type: ignore[attr-defined]
+    source._seeds = _InOrder()  # type: ignore[attr-defined]
     expects = nullcontext() if message is None else pytest.raises((ConfigError, DataError), match=message)
     with expects:
         metalearn.train(
@@ -214,7 +214,10 @@ def test_learners_that_compare_need_a_row_of_each_class(rows: list[int], message
 
 
 class _InOrder:
-    """Draws the first task, and its rows as they come."""
+    """Seeds whose generators draw the first task, and its rows as they come."""
+
+    def generator(self, split: str, index: int) -> "_InOrder":
+        return self
 
     def integers(self, end: int) -> int:
         return 0
