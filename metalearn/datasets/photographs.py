@@ -187,7 +187,7 @@ def digests(published: PublishedPictures, found: FoundSet) -> list[str]:
 
 
 def deviations(published: PublishedPictures, found: FoundSet) -> list[str]:
-    """What is not as published, in words."""
+    """Lines on what is not as published."""
     lines = list(found.wrong)
     for split in SPLITS:
         names = published.of(split)

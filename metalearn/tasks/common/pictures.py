@@ -66,7 +66,7 @@ def formed(image: Image.Image, form: PictureForm | int) -> Pixels:
     frames, the first is shown.
 
     Raises:
-        Exception: of any type, if it is damaged; `reason` puts it in words.
+        Exception: of any type, if it is damaged; `reason` gives its message.
         ValueError: its values have 32 bits.
     """
     image = _of_8_bits(image)

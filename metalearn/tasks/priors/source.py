@@ -31,7 +31,7 @@ def check_whole(name: str, value: Whole, *, at_least: int) -> None:
 
 
 def check_real(name: str, value: Real, *, at_least: float | None = None) -> None:
-    """Raises Invalid for what is neither a number above 0, or of at least so much, nor a range of such."""
+    """Raises Invalid for what is neither a number above 0 (or of at least `at_least`), nor a range of such."""
     _check(name, value, lambda end: real_number(name, end, above=0 if at_least is None else None, at_least=at_least))
 
 
