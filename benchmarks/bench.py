@@ -35,7 +35,7 @@ from benchmarks.processes import project, ratios
 from benchmarks.ways import RECIPES, ROOT, Recipe, character_source, shortened
 from distributed.launch.processes import share_arena
 from metalearn.app.process import keep_freed_memory
-from metalearn.cli.arguments import command_name, make_output, whole
+from metalearn.cli.arguments import command_parser, make_output, whole
 from metalearn.nn.precision import compute_with
 from metalearn.reporting.provenance import cpu_name
 
@@ -74,9 +74,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def options_of(arguments: Sequence[str]) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        command_name("bench"), description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = command_parser("bench", __doc__)
     parser.add_argument("--short", action="store_true", help="few tasks and rounds: checks that all works")
     parser.add_argument("--only", nargs="+", choices=NAMES, metavar="NAME", help=f"of {', '.join(NAMES)}")
     parser.add_argument("--rounds", type=whole(1), help="runs of every way (7; in short mode 2)")

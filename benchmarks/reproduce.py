@@ -36,7 +36,7 @@ import yaml  # type: ignore[import-untyped]
 
 from benchmarks.environment import machine_name
 from metalearn.checks import real_number
-from metalearn.cli.arguments import command_name, whole
+from metalearn.cli.arguments import command_parser, whole
 from metalearn.config.saved import read_config
 from metalearn.errors import ConfigError
 from metalearn.reporting.plots import curve_of
@@ -355,9 +355,7 @@ def write_results(folder: Path, group: str, rows: Sequence[str], kept: Kept) -> 
 
 def main(arguments: Sequence[str]) -> int:
     """Runs the command line; returns the exit code."""
-    parser = argparse.ArgumentParser(
-        command_name("reproduce"), description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = command_parser("reproduce", __doc__)
     parser.add_argument("--only", nargs="+", metavar="ROW", help="these rows; --list shows all")
     parser.add_argument("--seeds", nargs="+", type=whole(0), metavar="SEED", help="instead of the row's")
     parser.add_argument("--output", type=Path, default=ROOT, metavar="FOLDER", help="folder of runs, results and page")

@@ -39,7 +39,7 @@ import torch
 
 from benchmarks.gpu_check.rows import FAILED, CheckRow, last_lines
 from benchmarks.ways import ROOT
-from metalearn.cli.arguments import command_name, make_output
+from metalearn.cli.arguments import command_parser, make_output
 from metalearn.nn.precision import compute_with
 
 
@@ -185,9 +185,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def options_of(arguments: Sequence[str]) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        command_name("gpu-check"), description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = command_parser("gpu-check", __doc__)
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda", help="what is checked (cuda)")
     parser.add_argument("--short", action="store_true", help="tiny sizes: checks that the check works")
     parser.add_argument(

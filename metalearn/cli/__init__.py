@@ -1,4 +1,4 @@
-"""The commands, one file each. Here one of them becomes what a process does, on whatever machine that is.
+"""The commands, a file each, or one for near relatives. Here a process becomes one of them, on whatever machine.
 
 This file needs only Python's own library, from 3.7 on, so that it can say what else is missing.
 """
@@ -47,7 +47,9 @@ def run(command: str, arguments: Sequence[str], started: Path | None = None) -> 
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")  # a locale's encoding may lack some signs
-    if signal.getsignal(signal.SIGCHLD) is signal.SIG_IGN:  # a parent's choice: then nobody learns how a rank ended
+    if (
+        signal.getsignal(signal.SIGCHLD) is signal.SIG_IGN
+    ):  # a parent's choice, with which no process learns how a rank ended
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     code = 0
     try:

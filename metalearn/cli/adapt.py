@@ -15,7 +15,6 @@ support pictures of their label); and, if the classes of the queries are known, 
 accuracy.json. Exit codes: 0 done; 1 failed; 2 bad usage, or a folder, a model or a picture that cannot be used.
 """
 
-import argparse
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -54,15 +53,6 @@ def main(arguments: Sequence[str]) -> int:
     )
     parser.add_argument("--threads", type=whole(1), default=1, help="threads of torch (default: 1)")
     options = parser.parse_args(arguments)
-    return adapt(options)
-
-
-def adapt(options: argparse.Namespace) -> int:
-    """Does what the command line asks for; returns the exit code.
-
-    Raises:
-        ValueError: a folder, a model or a picture that cannot be used.
-    """
     out: Path | None = options.out
     if (out is None) != (options.query is None) or (out is None and options.export is None):
         raise ConfigError("--query, --out: type both; or, for a program of the adapted network, --export FOLDER")
@@ -88,8 +78,8 @@ def adapt(options: argparse.Namespace) -> int:
     task = learner.adapt(support.paths, support.classes)
     assert isinstance(task, Classification)
     if options.export is not None:
-        said = task.export(options.export, format=options.format or FORMATS[1], key="--export")
-        print(printable("\n".join([*said, str(options.export)])))
+        lines = task.export(options.export, format=options.format or FORMATS[1], key="--export")
+        print(printable("\n".join([*lines, str(options.export)])))
     if out is not None and queries is not None:
         predictions = task.predict(queries.paths)
         with creating("--out", out):
@@ -109,8 +99,8 @@ def report(
     results.write_predictions(out / "predictions.csv", queries.files, predictions, labels)
     results.page(out / "page.png", support, queries, predictions)
     print(f"{summary(support)}; {len(predictions)} queries")
-    if known := in_support(queries, support):
-        print(f"support pictures among the queries: {known}; these say nothing about new pictures")
+    if repeated := in_support(queries, support):
+        print(f"support pictures among the queries: {repeated}; these say nothing about new pictures")
     if queries.classes is None:
         print(f"no accuracy: {printable(queries.why)}")
     else:
@@ -120,7 +110,7 @@ def report(
         reached = results.accuracy(predictions, queries.classes)
         figures = {
             "accuracy": reached.value, "interval95": [reached.low, reached.high], "correct": reached.correct,
-            "pictures": reached.pictures, "in_support": known, "transductive": transductive,
+            "pictures": reached.pictures, "in_support": repeated, "transductive": transductive,
         }  # fmt: skip
         (out / "accuracy.json").write_text(json.dumps(figures, indent=2) + "\n", encoding="utf-8")
         print(f"accuracy {reached}")

@@ -1,21 +1,18 @@
 """Types of the options that commands take: they refuse a value with what is allowed."""
 
 import argparse
+import inspect
 import shlex
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 
 def command_parser(command: str, about: str | None) -> argparse.ArgumentParser:
-    """The parser of a command; its help shows `about` as it is written."""
+    """The parser of a command; its help shows `about`, a docstring, as it is written."""
     return argparse.ArgumentParser(
-        command_name(command), description=about, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-
-
-def command_name(command: str) -> str:
-    """What messages call a command."""
-    return f"metalearn {command}"
+        f"metalearn {command}", description=inspect.cleandoc(about or ""),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )  # fmt: skip
 
 
 def typed(command: str, arguments: Sequence[str]) -> str:

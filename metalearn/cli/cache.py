@@ -45,7 +45,7 @@ def main(arguments: Sequence[str]) -> int:
     """Returns the exit code."""
     parser = command_parser("cache", __doc__)
     parser.add_argument("--clean", action="store_true", help="choose files to remove; --yes removes them")
-    parser.add_argument("--older-than", type=amount, metavar="DAYS", help="those that were not used for so long")
+    parser.add_argument("--older-than", type=amount, metavar="DAYS", help="those that were not used for this time")
     parser.add_argument("--larger-than", type=amount, metavar="GB", help="those that are larger")
     parser.add_argument("--yes", action="store_true", help="remove; without it, only show what --clean would remove")
     options = parser.parse_args(arguments)
@@ -53,15 +53,15 @@ def main(arguments: Sequence[str]) -> int:
         parser.error("--older-than, --larger-than and --yes: choose what --clean removes; type --clean too")
     folder = cache.cache_folder()
     try:
-        found = sorted(entries(folder), key=lambda entry: -entry.unused)
+        files = sorted(entries(folder), key=lambda entry: -entry.unused)
     except OSError as error:
         print(f"{folder}: {error.strerror}")
         return OK
     print(f"{folder}:")
     if options.clean:
-        found = [entry for entry in found if is_chosen(entry, options.older_than, options.larger_than)]
-    results = [take(entry, options) for entry in found]
-    total = f"{len(found)} files, {sum(entry.size for entry in found) / MEGABYTE:.1f} MB"
+        files = [entry for entry in files if matches(entry, options.older_than, options.larger_than)]
+    results = [take(entry, options) for entry in files]
+    total = f"{len(files)} files, {sum(entry.size for entry in files) / MEGABYTE:.1f} MB"
     print(f"  {total}{'; nothing is removed without --yes' if options.clean and not options.yes else ''}")
     return OK if all(results) else FAILED
 
@@ -89,7 +89,7 @@ def entries(folder: Path) -> Iterator[CacheEntry]:
                 yield CacheEntry(path, path.stem.partition("-")[0], status.st_size, age, unused)
 
 
-def is_chosen(entry: CacheEntry, days: float | None, gigabytes: float | None) -> bool:
+def matches(entry: CacheEntry, days: float | None, gigabytes: float | None) -> bool:
     """Whether --clean takes a file."""
     if entry.kind == LEFTOVER:
         return entry.age > STALE_SECONDS

@@ -16,15 +16,23 @@ or the disk is full; 2 a program is missing, a package is another one, the photo
 arguments.
 """
 
-import argparse
 import logging
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from metalearn.app.process import OK, exit_code_of_process
-from metalearn.cli.arguments import command_parser, whole
+from metalearn.app.process import OK, exit_code_of_process, print_all, set_up_process
+from metalearn.cli.arguments import command_parser, names, typed, whole
+from metalearn.config.build import build
+from metalearn.config.compose import compose_config, parsed
+from metalearn.errors import ConfigError, printable
+from metalearn.storage.files import creating, refuse_used
 
+if TYPE_CHECKING:
+    from metalearn.tasks.common.episodes import HoldsClasses, Images
+
+CLASSES_PER_SHARD = 64
 DRAWN = ("emoji", "kanji", "scripts")
 PHOTOGRAPHS = ("mini_imagenet", "tiered_imagenet", "cifar_fs", "fc100", "cub")
 
@@ -44,15 +52,130 @@ def main(arguments: Sequence[str]) -> int:
         parser.error(f"{options.name}: nothing is downloaded; type --from=/path/to/the/photographs")
     if options.name in PHOTOGRAPHS and options.classes:
         parser.error(f"{options.name} is written whole: --classes is for {', '.join(DRAWN)}")
-    return exit_code_of_process(lambda: build(options))
+
+    def make_set() -> int:
+        logging.basicConfig(level=logging.INFO, format="%(message)s")
+        out = options.out or Path(os.environ.get("METALEARN_DATA", "data"), options.name)
+        from metalearn.datasets import make  # imports torch
+
+        made = make(options.name, out, source=options.source, classes=options.classes, partly=options.partial)
+        print(f"{out}: {len(made.classes)} classes, {made.total} pictures, SHA-256 {made.digest}")
+        return OK
+
+    return exit_code_of_process(make_set)
 
 
-def build(options: argparse.Namespace) -> int:
-    """Builds the set; returns the exit code."""
-    logging.basicConfig(level=logging.INFO, format="%(message)s")
-    out = options.out or Path(os.environ.get("METALEARN_DATA", "data"), options.name)
-    from metalearn.datasets import make  # imports torch
+def shard(arguments: Sequence[str]) -> int:
+    """Cuts a dataset's decoded pictures, by class, into shards that `dataset.shards=FOLDER` reads.
 
-    made = make(options.name, out, source=options.source, classes=options.classes, partly=options.partial)
-    print(f"{out}: {len(made.classes)} classes, {made.total} pictures, SHA-256 {made.digest}")
-    return OK
+        metalearn shard dataset=omniglot --out shards/omniglot
+        metalearn shard dataset=cifar_fs --out shards/cifar100 --classes 4
+        metalearn train experiment=maml_omniglot dataset.shards=shards/omniglot
+
+    The folder holds a file for every --classes classes, and index.json. The classes of different splits lie in
+    different shards. A run with shards has the same tasks and the same numbers as one without. Each split list of a
+    dataset reads the same shards, and so do the datasets of plain samples: the shards of omniglot serve
+    omniglot_characters and omniglot_pretraining, and those of cifar_fs serve fc100. Exit codes: 0 done; 2 a dataset
+    that cannot be cut, or wrong arguments.
+    """
+    parser = command_parser("shard", shard.__doc__)
+    parser.add_argument("keys", nargs="+", metavar="KEY=VALUE", help="dataset=NAME, and keys of the dataset")
+    parser.add_argument("--out", required=True, type=Path, metavar="FOLDER", help="the output folder; new, or empty")
+    parser.add_argument(
+        "--classes",
+        default=CLASSES_PER_SHARD,
+        type=whole(1),
+        metavar="N",
+        help=f"of a shard (default {CLASSES_PER_SHARD})",
+    )
+    options = parser.parse_args(arguments)
+
+    def cut() -> int:
+        set_up_process(1)
+        from metalearn.tasks.common.episodes import HoldsClasses  # imports torch, after the line above
+        from metalearn.tasks.common.stored import ShardForm, write_shards
+
+        composed = compose_config(options.keys)
+        source = build(composed.config, "dataset")
+        if "shards" not in composed.config.dataset or not isinstance(source, HoldsClasses):
+            raise ConfigError(
+                f"dataset: {composed.config.dataset._target_} cannot be cut into shards; type dataset=omniglot (its "
+                "shards serve omniglot_characters and omniglot_pretraining too), mini_imagenet, cifar_fs or glyphs"
+            )
+        if held := composed.config.dataset.get("held_drawers"):
+            raise ConfigError(
+                f"dataset.held_drawers={list(held)}: shards hold the drawings of all drawers; leave it out here, and "
+                "type it where the shards are used"
+            )
+        refuse_used("--out", options.out)
+        train = source.classes_of("train")
+        form = ShardForm(train.decoder, train.pictures(0).shape[1:])
+        with creating("--out", options.out):
+            options.out.mkdir(parents=True, exist_ok=True)
+            shards = write_shards(options.out, form, groups(source, options.classes))
+        print(f"{options.out}: {shards} shards")
+        return OK
+
+    return exit_code_of_process(cut)
+
+
+def groups(source: "HoldsClasses", size: int) -> Iterator[Mapping[str, "Images"]]:
+    """The classes of a source by their identities, in groups of at most `size` classes of one split."""
+    for split in ("train", "val", "test"):
+        classes = source.classes_of(split)
+        upright: dict[str, int] = {}
+        for label, name in enumerate(classes.identities):
+            upright.setdefault(name, label)  # the turned copies of a character come after it, with the same identity
+        names = list(upright)
+        for first in range(0, len(names), size):
+            yield {name: classes.pictures(upright[name]) for name in names[first : first + size]}
+
+
+def prior(arguments: Sequence[str]) -> int:
+    """Looks at the tasks of a prior, before hours are spent on a training with them.
+
+        metalearn prior check my_prior                  a module of yours, with shape(rng) and table(rng, shape)
+        metalearn prior check gp dataset.noise=0.3      one of ours, with other settings
+        metalearn prior check my_prior --page p.html    also a page with pictures of tasks
+
+    Prints what a forest, a linear model and chance reach on the tasks (needs scikit-learn), the share that cannot be
+    learned, and how many are drawn in a second. A prior is refused, with exit code 2, if a task is not finite, two are
+    alike, targets are constant, or the same task comes out otherwise the second time.
+    """
+    parser = command_parser("prior", prior.__doc__)
+    parser.add_argument("action", choices=["check"])
+    parser.add_argument("name", metavar="NAME", help="gp, sine, table, or a module of yours, whose code runs here")
+    parser.add_argument("settings", nargs="*", metavar="dataset.KEY=VALUE", help="settings of the prior")
+    parser.add_argument(
+        "--plugins", type=names, default=(), metavar="PACKAGE,…", help="further packages of yours that may be named"
+    )
+    parser.add_argument("--tasks", type=whole(2), default=60, help="tasks to learn, each of a group (default: 60)")
+    parser.add_argument("--page", type=Path, metavar="FILE", help="a page with pictures: new, ends with .html")
+    options = parser.parse_args(arguments)
+
+    def check() -> int:
+        set_up_process(1)
+        from metalearn.app.prior_check import check_prior, in_lines, learners, page_of, source_of  # imports torch
+
+        settings = {}
+        for override in parsed(options.settings):
+            group, _, key = override.key_or_group.partition(".")
+            if group != "dataset" or not key:
+                raise ConfigError(f"{override.input_line}: must be a key of the prior; type dataset.KEY=VALUE")
+            settings[key] = override.value()
+        learn = learners()
+        if learn is None:
+            print_all(
+                "forest, linear model: not measured, since scikit-learn is not installed; type pip install scikit-learn"
+            )
+        source = source_of(options.name, settings, options.plugins)
+        checked = check_prior(source, options.tasks, learn)
+        lines = in_lines(options.name, checked)
+        if options.page is not None:
+            with creating("--page", options.page):
+                options.page.write_text(page_of(options.name, checked, typed("prior", arguments)), encoding="ascii")
+            lines.append(f"{options.page}: pictures of the tasks")
+        print_all(printable("\n".join(lines)))
+        return OK
+
+    return exit_code_of_process(check)

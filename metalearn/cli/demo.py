@@ -24,8 +24,7 @@ if TYPE_CHECKING:
 
 _HEADERS = {"X-Frame-Options": "DENY", "X-Content-Type-Options": "nosniff", "Cache-Control": "no-store"}
 
-_SHOWN = 5
-"""The page shows so many classes of each picture."""
+_CLASSES_SHOWN = 5
 
 
 @ended
@@ -79,7 +78,7 @@ def served(classifier: "PictureClassifier", name: str, port: int) -> ThreadingHT
             pairs = zip(map(str, classifier.classes_), answer.probabilities.tolist(), strict=True)
             ranked = sorted(pairs, key=lambda pair: pair[1], reverse=True)
             label = NONE if answer.label is None else str(answer.label)
-            self.say(200, label=label, probabilities=ranked[:_SHOWN])
+            self.say(200, label=label, probabilities=ranked[:_CLASSES_SHOWN])
 
         def is_ours(self) -> bool:
             """Whether the browser means this machine: the name of another could have been pointed here."""

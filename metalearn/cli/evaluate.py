@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING
 
 from metalearn.app.job import Program, installed
 from metalearn.app.process import BAD_CONFIG, end_with_starter, exit_code_of_process, print_all, set_up_process
+from metalearn.config.compose import parsed
 from metalearn.config.names import folder_name
 from metalearn.config.options import search
 from metalearn.config.saved import check_checkpoint, run_folder_of
@@ -47,15 +48,14 @@ def main(arguments: Sequence[str], program: Program | None = None) -> int:
     end_with_starter()
     if not arguments or {"-h", "--help"} & set(arguments):
         return print_all(str(__doc__)) if arguments else BAD_CONFIG
-    return exit_code_of_process(lambda: evaluate(arguments, program or installed("evaluate")))
 
+    def evaluate() -> int:
+        set_up_process(1)
+        from metalearn.app.evaluation import evaluate_checkpoint  # imports torch, after the line above
 
-def evaluate(arguments: Sequence[str], program: Program) -> int:
-    """Evaluates what the command line asks for; returns the exit code."""
-    set_up_process(1)
-    from metalearn.app.evaluation import evaluate_checkpoint  # imports torch, after the line above
+        return evaluate_checkpoint(read(arguments), program or installed("evaluate"), arguments)
 
-    return evaluate_checkpoint(read(arguments), program, arguments)
+    return exit_code_of_process(evaluate)
 
 
 def read(arguments: Sequence[str]) -> "Request":
@@ -66,35 +66,28 @@ def read(arguments: Sequence[str]) -> "Request":
     """
     from metalearn.app.evaluation import Request
 
-    own = {key: value for key, _, value in (argument.partition("=") for argument in arguments) if key in NO_OVERRIDES}
-    search(own.get(FOLDER_OF_YAMLS))
-    if not own.get("checkpoint"):
+    typed = {key: value for key, _, value in (argument.partition("=") for argument in arguments) if key in NO_OVERRIDES}
+    search(typed.get(FOLDER_OF_YAMLS))
+    if not typed.get("checkpoint"):
         raise ConfigError("checkpoint: missing; type checkpoint=…/checkpoints/best")
-    check_checkpoint("checkpoint", own["checkpoint"])
-    checkpoint = Path(own["checkpoint"])
-    split = own.get("on", "test")
+    check_checkpoint("checkpoint", typed["checkpoint"])
+    checkpoint = Path(typed["checkpoint"])
+    split = typed.get("on", "test")
     if split not in ("test", "val"):
         raise ConfigError(f"on={split}: must be one of test, val; type on=test")
     overrides = [argument for argument in arguments if argument.partition("=")[0] not in NO_OVERRIDES]
     named = [argument for argument in arguments if argument.partition("=")[0].partition(".")[0] not in PLACES]
     name = folder_name(",".join([checkpoint.resolve().name, *sorted(named)]))
-    output = Path(own["output"]) if own.get("output") else run_folder_of(checkpoint) / "evaluations" / name
-    others = members("ensemble", own["ensemble"]) if "ensemble" in own else []
+    output = Path(typed["output"]) if typed.get("output") else run_folder_of(checkpoint) / "evaluations" / name
+    others: list[Path] = []
+    if "ensemble" in typed:
+        (override,) = parsed([f"ensemble={typed['ensemble']}"])
+        paths = override.value()
+        if not isinstance(paths, list) or not paths:
+            raise ConfigError(
+                f"ensemble={typed['ensemble']}: must be a list of checkpoints; type 'ensemble=[…/checkpoints/best]'"
+            )
+        for path in paths:
+            check_checkpoint("ensemble", path)
+        others = list(map(Path, paths))
     return Request(checkpoint, others, split, overrides, output)
-
-
-def members(key: str, value: str) -> list[Path]:
-    """The checkpoints in a list such as [PATH,PATH].
-
-    Raises:
-        ConfigError: something else.
-    """
-    from metalearn.config.compose import parsed
-
-    (override,) = parsed([f"{key}={value}"])
-    paths = override.value()
-    if not isinstance(paths, list) or not paths:
-        raise ConfigError(f"{key}={value}: must be a list of checkpoints; type '{key}=[…/checkpoints/best]'")
-    for path in paths:
-        check_checkpoint(key, path)
-    return list(map(Path, paths))

@@ -16,6 +16,7 @@ Or reads a table: a network that was trained on tables of a prior (algorithm=pfn
 """
 
 import argparse
+import functools
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
 def ended(main: Callable[[Sequence[str]], int]) -> Callable[[Sequence[str]], int]:
     """A command on pictures or tables that reports its errors: the exit code in place of each."""
 
+    @functools.wraps(main)
     def reported(arguments: Sequence[str]) -> int:
         try:
             return exit_code_of_process(lambda: main(arguments))
@@ -65,9 +67,9 @@ def main(arguments: Sequence[str]) -> int:
         "--strict", action="store_true", help="refuse damaged pictures and copies; else they are passed over"
     )
     parser.add_argument(
-        "--minutes", type=real, help="tune the last layers of the network for so long, and keep that if it helps"
+        "--minutes", type=real, help="tune the last layers of the network for this time, and keep that if it helps"
     )
-    parser.add_argument("--steps", type=whole(1), help="tune for at most so many steps (default: 100)")
+    parser.add_argument("--steps", type=whole(1), help="tune for at most this number of steps (default: 100)")
     parser.add_argument("--threads", type=whole(1), default=1, help="threads of torch (default: 1)")
     of_table = parser.add_argument_group("of a table")
     of_table.add_argument("--target", metavar="COLUMN", help="the column to predict")
@@ -81,11 +83,6 @@ def main(arguments: Sequence[str]) -> int:
     others = [f"--{name}" for name in ("target", "network", "plugins") if getattr(options, name) is not None]
     if others:
         parser.error(f"{', '.join(others)}: of a table; type a file that ends in .csv or .parquet, or leave it out")
-    return fit(options, arguments)
-
-
-def fit(options: argparse.Namespace, arguments: Sequence[str]) -> int:
-    """Does what the command line asks for; returns the exit code. `arguments` are those that were typed."""
     refuse_used("--out", options.out)
     if options.steps is not None and options.minutes is None:
         raise ConfigError(f"--steps={options.steps}: is for tuning; type --minutes 5 as well")
@@ -100,13 +97,50 @@ def fit(options: argparse.Namespace, arguments: Sequence[str]) -> int:
     )  # fmt: skip
     backbone = classifier.opened()
     print(f"features: {backbone.note}", flush=True)
-    found = collect(options.folder, backbone.form, key="FOLDER=", strict=options.strict)
-    print(f"{len(set(found.labels))} classes, {len(found.pictures)} pictures", flush=True)
+    collected = collect(options.folder, backbone.form, key="FOLDER=", strict=options.strict)
+    print(f"{len(set(collected.labels))} classes, {len(collected.pictures)} pictures", flush=True)
     if options.minutes:
         print(f"tuning for {options.minutes:g} minutes at most; Ctrl-C ends it, and keeps what helps", flush=True)
-    classifier.fit_collected(found)
+    classifier.fit_collected(collected)
     classifier.save(options.out, command=typed("fit", arguments))
     print(printable("\n".join([*summary(classifier), f"all in {options.out}; open report.html there"])))
+    return OK
+
+
+@ended
+def add(arguments: Sequence[str]) -> int:
+    """Adds pictures to a classifier that `metalearn fit` has made: of new classes, or of its own. No training.
+
+    metalearn add classifier more_animals
+    """
+    parser = classifier_parser("add", add.__doc__)
+    parser.add_argument("folder", type=Path, metavar="FOLDER", help="has a folder of pictures for each class")
+    parser.add_argument("--strict", action="store_true", help="refuse damaged pictures and copies")
+    options = parser.parse_args(arguments)
+    classifier = loaded(options)
+    from metalearn.classifier.classifier import collect
+
+    before = classifier.pictures
+    collected = collect(options.folder, classifier.opened().form, key="FOLDER=", strict=options.strict, least=1)
+    classifier.add(collected).save(options.classifier, replace=True, command=typed("add", arguments))
+    new = classifier.pictures - before
+    print(f"{new} new pictures, {len(collected.pictures) - new} that it had; {len(classifier.classes_)} classes")
+    print(printable("\n".join(summary(classifier))))
+    return OK
+
+
+@ended
+def remove(arguments: Sequence[str]) -> int:
+    """Removes classes from a classifier that `metalearn fit` has made. No training.
+
+    metalearn remove classifier cat dog
+    """
+    parser = classifier_parser("remove", remove.__doc__)
+    parser.add_argument("classes", nargs="+", metavar="CLASS", help="names of classes")
+    options = parser.parse_args(arguments)
+    classifier = loaded(options).remove(options.classes)
+    classifier.save(options.classifier, replace=True, command=typed("remove", arguments))
+    print(printable("\n".join([f"{len(classifier.classes_)} classes", *summary(classifier)])))
     return OK
 
 

@@ -28,11 +28,17 @@ COMMANDS = {
     "data": "build a data set from the packages of public registries",
     "shard": "cut a dataset's pictures into shards that are read by class",
     "bench": "measure meta-gradients beside other libraries (in a checkout)",
-    "reproduce": "train and evaluate rows of RESULTS.md anew (in a checkout)",
+    "reproduce": "train and evaluate rows of RESULTS.md again (in a checkout)",
     "gpu-check": "check a machine with a GPU (in a checkout)",
     "help": "explain a command, a config group, an option or a key",
 }
-"""The sub-commands. Each but `sweep` is the `main(argv)` of its module, in metalearn/cli or in a checkout."""
+"""The sub-commands."""
+
+FUNCTIONS = {
+    "add": "fit.add", "remove": "fit.remove", "compare": "runs.compare", "index": "runs.index", "shard": "data.shard",
+    "prior": "data.prior",
+}  # fmt: skip
+"""Commands that share a file of metalearn/cli. Each other one but `sweep` and `help` is the `main` of its file."""
 
 IN_CHECKOUT = {
     "bench": "benchmarks.bench",
@@ -67,21 +73,22 @@ def main(argv: Sequence[str] | None = None) -> int:
         return explain(arguments)
     if command == "sweep":
         command, arguments = "train", sweeping(arguments)
-    module = IN_CHECKOUT.get(command, f"metalearn.cli.{command}")
+    module, _, function = FUNCTIONS.get(command, f"{command}.main").partition(".")
+    module = IN_CHECKOUT.get(command, f"metalearn.cli.{module}")
     if command in IN_CHECKOUT:
         if not ROOT.joinpath(*module.split(".")).with_suffix(".py").is_file():
             need = "needs a checkout of the repository, with its folders benchmarks and conf"
             return _refuse(f"metalearn {command}: {need}; clone it, and type pip install -e . there")
         if str(ROOT) not in sys.path:
             sys.path.insert(0, str(ROOT))
-    code: int = importlib.import_module(module).main(arguments)
+    code: int = getattr(importlib.import_module(module), function)(arguments)
     return code
 
 
 def sweeping(arguments: Sequence[str]) -> list[str]:
     """The arguments of `train` for those of `sweep`."""
-    chosen = any(argument.lstrip("+").startswith("hydra/sweeper=") for argument in arguments)
-    return ["--multirun", *([] if chosen else ["hydra/sweeper=async"]), *arguments]
+    names_sweeper = any(argument.lstrip("+").startswith("hydra/sweeper=") for argument in arguments)
+    return ["--multirun", *([] if names_sweeper else ["hydra/sweeper=async"]), *arguments]
 
 
 def complete(arguments: Sequence[str]) -> int:

@@ -7,7 +7,6 @@ Prints a table, or writes CSV (columns file, label, probability, and one for eac
   metalearn predict prices new_houses.csv --out answers.csv       what metalearn fit has made of a table
 """
 
-import argparse
 import csv
 import io
 import json
@@ -44,11 +43,6 @@ def main(arguments: Sequence[str]) -> int:
     options = parser.parse_args(arguments)
     if kind_of(options.classifier) == "table":
         return fit_table.predict(options)
-    return predict(options)
-
-
-def predict(options: argparse.Namespace) -> int:
-    """Does what the command line asks for; returns the exit code."""
     out: Path | None = options.out
     if out is not None and (out.suffix not in (".csv", ".jsonl") or out.exists()):
         reason = "is there already" if out.exists() else "must end in .csv or .jsonl"
@@ -57,12 +51,12 @@ def predict(options: argparse.Namespace) -> int:
     from metalearn.api.pictures import seen
     from metalearn.classifier.backbones import features_from_cache
 
-    paths, names, pictures = list(files_in(options.pictures)), list[str](), []
+    paths, files, pictures = list(files_in(options.pictures)), list[str](), []
     for path, picture in zip(paths, seen(paths, classifier.opened().form), strict=True):
         if isinstance(picture, str):
             log.warning("%s: cannot be read: %s", path, picture)
         else:
-            names.append(str(path))
+            files.append(str(path))
             pictures.append(picture)
     features = features_from_cache(classifier.opened(), pictures)
     answers = classifier.answers_of(features)
@@ -70,23 +64,23 @@ def predict(options: argparse.Namespace) -> int:
         log.warning("PICTURES: %s", line)
     labels = [str(label) for label in classifier.classes_]
     if out is None:
-        code = print_all(printable(table(names, answers, labels)))
+        code = print_all(printable(table(files, answers, labels)))
     else:
         text = io.StringIO(newline="")
         if out.suffix == ".csv":
             writer = csv.writer(text)
             writer.writerow(["file", "label", "probability", *labels])
-            for name, (label, best, each) in zip(names, answers, strict=True):
+            for name, (label, best, each) in zip(files, answers, strict=True):
                 shown = NONE if label is None else label
                 writer.writerow([name, shown, f"{best:.6f}", *(f"{value:.6f}" for value in each)])
         else:  # a JSON object for each picture; `label` is null where it is none of the classes
-            for name, answer in zip(names, answers, strict=True):
+            for name, answer in zip(files, answers, strict=True):
                 by_class = dict(zip(labels, answer.probabilities.round(6).tolist(), strict=True))
                 row = {"file": name, "label": answer.label, "probability": round(answer.probability, 6)}
                 text.write(json.dumps(row | {"probabilities": by_class}) + "\n")
         write_atomically(out, text.getvalue())
-        code = print_all(printable(f"{len(names)} pictures: {out}"))
-    if broken := len(paths) - len(names):
+        code = print_all(printable(f"{len(files)} pictures: {out}"))
+    if broken := len(paths) - len(files):
         log.warning("%d of %d pictures could not be read", broken, len(paths))
     return code or (FAILED if broken else OK)
 
@@ -108,11 +102,11 @@ def files_in(paths: Sequence[Path]) -> Iterator[Path]:
             raise ConfigError(f"PICTURES={path}: there is no such file or folder")
 
 
-def table(names: Sequence[str], answers: "Sequence[Answer]", labels: Sequence[str]) -> str:
+def table(files: Sequence[str], answers: "Sequence[Answer]", labels: Sequence[str]) -> str:
     """A line for each picture: its file, the class, and how probable it is."""
-    width = max(map(len, names), default=0)
+    width = max(map(len, files), default=0)
     return "\n".join(
         f"{name:{width}}  {f'{NONE}; most like ' if answer.label is None else ''}"
         f"{labels[int(answer.probabilities.argmax())]}  {answer.probability:.1%}"
-        for name, answer in zip(names, answers, strict=True)
+        for name, answer in zip(files, answers, strict=True)
     )

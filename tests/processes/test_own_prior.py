@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from metalearn.cli import prior, train
+from metalearn.cli import train
+from metalearn.cli.data import prior
 from tests.runs import ROOT, assert_same_bytes, result_of, train_in
 
 pytestmark = pytest.mark.thorough
@@ -25,7 +26,7 @@ def test_the_prior_of_the_page_is_checked_and_learned(
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setattr("metalearn.app.prior_check.SECONDS", 0.01)
     looked, trained = (block.replace("\\\n", "").replace("'", "").split() for _, block in blocks[1:3])
-    assert prior.main([word if word != "20" else "3" for word in looked[2:]]) == 0
+    assert prior([word if word != "20" else "3" for word in looked[2:]]) == 0
     assert "prior my_prior: 3 tasks" in capsys.readouterr().out and (tmp_path / "my_prior.html").exists()
     assert train.main([
         *trained[2:], "hydra.run.dir=run", "trainer.meta_batch_size=16", "optimizer.warmup=20", "model.width=32",
@@ -35,7 +36,7 @@ def test_the_prior_of_the_page_is_checked_and_learned(
     assert result_of(tmp_path / "run")["test"]["accuracy"] > 0.8
     tables = "import numpy as np\nx, y = np.arange(120.0).reshape(60, 2), np.arange(60) % 2\n"
     (tmp_path / "mixed.py").write_text(tables + blocks[3][1])
-    assert prior.main(["check", "mixed", "--tasks", "3"]) == 0
+    assert prior(["check", "mixed", "--tasks", "3"]) == 0
     assert "prior mixed: 3 tasks" in capsys.readouterr().out
 
 

@@ -26,7 +26,7 @@ from metalearn.api.results import wilson
 from metalearn.classifier.backbones import backbone_of
 from metalearn.classifier.classifier import PictureClassifier
 from metalearn.classifier.saved import WEIGHTS
-from metalearn.cli import adapt, add, demo, fit, predict, remove
+from metalearn.cli import adapt, demo, fit, predict
 from metalearn.errors import ConfigError
 from metalearn.saved.form import META
 from tests import drawn_pictures
@@ -105,7 +105,7 @@ def test_its_page_says_what_the_report_says_and_runs_nothing_of_a_name(
     page = " ".join((own / "report.html").read_text().split())
     assert f"{report['accuracy']:.1%}" in page and f"95% interval {low:.1%} to {high:.1%}" in page
     assert f"off by {report['calibration_error']:.1%}" in page and "<pre>metalearn fit " in page
-    said(remove.main, own, "fish")
+    said(fit.remove, own, "fish")
     changed = (own / "report.html").read_text()
     assert "of 3 classes" in changed and f"metalearn remove {own} fish</pre>" in changed
     hostile = "<script>&"
@@ -194,12 +194,12 @@ def test_one_answer_imports_no_more_than_it_needs(made: Path, others: Path) -> N
 
 def test_classes_come_and_go_without_training(own: Path, pictures: Path, tmp_path: Path) -> None:
     before = (own / META).read_text()
-    said(remove.main, own, "fish")
+    said(fit.remove, own, "fish")
     assert json.loads((own / META).read_text())["classes"] == ["house", "ring", "star"]
-    assert "is no class of it; allowed: house, ring, star" in said(remove.main, own, "fish", code=2)
+    assert "is no class of it; allowed: house, ring, star" in said(fit.remove, own, "fish", code=2)
     shutil.copytree(pictures / "fish", tmp_path / "more/fish")
     shutil.copytree(pictures / "star", tmp_path / "more/star")
-    assert "5 new pictures, 5 that it had; 4 classes" in said(add.main, own, tmp_path / "more")
+    assert "5 new pictures, 5 that it had; 4 classes" in said(fit.add, own, tmp_path / "more")
     first, last = (json.loads(text)["report"] for text in (before, (own / META).read_text()))
     assert first["confusion"] == last["confusion"] and first["learned_from"] == last["learned_from"]
 

@@ -11,7 +11,7 @@ from torch import nn
 
 from metalearn.classifier.backbones import Backbone, of_module
 from metalearn.classifier.classifier import PictureClassifier
-from metalearn.cli import add, predict, remove
+from metalearn.cli import fit, predict
 from metalearn.saved.form import META, TENSORS
 from tests import drawn_pictures
 from tests.metalearn.classifier.test_classifier import said
@@ -46,15 +46,15 @@ def pictures(count: int) -> list[Any]:
 
 def test_folders_and_commands_name_classes_that_are_numbers(numbered: tuple[Path, Path], tmp_path: Path) -> None:
     classifier, more = numbered
-    assert "6 new pictures, 0 that it had; 3 classes" in said(add.main, classifier, more)
+    assert "6 new pictures, 0 that it had; 3 classes" in said(fit.add, classifier, more)
     assert PictureClassifier.load(classifier).classes_.tolist() == [1, 2, 3]
     before = {name: (classifier / name).read_bytes() for name in (META, TENSORS)}
     shutil.copytree(more / "1", tmp_path / "other/4")
-    message = said(add.main, classifier, tmp_path / "other", code=2)
+    message = said(fit.add, classifier, tmp_path / "other", code=2)
     assert "FOLDER: the class 4 is a text, and those of this classifier are numbers: 1, 2, 3" in message
     assert before == {name: (classifier / name).read_bytes() for name in before}
-    assert "is no class of it; allowed: 1, 2, 3" in said(remove.main, classifier, "4", code=2)
-    said(remove.main, classifier, "1")
+    assert "is no class of it; allowed: 1, 2, 3" in said(fit.remove, classifier, "4", code=2)
+    said(fit.remove, classifier, "1")
     assert PictureClassifier.load(classifier).classes_.tolist() == [2, 3]
     said(predict.main, classifier, more)
 

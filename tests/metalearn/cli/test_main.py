@@ -1,5 +1,6 @@
 """The command `metalearn`: its help, and the commands without a file of tests of their own."""
 
+import importlib
 import json
 import subprocess
 import sys
@@ -8,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from metalearn.cli import compare
 from metalearn.cli import main as command_line
-from metalearn.cli.main import COMMANDS, IN_CHECKOUT, main, sweeping
+from metalearn.cli import runs as commands_on_runs
+from metalearn.cli.main import COMMANDS, FUNCTIONS, IN_CHECKOUT, main, sweeping
 from metalearn.reporting import plots
 from metalearn.reporting.charts import new_figure
 from metalearn.reporting.plots import curve_of
@@ -38,9 +39,9 @@ def test_runs_are_compared_in_one_plot(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     runs = [str(run_of(tmp_path / name, [0.5, 0.9])) for name in "ab"]
-    assert compare.main([f"one={runs[0]}", runs[1], "--output", "both.png"]) == 0
+    assert commands_on_runs.compare([f"one={runs[0]}", runs[1], "--output", "both.png"]) == 0
     assert Path("both.png").read_bytes().startswith(b"\x89PNG")
-    assert compare.main([str(tmp_path)]) == 2 and "metrics.jsonl" in capsys.readouterr().err
+    assert commands_on_runs.compare([str(tmp_path)]) == 2 and "metrics.jsonl" in capsys.readouterr().err
 
 
 def test_a_folder_that_is_named_by_what_was_typed_is_no_name_and_folder(
@@ -49,7 +50,7 @@ def test_a_folder_that_is_named_by_what_was_typed_is_no_name_and_folder(
     monkeypatch.chdir(tmp_path)
     run_of(Path("seed0,optimizer.lr=0.01"), [0.5])
     for typed, name in (("seed0,optimizer.lr=0.01", "seed0,optimizer.lr=0.01"), ("a=seed0,optimizer.lr=0.01", "a")):
-        assert compare.named_curve(typed).name == name
+        assert commands_on_runs.named_curve(typed).name == name
 
 
 @pytest.mark.parametrize(
@@ -112,9 +113,12 @@ def test_a_reader_that_leaves_is_no_failure() -> None:
         assert (process.returncode, said) == (code, b""), said
 
 
-def test_every_command_but_help_and_sweep_is_a_file_or_in_a_checkout() -> None:
-    files = {path.stem.replace("_", "-") for path in (ROOT / "metalearn/cli").glob("*.py")}
-    assert {*COMMANDS} - {"help", "sweep", *IN_CHECKOUT} == files - {"--init--", "main", "arguments"}
+def test_every_command_is_a_function_and_every_file_has_one() -> None:
+    places = [FUNCTIONS.get(name, f"{name}.main") for name in {*COMMANDS} - {"help", "sweep", *IN_CHECKOUT}]
+    files = {path.stem for path in (ROOT / "metalearn/cli").glob("*.py")} - {"__init__", "main", "arguments"}
+    assert {place.partition(".")[0] for place in places} == files
+    for module, _, function in (place.partition(".") for place in places):
+        assert callable(getattr(importlib.import_module(f"metalearn.cli.{module}"), function))
 
 
 @pytest.mark.parametrize(

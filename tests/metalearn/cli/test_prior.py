@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from metalearn.app.prior_check import area, check_prior, r_squared
-from metalearn.cli import prior
+from metalearn.cli.data import prior
 from metalearn.errors import DataError
 from metalearn.tasks.common.episodes import Seeds
 from metalearn.tasks.priors import Prior, Shape, tasks_of
@@ -63,7 +63,7 @@ def test_a_prior_outside_is_looked_at_by_its_name(
 ) -> None:
     monkeypatch.setattr("metalearn.app.prior_check.SECONDS", 0.01)
     page = tmp_path / "prior.html"
-    assert prior.main(["check", "tests.own_prior", "dataset.group=4", "--tasks", "4", "--page", str(page)]) == 0
+    assert prior(["check", "tests.own_prior", "dataset.group=4", "--tasks", "4", "--page", str(page)]) == 0
     said = capsys.readouterr().out
     assert "prior tests.own_prior: 4 tasks" in said and "features 3 to 3, classes 2 to 2" in said
     assert "mean AUC: forest 0." in said or "scikit-learn is not installed" in said
@@ -83,5 +83,5 @@ def test_a_prior_outside_is_looked_at_by_its_name(
 def test_wrong_names_and_keys_are_refused(
     arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert prior.main(["check", *arguments]) == 2
+    assert prior(["check", *arguments]) == 2
     assert message in capsys.readouterr().err

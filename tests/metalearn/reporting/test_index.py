@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from metalearn.cli import index
+from metalearn.cli.runs import index
 from metalearn.reporting.report import write_index
 from tests.metalearn.reporting.test_report import RESULT, Page
 
@@ -36,7 +36,7 @@ def test_runs_are_rows_with_what_was_typed_and_what_came_out(tmp_path: Path) -> 
     put(tmp_path / "x/one", "seed=1", "model.filters=8", "run=one", "logger.every=2", result=done)
     put(tmp_path / "x/two", "model.filters=8", result=done | {"test": {"mse": 0.25, "ci95": None}, "seconds": 1234.5})
     put(tmp_path / "x/running", "seed=2", "model.filters=8", lines='{"step": 3, "split": "train"}\n')
-    assert index.main([str(tmp_path)]) == 0
+    assert index([str(tmp_path)]) == 0
     assert table(tmp_path / "index.html") == [
         ["run", "status", "test", "best validation", "seed", "steps", "seconds"],
         ["x/one", "completed", "50.00% &#177; 10.00%", "50.00% &#177; 10.00%", "1", "1", "2"],
@@ -70,5 +70,5 @@ def test_names_that_are_no_text_are_no_trouble(tmp_path: Path) -> None:
 
 
 def test_a_folder_without_runs_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert index.main([str(tmp_path)]) == 2
+    assert index([str(tmp_path)]) == 2
     assert str(tmp_path) in capsys.readouterr().err and not (tmp_path / "index.html").exists()

@@ -19,7 +19,7 @@ import torchvision
 from numpy.typing import NDArray
 from PIL import Image
 
-from metalearn.cli.shard import groups
+from metalearn.cli.data import groups
 from metalearn.errors import DataError
 from metalearn.tasks import cifar100 as cifar100_module
 from metalearn.tasks.cifar100 import cifar_fs, classes_of, fc100

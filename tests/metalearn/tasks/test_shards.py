@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from metalearn.cli import shard
+from metalearn.cli.data import shard
 from metalearn.config.compose import compose_config
 from metalearn.config.saved import changed_config
 from metalearn.config.values import to_container
@@ -41,7 +41,7 @@ INDICES = torch.arange(40)
 def glyph_shards(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The glyphs, 30 classes a shard."""
     folder = tmp_path_factory.mktemp("shards") / "glyphs"
-    assert shard.main(["dataset=glyphs", f"dataset.image_size={SIZE}", "--out", str(folder), "--classes", "30"]) == 0
+    assert shard(["dataset=glyphs", f"dataset.image_size={SIZE}", "--out", str(folder), "--classes", "30"]) == 0
     return folder
 
 
@@ -85,7 +85,7 @@ def test_a_run_with_shards_has_the_bits_of_a_run_without(glyph_shards: Path, sta
 
 def test_every_split_list_of_omniglot_reads_the_same_shards(omniglot_root: Path, tmp_path: Path) -> None:
     out = str(tmp_path / "omniglot")
-    assert shard.main(["dataset=omniglot", "dataset.split=vinyals", f"dataset.root={omniglot_root}", "--out", out]) == 0
+    assert shard(["dataset=omniglot", "dataset.split=vinyals", f"dataset.root={omniglot_root}", "--out", out]) == 0
     places = DataPlace(str(omniglot_root), download=False), DataPlace("absent", download=False, shards=out)
     for split in ("paper", "lake", "vinyals"):
         given: dict[str, Any] = {
@@ -182,13 +182,13 @@ def test_a_run_ends_before_it_starts_if_its_shards_are_of_another_dataset(
 
 def test_shards_hold_every_drawer(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     keys = ["dataset=omniglot_drawers", "dataset.held_drawers=[1,2]", "dataset.test=cross"]
-    assert shard.main([*keys, "--out", str(tmp_path / "out")]) == 2
+    assert shard([*keys, "--out", str(tmp_path / "out")]) == 2
     assert "dataset.held_drawers=[1, 2]: shards hold the drawings of all drawers" in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.parametrize("keys", [["dataset=glyph_characters"], ["dataset=image_folder", "dataset.root=x"]])
 def test_what_cannot_be_cut_is_refused(keys: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert shard.main([*keys, "--out", str(tmp_path / "out")]) == 2
+    assert shard([*keys, "--out", str(tmp_path / "out")]) == 2
     assert "cannot be cut into shards; type dataset=omniglot" in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
