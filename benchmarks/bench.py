@@ -6,7 +6,7 @@
 
 Every way computes the same second-order gradient of the same episodes from the same parameters. Each number of threads
 has its own process, which keeps freed memory as train.py does. There, every round runs every way in its turn: a call
-that takes less than 0.1 s is repeated for so long, as in training, and its mean counts. The error of a way is the
+that takes less than 0.1 s is repeated for that time, as in training, and its mean counts. The error of a way is the
 largest difference of its float32 gradient from the loop's float64 gradient, with a smooth activation. The limit is the
 time of the step's floating-point operations at the best rate that any matrix product or 3×3 convolution reaches in the
 same process. TorchOpt is measured if it is installed. `processes` are runs of train.py under the strategies.
@@ -15,6 +15,7 @@ same process. TorchOpt is measured if it is installed. `processes` are runs of t
 import argparse
 import json
 import os
+import platform
 import statistics
 import subprocess
 import sys
@@ -26,8 +27,6 @@ from typing import Any
 
 import torch
 
-from benchmarks.chart import chart
-from benchmarks.environment import versions
 from benchmarks.meta_gradients import Numbers, quartiles, table
 from benchmarks.meta_gradients import measure as measure_gradients
 from benchmarks.processes import measure as measure_processes
@@ -37,7 +36,7 @@ from distributed.launch.processes import share_arena
 from metalearn.app.process import keep_freed_memory
 from metalearn.cli.arguments import command_parser, make_output, whole
 from metalearn.nn.precision import compute_with
-from metalearn.reporting.provenance import cpu_name
+from metalearn.reporting.provenance import cpu_name, version_of
 
 sys.path.append(str(ROOT / ".torchopt"))  # where `pip install --target=.torchopt torchopt` puts it
 
@@ -73,6 +72,11 @@ def main(arguments: Sequence[str]) -> int:
     return 0
 
 
+def versions() -> dict[str, str | None]:
+    """The versions of Python and of the libraries; None: not installed."""
+    return {"python": platform.python_version()} | {name: version_of(name) for name in ("torch", "numpy", "torchopt")}
+
+
 def options_of(arguments: Sequence[str]) -> argparse.Namespace:
     parser = command_parser("bench", __doc__)
     parser.add_argument("--short", action="store_true", help="few tasks and rounds: checks that all works")
@@ -94,12 +98,12 @@ def options_of(arguments: Sequence[str]) -> argparse.Namespace:
 
 
 def recipes_of(options: argparse.Namespace) -> list[Recipe]:
-    chosen = [recipe for recipe in RECIPES if recipe.name in options.only]
-    return [shortened(recipe) for recipe in chosen] if options.short else chosen
+    recipes = [recipe for recipe in RECIPES if recipe.name in options.only]
+    return [shortened(recipe) for recipe in recipes] if options.short else recipes
 
 
 def in_child(options: argparse.Namespace, threads: int) -> dict[str, Any]:
-    """The result of `measure` in a process that has so many threads from its start."""
+    """The result of `measure` in a process that has `threads` threads from its start."""
     environment = {name: str(threads) for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS")}
     if options.short:
         environment["OMP_WAIT_POLICY"] = "passive"  # a waiting thread that spins would slow down other programs
@@ -118,7 +122,7 @@ def in_child(options: argparse.Namespace, threads: int) -> dict[str, Any]:
 
 
 def measure(options: argparse.Namespace) -> dict[str, Any]:
-    """Measures the meta-gradients with so many threads."""
+    """Measures the meta-gradients with `options.threads` threads."""
     (threads,) = options.threads
     torch.set_num_threads(threads)
     keep_freed_memory()
@@ -142,8 +146,8 @@ def of_processes(options: argparse.Namespace, characters: str) -> dict[str, Any]
 
 def report(results: dict[str, Any]) -> list[str]:
     """The lines of the tables, in Markdown."""
-    versions = ", ".join(f"{name} {version or 'not installed'}" for name, version in results["versions"].items())
-    lines = [f"{results['cpu']}, {results['cores']} cores; {versions}",
+    libraries = ", ".join(f"{name} {version or 'not installed'}" for name, version in results["versions"].items())
+    lines = [f"{results['cpu']}, {results['cores']} cores; {libraries}",
              f"characters: {results['characters']}; GPU: {results['gpu'] or 'not measured on a GPU'}"]  # fmt: skip
     lines += [NO_MEASUREMENT] * results["short"]
     for measured in results["measurements"]:
@@ -175,3 +179,47 @@ def processes_table(measured: dict[str, Any]) -> list[str]:
 
 def median_or_dash(values: Numbers, style: str) -> str:
     return format(statistics.median(values), style) if values else "–"
+
+
+COLORS = {"ours": "#0b6e99", "vmap": "#b8c4ca", "TorchOpt": "#e3b23c"}
+LABELS = {"vmap": "vmap of grad over F.conv2d", "TorchOpt": "TorchOpt's MetaSGD"}
+
+
+def chart(measurements: Sequence[dict[str, Any]], path: Path, note: str) -> Path:
+    """Draws a row for each number of threads, with bars by recipe: medians and quartiles of the ratio to the loop. The
+    note stands below."""
+    import matplotlib  # not in the processes that measure
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    count = max(len(measured["recipes"]) for measured in measurements)
+    size = max(7.0, 3.0 + 1.15 * count), 1.2 + 3.4 * len(measurements)
+    figure, rows = plt.subplots(len(measurements), 1, figsize=size, squeeze=False, layout="constrained")
+    for axes, measured in zip(rows[:, 0], measurements, strict=True):
+        recipes, threads = measured["recipes"], measured["threads"]
+        ways = [way for way in COLORS if way in recipes[0]["by_way"]]
+        width = 0.8 / len(ways)
+        for i, way in enumerate(ways):
+            rows_of_way = [recipe["by_way"][way] for recipe in recipes]
+            middle = [row["ratio"] for row in rows_of_way]
+            low, high = zip(*(row["ratio_quartiles"] for row in rows_of_way), strict=True)
+            spread = [[max(0.0, m - a) for m, a in zip(middle, low, strict=True)],
+                      [max(0.0, b - m) for m, b in zip(middle, high, strict=True)]]  # fmt: skip
+            places = [at + (i - (len(ways) - 1) / 2) * width for at in range(len(recipes))]
+            bars = axes.bar(places, middle, width * 0.92, yerr=spread, color=COLORS[way], label=LABELS.get(way, way))
+            if way == "ours":
+                axes.bar_label(bars, [f"{m:.2f}×" for m in middle], padding=3, fontsize=9, fontweight="bold")
+        axes.axhline(1, color="#333333", linewidth=1, linestyle="--", label="per-task loop of torch.autograd.grad = 1")
+        axes.set_title(f"{measured['device']}, {threads} thread{'s' * (threads > 1)}", loc="left", fontsize=11)
+        axes.set_xticks(range(len(recipes)), [recipe["name"].replace("-", "\n") for recipe in recipes], fontsize=9)
+        axes.set_ylabel("times as fast as the loop")
+        axes.grid(axis="y", alpha=0.25)
+        axes.spines[["top", "right"]].set_visible(False)
+    handles, labels = rows[0, 0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside upper center", ncols=2, frameon=False)
+    figure.supxlabel(note, fontsize=10)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=130)
+    plt.close(figure)
+    return path

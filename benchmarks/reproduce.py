@@ -34,13 +34,12 @@ from typing import Any, NamedTuple
 
 import yaml  # type: ignore[import-untyped]
 
-from benchmarks.environment import machine_name
 from metalearn.checks import real_number
 from metalearn.cli.arguments import command_parser, whole
 from metalearn.config.saved import read_config
 from metalearn.errors import ConfigError
 from metalearn.reporting.plots import curve_of
-from metalearn.reporting.provenance import commit
+from metalearn.reporting.provenance import commit, cpu_name, version_of
 from metalearn.storage.files import creating, read_json, read_object, write_atomically
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -290,6 +289,14 @@ def result_of(run: RowRun, kept: Kept) -> Result:
         "machine": machine_name(),
         "validation": validation,
     }
+
+
+def machine_name() -> str:
+    """The processor, its cores, NVIDIA's GPUs if their driver is loaded, and the version of torch, in one line."""
+    files = sorted(Path("/proc/driver/nvidia/gpus").glob("*/information"))
+    facts = [line.partition(":") for path in files for line in path.read_text().splitlines()]
+    gpus, cores = [name.strip() for fact, _, name in facts if fact.startswith("Model")], os.cpu_count() or 1
+    return ", ".join([cpu_name(), f"{cores} core{'s' * (cores > 1)}", *gpus, f"torch {version_of('torch')}"])
 
 
 def read_results(folder: Path) -> Kept:

@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
-from benchmarks.networks import Named, Network, Ops, network, torch_ops
 from metalearn.algorithms.maml import maml
 from metalearn.errors import DataError
 from metalearn.models.conv4 import conv4
@@ -211,16 +211,113 @@ def added(parts: Sequence[Sequence[Tensor]]) -> list[Tensor]:
     return total
 
 
-def ours(given: MetaBatch) -> GradientWay:
+# The networks of the recipes written again, for one task at a time, as users of torch would write them: functions of
+# parameters by name and a batch [n, …]. They share nothing with `metalearn` except the names of the parameters.
+
+EPSILON = 1e-5
+"""Batch norm adds it to the variance."""
+
+SLOPE = 0.1
+"""The slope of leaky ReLU for negative inputs."""
+
+Named = dict[str, Any]
+"""Parameters of one task by name."""
+
+Network = Callable[[Named, Any], Any]
+"""From parameters and a batch [n, …] to outputs [n, d]."""
+
+Loss = Callable[[Any, Any], Any]
+"""The mean loss of outputs [n, d] and targets: classes [n], or values [n, d]."""
+
+
+class Ops(NamedTuple):
+    """The operations of a library that the networks below use; images are [n, c, h, w].
+
+    `conv(x, weight, stride)` keeps or halves the size of a map; `norm(x, scale, shift)` is batch norm with the
+    statistics of the batch; `pool(x)` is 2×2 max pooling; `linear(x, weight, bias)` takes [n, i].
+    """
+
+    conv: Callable[[Any, Any, int], Any]
+    norm: Callable[[Any, Any, Any], Any]
+    act: Callable[[Any], Any]
+    pool: Callable[[Any], Any]
+    linear: Callable[[Any, Any, Any], Any]
+    loss: Loss
+
+
+def network(kind: str, ops: Ops) -> Network:
+    """The network of a kind of recipe: `conv4`, `sinusoid` or `resnet12`."""
+    return partial({"conv4": _conv4, "sinusoid": _mlp, "resnet12": _resnet12}[kind], ops)
+
+
+def _conv4(ops: Ops, params: Named, x: Any) -> Any:
+    for block in range(1, 5):
+        h = ops.conv(x, params[f"conv{block}.weight"], 2)
+        x = ops.act(ops.norm(h, params[f"norm{block}.weight"], params[f"norm{block}.bias"]))
+    return ops.linear(x.mean((2, 3)), params["head.weight"], params["head.bias"])
+
+
+def _mlp(ops: Ops, params: Named, x: Any) -> Any:
+    last = len(params) // 2
+    for layer in range(1, last):
+        x = ops.act(ops.linear(x, params[f"layer{layer}.weight"], params[f"layer{layer}.bias"]))
+    return ops.linear(x, params[f"layer{last}.weight"], params[f"layer{last}.bias"])
+
+
+def _resnet12(ops: Ops, params: Named, x: Any) -> Any:
+    def normed(x: Any, layer: str) -> Any:
+        h = ops.conv(x, params[f"{layer}.conv.weight"], 1)
+        return ops.norm(h, params[f"{layer}.norm.weight"], params[f"{layer}.norm.bias"])
+
+    for block in (f"block{number}" for number in range(1, 5)):
+        h = ops.act(normed(x, f"{block}.layer1"))
+        h = ops.act(normed(h, f"{block}.layer2"))
+        x = ops.pool(ops.act(normed(h, f"{block}.layer3") + normed(x, f"{block}.shortcut")))
+    return ops.linear(x.mean((2, 3)), params["head.weight"], params["head.bias"])
+
+
+def torch_ops(activation: str, *, written_out: bool = False) -> Ops:
+    """torch's operations. `written_out` computes batch norm from mean and variance, as `torch.func.vmap` needs it."""
+    act: dict[str, Callable[[Tensor], Tensor]] = {
+        "relu": F.relu,
+        "leaky_relu": partial(F.leaky_relu, negative_slope=SLOPE),
+        "softplus": F.softplus,
+        "tanh": torch.tanh,
+    }
+    return Ops(
+        conv=lambda x, weight, stride: F.conv2d(x, weight, stride=stride, padding=weight.shape[-1] // 2),
+        norm=_written_out_norm if written_out else _fused_norm,
+        act=act[activation],
+        pool=lambda x: F.max_pool2d(x, 2),
+        linear=F.linear,
+        loss=lambda outputs, y: (F.mse_loss if y.is_floating_point() else F.cross_entropy)(outputs, y),
+    )
+
+
+def _fused_norm(x: Tensor, scale: Tensor, shift: Tensor) -> Tensor:
+    return F.batch_norm(x, None, None, scale, shift, training=True, eps=EPSILON)
+
+
+def _written_out_norm(x: Tensor, scale: Tensor, shift: Tensor) -> Tensor:
+    centred = x - x.mean((0, 2, 3), keepdim=True)
+    variance = centred.square().mean((0, 2, 3), keepdim=True)
+    factor = scale[:, None, None] * torch.rsqrt(variance + EPSILON)
+    return centred * factor + shift[:, None, None]
+
+
+# The ways
+
+
+def ours(batch: MetaBatch) -> GradientWay:
     """Our algorithm, on chunks of the size of `task_chunk=auto`."""
-    recipe = given.recipe
-    algorithm = algorithm_of(recipe, given.activation)
-    size = chunk_of(recipe, given.episode.query.y.device)
-    chunks = [part.episode for part in in_chunks(given, size)]
+    recipe = batch.recipe
+    algorithm = algorithm_of(recipe, batch.activation)
+    size = chunk_of(recipe, batch.episode.query.y.device)
+    chunks = [part.episode for part in in_chunks(batch, size)]
 
     def gradient() -> list[Tensor]:
-        results = [algorithm.meta_grad(given.params, chunk, 1).grads for chunk in chunks]
-        return added([[grads[name] for name in given.names] for grads in results])
+        results = [algorithm.meta_grad(batch.params, chunk, 1).grads for chunk in chunks]
+        return added([[grads[name] for name in batch.names] for grads in results])
 
     return gradient
 
@@ -248,17 +345,17 @@ def recording(way: GradientWay) -> GradientWay:
     return gradient
 
 
-def in_chunks(given: MetaBatch, size: int) -> list[MetaBatch]:
-    return [given.part(first, first + size) for first in range(0, len(given.episode.query.y), size)]
+def in_chunks(batch: MetaBatch, size: int) -> list[MetaBatch]:
+    return [batch.part(first, first + size) for first in range(0, len(batch.episode.query.y), size)]
 
 
-def loop(given: MetaBatch) -> GradientWay:
+def loop(batch: MetaBatch) -> GradientWay:
     """`torch.autograd.grad` for one task after the other, with `create_graph` in the inner steps."""
-    recipe, names = given.recipe, given.names
-    ops = torch_ops(given.activation)
+    recipe, names = batch.recipe, batch.names
+    ops = torch_ops(batch.activation)
     net, loss = network(recipe.kind, ops), ops.loss
-    theta = {name: p.detach().clone().requires_grad_() for name, p in given.params.items()}
-    tasks = given.per_task()
+    theta = {name: p.detach().clone().requires_grad_() for name, p in batch.params.items()}
+    tasks = batch.per_task()
 
     def one(support_x: Tensor, support_y: Tensor, query_x: Tensor, query_y: Tensor) -> tuple[Tensor, ...]:
         params = theta
@@ -292,18 +389,18 @@ def _maml_loss(recipe: Recipe, ops: Ops) -> Callable[..., Any]:
     return of_one_task
 
 
-def vmap(given: MetaBatch) -> GradientWay:
+def vmap(batch: MetaBatch) -> GradientWay:
     """`torch.func.vmap` of `torch.func.grad`, over some tasks at once; on a GPU, over all tasks."""
-    ops = torch_ops(given.activation, written_out=True)
-    of_one_task = _maml_loss(given.recipe, ops)
+    ops = torch_ops(batch.activation, written_out=True)
+    of_one_task = _maml_loss(batch.recipe, ops)
     mapped = torch.func.vmap(torch.func.grad(of_one_task), in_dims=(None, 0, 0, 0, 0))
-    at_once = given.recipe.kind == "sinusoid" or given.episode.query.y.device.type == "cuda"
-    size = given.recipe.tasks if at_once else max(1, VMAP_IMAGES // given.recipe.images)
-    chunks = [(*part.episode.support, *part.episode.query) for part in in_chunks(given, size)]
+    at_once = batch.recipe.kind == "sinusoid" or batch.episode.query.y.device.type == "cuda"
+    size = batch.recipe.tasks if at_once else max(1, VMAP_IMAGES // batch.recipe.images)
+    chunks = [(*part.episode.support, *part.episode.query) for part in in_chunks(batch, size)]
 
     def gradient() -> list[Tensor]:
-        results = [mapped(given.params, *chunk) for chunk in chunks]
-        return added([[grads[name].sum(0) for name in given.names] for grads in results])
+        results = [mapped(batch.params, *chunk) for chunk in chunks]
+        return added([[grads[name].sum(0) for name in batch.names] for grads in results])
 
     return gradient
 
@@ -321,25 +418,25 @@ class _Module(nn.Module):
         return self._net(dict(zip(self._names, self._parameters.values(), strict=True)), x)
 
 
-def torchopt_loop(given: MetaBatch) -> GradientWay:
+def torchopt_loop(batch: MetaBatch) -> GradientWay:
     """The loop of TorchOpt's few-shot example: `MetaSGD`, with its state restored for each task, and one backward pass.
 
     Raises:
         ImportError: TorchOpt is not installed.
     """
     torchopt = importlib.import_module("torchopt")
-    ops = torch_ops(given.activation)
-    module = _Module(given.params, network(given.recipe.kind, ops))
-    inner = torchopt.MetaSGD(module, lr=given.recipe.inner_lr)
+    ops = torch_ops(batch.activation)
+    module = _Module(batch.params, network(batch.recipe.kind, ops))
+    inner = torchopt.MetaSGD(module, lr=batch.recipe.inner_lr)
     leaves = list(module.parameters())
-    tasks = given.per_task()
+    tasks = batch.per_task()
 
     def gradient() -> list[Tensor]:
         start = torchopt.extract_state_dict(module, by="reference", detach_buffers=True)
         inner_start = torchopt.extract_state_dict(inner, by="reference")
         losses = []
         for support_x, support_y, query_x, query_y in tasks:
-            for _ in range(given.recipe.inner_steps):
+            for _ in range(batch.recipe.inner_steps):
                 inner.step(ops.loss(module(support_x), support_y))
             losses.append(ops.loss(module(query_x), query_y))
             torchopt.recover_state_dict(module, start)
@@ -351,10 +448,10 @@ def torchopt_loop(given: MetaBatch) -> GradientWay:
 
 WAYS: dict[str, Make] = {
     "ours": ours,
-    "ours, one graph": lambda given: recording(ours(given)),
+    "ours, one graph": lambda batch: recording(ours(batch)),
     "loop": loop,
     "vmap": vmap,
-    "vmap, one graph": lambda given: recording(vmap(given)),
+    "vmap, one graph": lambda batch: recording(vmap(batch)),
     "TorchOpt": torchopt_loop,
 }
 """All ways; the others are compared with `loop`."""

@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Generator, Tensor
 
+from benchmarks.gpu_check.check import CheckRow, at_most, row_of
 from benchmarks.gpu_check.learners import ALGORITHMS, training_of
-from benchmarks.gpu_check.rows import CheckRow, at_most, row_of
 from benchmarks.ways import RECIPES, SEED, SMOOTH, Recipe, error, loop, ours, problem, shortened
 from distributed.tree_sum import tree_sum
 from metalearn.nn.layers import (
@@ -37,11 +37,11 @@ IMAGES = (TASKS, SAMPLES, CHANNELS, SIZE, SIZE)
 
 
 class LayerCase(NamedTuple):
-    """Layers on images, with the shapes of their parameters; `known` samples give the statistics of norms (0: all)."""
+    """Layers on images, with the shapes of their parameters; norms take the statistics of `support` samples (0: all)."""
 
     layers: tuple[Layer, ...]
     shapes: Mapping[str, tuple[int, ...]] = MappingProxyType({})
-    known: int = 0
+    support: int = 0
 
 
 NORM = {"scale": (CHANNELS,), "shift": (CHANNELS,)}
@@ -53,7 +53,7 @@ CASES = {
     ),
     "convolution 1×1": LayerCase((ChannelsLast(), Convolution("w")), {"w": (64, CHANNELS, 1, 1)}),
     "batch norm, leaky ReLU": LayerCase((ChannelsLast(), Norm("scale", "shift", slope=0.1)), NORM),
-    "batch norm by the support set": LayerCase((ChannelsLast(), Norm("scale", "shift")), NORM, known=4),
+    "batch norm by the support set": LayerCase((ChannelsLast(), Norm("scale", "shift")), NORM, support=4),
     "max pooling": LayerCase((ChannelsLast(), MaxPool())),
     "mean": LayerCase((ChannelsLast(), Mean())),
     "linear": LayerCase((Flatten(), Linear("w", "b")), {"w": (5, CHANNELS * SIZE * SIZE), "b": (5,)}),
@@ -88,7 +88,7 @@ def _derivatives(case: LayerCase, device: str, dtype: torch.dtype) -> tuple[Sequ
     x = random(*IMAGES).requires_grad_()
     params = {name: (random(TASKS, *shape) / 4).requires_grad_() for name, shape in case.shapes.items()}
     leaves = [x, *params.values()]
-    output = apply_layers(case.layers, params, x, case.known)
+    output = apply_layers(case.layers, params, x, case.support)
     first = torch.autograd.grad((random(*output.shape) * torch.tanh(output)).sum(), leaves, create_graph=True)
     second = torch.autograd.grad(torch.stack([(value**2).sum() for value in first]).sum(), leaves)
     return [output.detach()], [value.detach() for value in first], second
@@ -109,9 +109,9 @@ def gradients(device: str, *, short: bool) -> Iterator[CheckRow]:
 
 
 def _recipe_error(recipe: Recipe, device: str, dtype: torch.dtype) -> dict[str, Any]:
-    given = problem(recipe, SMOOTH[recipe.kind])
-    exact = loop(given.to(torch.float64))()
-    computed = ours(given.to(dtype).to(torch.device(device)))()
+    batch = problem(recipe, SMOOTH[recipe.kind])
+    exact = loop(batch.to(torch.float64))()
+    computed = ours(batch.to(dtype).to(torch.device(device)))()
     return {"error": at_most("error", error(computed, exact), ALLOWED[dtype])}
 
 

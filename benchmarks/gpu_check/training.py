@@ -1,6 +1,13 @@
-"""Trainings on the device in one process: every algorithm for some steps; and the paper's recipe, with its memory."""
+"""Trainings on the device: every algorithm for some steps; the paper's recipe, with its memory; and train.py in worlds
+of one and, where each worker can have a GPU of its own, two workers, which must give one process's parameters."""
 
+import importlib.util
+import os
+import re
 import statistics
+import subprocess
+import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from functools import partial
@@ -8,14 +15,15 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import load_file
 
 from benchmarks.gpu_check.agreement import ALLOWED, error_of_all
+from benchmarks.gpu_check.check import CheckRow, LeftOutError, WrongError, at_most, last_lines, row_of
 from benchmarks.gpu_check.learners import ALGORITHMS, training_of
-from benchmarks.gpu_check.rows import CheckRow, at_most, row_of
-from benchmarks.machine import finish
+from benchmarks.meta_gradients import finish
 from benchmarks.processes import STEPS_A_RUN
 from benchmarks.steps import take_step, train_tasks, trainer_of
-from benchmarks.ways import PLAIN, RECIPES, algorithm_of, character_source, chunk_of, episodes_of
+from benchmarks.ways import PLAIN, RECIPES, ROOT, algorithm_of, character_source, chunk_of, episodes_of
 from metalearn.training.chunks import DATA_SECONDS
 from metalearn.training.trainer import TrainState, figures
 
@@ -70,9 +78,9 @@ def recipe(device: str, *, short: bool) -> Iterator[CheckRow]:
 
 
 def _recipe_steps(device: str, steps: int, batch: int, held: list[dict[str, int]]) -> dict[str, Any]:
-    (chosen,) = (one._replace(tasks=batch) for one in RECIPES if one.name == RECIPE)
-    algorithm, where = algorithm_of(chosen, PLAIN[chosen.kind]), torch.device(device)
-    trainer = trainer_of(algorithm, train_tasks(episodes_of(chosen)), batch, chunk_of(chosen, where), where)
+    (paper,) = (one._replace(tasks=batch) for one in RECIPES if one.name == RECIPE)
+    algorithm, where = algorithm_of(paper, PLAIN[paper.kind]), torch.device(device)
+    trainer = trainer_of(algorithm, train_tasks(episodes_of(paper)), batch, chunk_of(paper, where), where)
     rows, seconds = [], []
     for step in range(1, steps + 1):
         began = time.perf_counter()
@@ -102,10 +110,90 @@ def _held(device: str) -> dict[str, int]:
 
 
 def growth(early: int, late: int) -> dict[str, Any]:
-    """The figures of a memory that had so many bytes.
+    """The figures of a memory that had `early` and `late` bytes.
 
     Raises:
         WrongError: it has grown by more than `GROWTH`.
     """
     grown = at_most("bytes by which it grows", late - early, GROWTH)
     return {"MiB after a tenth": early / 2**20, "MiB at the end": late / 2**20, "MiB grown": grown / 2**20}
+
+
+# train.py in worlds
+
+WORLD_STEPS, LIMIT = 20, 60
+
+LOCAL = "local"
+"""The folder of the run that the others are compared with."""
+
+OVERRIDES = (
+    "experiment=maml_glyphs", "precision=float64", "model.filters=16", "trainer.meta_batch_size=8",
+    "trainer.task_chunk=2", "trainer.val_tasks=8", "trainer.test_tasks=8", "logger.plots=false", "logger.report=false",
+)  # fmt: skip
+
+
+def worlds(device: str, *, short: bool) -> Iterator[CheckRow]:
+    """Remote calls, and all-reduce (NCCL on GPUs), beside `strategy=local`."""
+    steps = 2 if short else WORLD_STEPS
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        yield row_of("worlds", "local, 1 worker", partial(_local, folder, device, steps))
+        for strategy in ("rpc", "ddp"):
+            for workers in (1, 2):
+                work = partial(_beside_local, folder, strategy, workers, device, steps)
+                yield row_of("worlds", f"{strategy}, {workers} worker{'s' * (workers > 1)}", work)
+        if device == "cuda" and torch.cuda.is_available():
+            shared = partial(_beside_local, folder, "rpc", 2, "auto", steps)
+            yield row_of("worlds", "rpc, 2 workers on the GPUs that there are", shared)
+
+
+def _beside_local(folder: Path, strategy: str, workers: int, device: str, steps: int) -> dict[str, Any]:
+    gpus = torch.cuda.device_count() if device == "cuda" else workers
+    if gpus < workers:
+        raise LeftOutError(f"needs a GPU for each worker; workers: {workers}, GPUs: {gpus}")
+    run = folder / f"{strategy}{workers}-{device}"
+    log = _train(run, strategy, workers, device, steps)
+    ours, exact = (load_file(one / "checkpoints/last/params.safetensors") for one in (run, folder / LOCAL))
+    names = sorted(exact)
+    parted = error_of_all([ours[name] for name in names], [exact[name] for name in names])
+    equal = all(ours[name].equal(exact[name]) for name in names)
+    return {
+        "parameters part by": at_most("parameters part by", parted, PARTED),
+        "equal bits": "yes" if equal else "no",
+        "backend": _backend(log, device) if strategy == "ddp" else "remote calls",
+    }
+
+
+def _backend(log: str, device: str) -> str:
+    """The backend of the process group, as the run's log has it."""
+    match = re.search(r"(\w+) over \d+ ranks", log)
+    name, expected = match[1] if match else "none", {"cuda": "nccl", "cpu": "gloo"}[device]
+    if name != expected:
+        raise WrongError(f"the backend is {name}, and must be {expected}")
+    return name
+
+
+def _local(folder: Path, device: str, steps: int) -> dict[str, Any]:
+    _train(folder / LOCAL, "local", 1, device, steps)
+    return {}
+
+
+def _train(run: Path, strategy: str, workers: int, device: str, steps: int) -> str:
+    """Runs train.py in the folder `run`; returns what it says.
+
+    Raises:
+        WrongError: Hydra is not installed, or the run has failed.
+    """
+    if importlib.util.find_spec("hydra") is None:
+        raise WrongError("train.py needs Hydra, which is not installed; type pip install hydra-core")
+    command = [
+        sys.executable, str(ROOT / "train.py"), *OVERRIDES, f"strategy={strategy}", f"workers={workers}",
+        f"device={device}", f"trainer.steps={steps}", f"hydra.run.dir={run}",
+    ]  # fmt: skip
+    outside = {name: value for name, value in os.environ.items() if name not in ("RANK", "WORLD_SIZE")}
+    done = subprocess.run(
+        command, cwd=run.parent, env=outside, capture_output=True, text=True, check=False, timeout=LIMIT
+    )
+    if done.returncode:
+        raise WrongError(f"{' '.join(command)}\nexit code {done.returncode}\n{last_lines(done.stdout + done.stderr)}")
+    return done.stdout + done.stderr

@@ -11,11 +11,21 @@ import pytest
 import torch
 
 from benchmarks.gpu_check.agreement import layers
-from benchmarks.gpu_check.check import PARTS, report, rows_in, rows_of
+from benchmarks.gpu_check.check import (
+    ERROR_LINES,
+    FAILED,
+    LEFT_OUT,
+    PARTS,
+    PASSED,
+    CheckRow,
+    at_most,
+    report,
+    row_of,
+    rows_in,
+    rows_of,
+)
 from benchmarks.gpu_check.learners import ALGORITHMS, ON_SAMPLES, training_of
-from benchmarks.gpu_check.rows import ERROR_LINES, FAILED, LEFT_OUT, PASSED, CheckRow, at_most, row_of
-from benchmarks.gpu_check.training import GROWTH, growth
-from benchmarks.gpu_check.worlds import worlds
+from benchmarks.gpu_check.training import GROWTH, growth, worlds
 from metalearn.nn.precision import compute_with
 from tests.runs import ROOT, said_by, slow
 
