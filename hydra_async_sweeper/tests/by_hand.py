@@ -8,8 +8,7 @@ from typing import Any
 from omegaconf import OmegaConf
 from optuna.samplers import RandomSampler
 
-from hydra_async_sweeper.controller import SweepController
-from hydra_async_sweeper.report import SweepView
+from hydra_async_sweeper.controller import SweepController, SweepView
 from hydra_async_sweeper.settings import SweeperSettings, settings_of
 from hydra_async_sweeper.slots import TrialSlots
 from hydra_async_sweeper.space import Number, Space

@@ -19,10 +19,9 @@ from hypothesis import strategies as st
 from optuna.trial import TrialState
 from PIL import Image
 
+from hydra_async_sweeper.controller import SweepView
 from hydra_async_sweeper.islands import Exchange
-from hydra_async_sweeper.report import SweepView, best_command, write_tables
-from hydra_async_sweeper.report.__main__ import exchanges_of
-from hydra_async_sweeper.report.plots import draw
+from hydra_async_sweeper.report import best_command, draw, exchanges_of, write_tables
 from hydra_async_sweeper.space import Category, Number, Params, Space, to_plain, uniform
 from hydra_async_sweeper.study import Study, distribution
 from hydra_async_sweeper.trials import (

@@ -72,10 +72,10 @@ def decide(number: int, finished: Iterable[ScoredTrial], space: Space, settings:
     before = {trial.number: trial for trial in finished if trial.number // settings.members == round_ - 1}
     if parent not in before:
         return None
-    own = before[parent]
-    behind = sum(_rank(other) > _rank(own) for other in before.values())
-    if own.loss is not None and behind >= settings.replaced:
-        return Decision(own.params, parent)
+    last = before[parent]
+    behind = sum(_rank(other) > _rank(last) for other in before.values())
+    if last.loss is not None and behind >= settings.replaced:
+        return Decision(last.params, parent)
     best = [trial for trial in sorted(before.values(), key=_rank)[: settings.replaced] if trial.loss is not None]
     if len(before) < settings.members or not best:
         return None

@@ -100,7 +100,7 @@ class TrialSlots:
         self._pids[number] = 0
 
     def wait(self, seconds: float) -> list[TrialExit]:
-        """The trials that have ended, after at most so many seconds.
+        """The trials that have ended, after at most `seconds`.
 
         Raises:
             NurseryGoneError: the nursery is gone, and its trials with it.
@@ -258,7 +258,7 @@ def _outcome_path(folder: Path, number: int) -> Path:
 
 
 class PausedError(RuntimeError):
-    """The sweep cannot go on before somebody has mended a disk or a folder; the message says which."""
+    """The sweep cannot go on before a disk or a folder is mended; the message says which."""
 
 
 def fault_in(error: BaseException | None) -> OSError | None:

@@ -55,8 +55,8 @@ class SweepPlan(NamedTuple):
 
     def overrides(self, params: Mapping[str, Value]) -> list[str]:
         """A trial's overrides, in the order of the command line."""
-        chosen = dict(zip(params, as_overrides(params), strict=True))
-        return [chosen[text] if searched else text for text, searched in self.template]
+        searched_for = dict(zip(params, as_overrides(params), strict=True))
+        return [searched_for[text] if searched else text for text, searched in self.template]
 
 
 def plan_of(arguments: Sequence[str], params: Mapping[str, Any], options: Callable[[str], Sequence[str]]) -> SweepPlan:
@@ -178,7 +178,7 @@ def combinations(space: Space) -> list[Params]:
         dimension.options if isinstance(dimension, Category) else values_of(with_step(dimension))
         for dimension in space.values()
     ]
-    return [dict(zip(space, chosen, strict=True)) for chosen in itertools.product(*values)]
+    return [dict(zip(space, one, strict=True)) for one in itertools.product(*values)]
 
 
 def uniform(rng: random.Random, dimension: Dimension) -> Value:

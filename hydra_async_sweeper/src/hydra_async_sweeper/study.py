@@ -85,7 +85,7 @@ class Study:
         except BaseException:
             self.close()
             raise
-        self._wanted: int | None = None
+        self._total: int | None = None
         self.space = space
         self.directions = [d.name.lower() for d in self._study.directions]
         self.distributions = {name: distribution(dimension) for name, dimension in space.items()}
@@ -133,7 +133,7 @@ class Study:
     def enqueue(self, count: int, grid: Sequence[Params] = ()) -> None:
         """Adds waiting trials until there are `count` trials in all, with the parameters of the grid, if there is one.
         If there are more, the last ones wait on."""
-        self._wanted = count
+        self._total = count
         for number in range(len(self._trials()), count):
             self._study.enqueue_trial(dict(grid[number]) if grid else {})
 
@@ -201,7 +201,7 @@ class Study:
 
     def _is_wanted(self, trial: FrozenTrial) -> bool:
         """Whether this command wants the trial; an earlier one may have added more."""
-        return self._wanted is None or trial.number < self._wanted
+        return self._total is None or trial.number < self._total
 
     def finished(self) -> list[FinishedTrial]:
         """The trials that have ended, in the order in which they were told."""
@@ -245,8 +245,8 @@ def distribution(dimension: Dimension) -> BaseDistribution:
     return FloatDistribution(float(dimension.low), float(dimension.high), log=dimension.log, step=dimension.step)
 
 
-def _differences(folder: Path, known: Mapping[str, Any], now: Mapping[str, Any]) -> str:
-    before, after = dict(_leaves(known)), dict(_leaves(now))
+def _differences(folder: Path, noted: Mapping[str, Any], now: Mapping[str, Any]) -> str:
+    before, after = dict(_leaves(noted)), dict(_leaves(now))
     keys = sorted(key for key in before.keys() | after.keys() if before.get(key) != after.get(key))
     lines = [f"{key}: {before.get(key, 'absent')} → {after.get(key, 'absent')}" for key in keys]
     return (
@@ -291,7 +291,7 @@ Search = Callable[[int], ParamChoice | None]
 """From a trial's number to what it does; None: what decides that is not known yet."""
 
 
-def search_of(study: Study, chosen: SweeperSettings) -> Search:
+def search_of(study: Study, settings: SweeperSettings) -> Search:
     """The search that the settings ask for."""
     samplers: dict[str, Callable[..., BaseSampler]] = {
         "tpe": partial(optuna.samplers.TPESampler, constant_liar=True, n_startup_trials=10),
@@ -300,16 +300,16 @@ def search_of(study: Study, chosen: SweeperSettings) -> Search:
 
     @without_experimental_warnings()
     def choose(number: int) -> ParamChoice | None:
-        seed, parent = (chosen.seed * 1_000_003 + number) % 2**32, None  # what numpy takes
-        if chosen.population is not None:
-            decision = decide(number, study.losses(), study.space, chosen.population)
+        seed, parent = (settings.seed * 1_000_003 + number) % 2**32, None  # what numpy takes
+        if settings.population is not None:
+            decision = decide(number, study.losses(), study.space, settings.population)
             if decision is None:
                 return None
             params, parent = decision
-        elif chosen.sampler == "islands":
-            params = offspring(number, fold(study.losses(), chosen.islands), study.space, chosen.islands)
+        elif settings.sampler == "islands":
+            params = offspring(number, fold(study.losses(), settings.islands), study.space, settings.islands)
         else:
-            return ParamChoice(samplers.get(chosen.sampler, optuna.samplers.RandomSampler)(seed=seed))
+            return ParamChoice(samplers.get(settings.sampler, optuna.samplers.RandomSampler)(seed=seed))
         sampler = optuna.samplers.PartialFixedSampler(params, optuna.samplers.RandomSampler(seed=seed))
         return ParamChoice(sampler, parent)
 

@@ -6,6 +6,7 @@ import os
 import shlex
 import subprocess
 import sys
+import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from functools import partial
@@ -13,11 +14,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from hydra.core.config_loader import ConfigLoader
+from hydra.core.hydra_config import HydraConfig
 from hydra.core.object_type import ObjectType
-from hydra.core.utils import JobReturn
+from hydra.core.utils import JobReturn, JobStatus
+from hydra.errors import ConfigCompositionException, HydraException
 from hydra.plugins.launcher import Launcher
 from hydra.types import TaskFunction
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig, OmegaConf, read_write
 
 from hydra_async_sweeper import report
 from hydra_async_sweeper.settings import JOURNAL, SweeperSettings, settings_of
@@ -33,7 +36,6 @@ from hydra_async_sweeper.slots import (
     write_atomically,
 )
 from hydra_async_sweeper.space import SpaceError, SweepPlan, as_overrides, combinations, plan_of, size, to_plain
-from hydra_async_sweeper.trial import gpus_of, import_path, job_return, run_trial, trial_folders
 from hydra_async_sweeper.trials import FAILED, FinishedTrials, StartedTrial, StudyError
 
 if TYPE_CHECKING:
@@ -72,7 +74,7 @@ class TaskTraits(NamedTuple):
 
 
 def sweep(
-    settings: Mapping[str, Any],
+    keys: Mapping[str, Any],
     arguments: Sequence[str],
     config: DictConfig,
     launcher: Launcher,
@@ -90,18 +92,18 @@ def sweep(
     """
     task, folder = TaskTraits.of(task_function), Path(str(config.hydra.sweep.dir))
     try:
-        plan = plan_of(arguments, settings["params"], lambda group: loader.get_group_options(group, ObjectType.CONFIG))
-        chosen = settings_of(settings, plan.space, task.objective, task.maximized)
-        if chosen.objective or (chosen.n_trials or size(plan.space) or 1) > 1:
+        plan = plan_of(arguments, keys["params"], lambda group: loader.get_group_options(group, ObjectType.CONFIG))
+        settings = settings_of(keys, plan.space, task.objective, task.maximized)
+        if settings.objective or (settings.n_trials or size(plan.space) or 1) > 1:
             _check_subdir(config)
         # Nothing must be imported before the fork that starts threads, as optuna's dependencies may.
         with _creating("hydra.sweep.dir", folder):
             slots = TrialSlots(
                 partial(run_trial, launcher), folder / "logs",
-                preload=[*task.preload, *chosen.preload] if chosen.warm else (), gpus=gpus_of(config),
+                preload=[*task.preload, *settings.preload] if settings.warm else (), gpus=gpus_of(config),
             )  # fmt: skip
         with closing(slots):
-            return SweepRun(plan, chosen, task, config, folder).run(slots)
+            return SweepRun(plan, settings, task, config, folder).run(slots)
     except (SpaceError, StudyError) as error:
         message, code = f"error: {error}", 2
     except (NurseryGoneError, TrialsFailedError) as error:
@@ -118,42 +120,42 @@ class SweepRun:
     """A sweep whose trials can be started: its study, its trials' overrides, and its records."""
 
     def __init__(
-        self, plan: SweepPlan, chosen: SweeperSettings, task: TaskTraits, config: DictConfig, folder: Path
+        self, plan: SweepPlan, settings: SweeperSettings, task: TaskTraits, config: DictConfig, folder: Path
     ) -> None:
         self._plan, self._task, self._config, self._folder = plan, task, config, folder
         self._folder_of = trial_folders(config, folder)
-        if chosen.population and task.segment is None:
+        if settings.population and task.segment is None:
             raise SpaceError("hydra/sweeper=pbt: this program cannot resume from another run's checkpoint; type "
                              "hydra/sweeper=async")  # fmt: skip
-        if chosen.population and self._folder_of is None:
+        if settings.population and self._folder_of is None:
             raise SpaceError("hydra.sweep.subdir: must follow from the trial's number alone; type "
                              "'hydra.sweep.subdir=${hydra:job.num}'")  # fmt: skip
-        if chosen.pruner != "none" and (self._folder_of is None or not chosen.objective):
+        if settings.pruner != "none" and (self._folder_of is None or not settings.objective):
             raise SpaceError(
-                f"hydra.sweeper.pruner={chosen.pruner}: reads a field of metrics.jsonl in the folder of each trial, so "
-                "it needs a hydra.sweeper.objective, and a hydra.sweep.subdir that follows from the trial's number "
+                f"hydra.sweeper.pruner={settings.pruner}: reads a field of metrics.jsonl in the folder of each trial, "
+                "so it needs a hydra.sweeper.objective, and a hydra.sweep.subdir that follows from the trial's number "
                 "alone; type them, or hydra.sweeper.pruner=none"
             )
-        self._study = self._open_study(chosen)
+        self._study = self._open_study(settings)
         # The law of exchanges must not change when the sweep resumes with other slots.
-        island_size = self._study.keep("island_size", chosen.islands.island_size)
-        self._chosen = chosen._replace(islands=chosen.islands._replace(island_size=island_size))
+        island_size = self._study.keep("island_size", settings.islands.island_size)
+        self._settings = settings._replace(islands=settings.islands._replace(island_size=island_size))
 
     def run(self, slots: TrialSlots) -> list[list[JobReturn]]:
         """Runs the trials, and writes the records."""
-        from hydra_async_sweeper.controller import PruningWatch, SweepController
+        from hydra_async_sweeper.controller import PruningWatch, SweepController, SweepView
         from hydra_async_sweeper.study import PRUNERS, search_of
 
-        study, chosen, folder_of = self._study, self._chosen, self._folder_of
+        study, settings, folder_of = self._study, self._settings, self._folder_of
         with closing(study):
             ended = self._ended()
-            view = report.SweepView(study.count(), chosen.n_jobs, ended)
+            view = SweepView(study.count(), settings.n_jobs, ended)
             watch = None
-            if folder_of is not None and chosen.objective:
-                metric = chosen.objective[0].rpartition(".")[2]
-                watch = PruningWatch(study, PRUNERS[chosen.pruner](), folder_of, metric, view.progress)
+            if folder_of is not None and settings.objective:
+                metric = settings.objective[0].rpartition(".")[2]
+                watch = PruningWatch(study, PRUNERS[settings.pruner](), folder_of, metric, view.progress)
             controller = SweepController(
-                study, slots, chosen, overrides_of=self.overrides_of, search=search_of(study, chosen), watch=watch,
+                study, slots, settings, overrides_of=self.overrides_of, search=search_of(study, settings), watch=watch,
                 view=view, record=self._record,
             )  # fmt: skip
             try:
@@ -163,49 +165,49 @@ class SweepRun:
             self._record()
             if stopped:
                 raise SystemExit(128 + stopped)
-            if chosen.plots:
+            if settings.plots:
                 self._draw()
             log.info("tables and plots: %s", self._folder)
             if (command := self._command()) is not None:
-                what = "the winner's lineage alone" if chosen.population else "the best configuration"
+                what = "the winner's lineage alone" if settings.population else "the best configuration"
                 log.info("%s: %s", what, command)
             self._check_failures()
         returned = [job_return(controller.returned[number]) for number in sorted(controller.returned)]
-        return [returned[i : i + chosen.n_jobs] for i in range(0, len(returned), chosen.n_jobs)]
+        return [returned[i : i + settings.n_jobs] for i in range(0, len(returned), settings.n_jobs)]
 
-    def _open_study(self, chosen: SweeperSettings) -> "Study":
+    def _open_study(self, settings: SweeperSettings) -> "Study":
         """The study with all its trials, new or as it was left; and Hydra's multirun.yaml beside it."""
         from hydra_async_sweeper.study import Study
 
-        plan, key = self._plan, "hydra.sweeper.storage" if chosen.storage else "hydra.sweep.dir"
-        journal = Path(chosen.storage) if chosen.storage else self._folder / JOURNAL
+        plan, key = self._plan, "hydra.sweeper.storage" if settings.storage else "hydra.sweep.dir"
+        journal = Path(settings.storage) if settings.storage else self._folder / JOURNAL
         with _creating(key, journal):
-            study = Study(journal, chosen.study_name, plan.space, chosen.directions, self._identity(chosen))
+            study = Study(journal, settings.study_name, plan.space, settings.directions, self._identity(settings))
         write_atomically(self._folder / "multirun.yaml", OmegaConf.to_yaml(self._config))
-        grid = combinations(plan.space)[: chosen.n_trials] if chosen.sampler == "grid" else []
-        study.enqueue(len(grid) or chosen.n_trials or 0, grid)
-        if chosen.n_trials is not None and study.count() > chosen.n_trials:
+        grid = combinations(plan.space)[: settings.n_trials] if settings.sampler == "grid" else []
+        study.enqueue(len(grid) or settings.n_trials or 0, grid)
+        if settings.n_trials is not None and study.count() > settings.n_trials:
             log.warning(
                 "hydra.sweeper.n_trials=%d: %d trials have begun already, and all of them count; type another "
-                "hydra.sweeper.study_name=NAME for fewer", chosen.n_trials, study.count(),
+                "hydra.sweeper.study_name=NAME for fewer", settings.n_trials, study.count(),
             )  # fmt: skip
         return study
 
-    def _identity(self, chosen: SweeperSettings) -> dict[str, Any]:
+    def _identity(self, settings: SweeperSettings) -> dict[str, Any]:
         """What makes this sweep another one if it changes."""
         base = OmegaConf.masked_copy(self._config, [str(key) for key in self._config if key != "hydra"])
-        islands = chosen.islands._asdict() if chosen.sampler == "islands" else {}
+        islands = settings.islands._asdict() if settings.sampler == "islands" else {}
         islands.pop("island_size", None)  # it stays as it was when the study was made
         return {
             "space": to_plain(self._plan.space),
-            "config": _without(OmegaConf.to_container(base), self._task.free_keys), "objective": chosen.objective,
-            "directions": chosen.directions, "sampler": chosen.sampler, "seed": chosen.seed, "islands": islands,
-            **({"population": chosen.population._asdict()} if chosen.population else {}),
+            "config": _without(OmegaConf.to_container(base), self._task.free_keys), "objective": settings.objective,
+            "directions": settings.directions, "sampler": settings.sampler, "seed": settings.seed, "islands": islands,
+            **({"population": settings.population._asdict()} if settings.population else {}),
         }  # fmt: skip
 
     def overrides_of(self, trial: StartedTrial) -> list[str]:
         """The overrides of a trial."""
-        overrides, population = self._plan.overrides(trial.params), self._chosen.population
+        overrides, population = self._plan.overrides(trial.params), self._settings.population
         if population is None:
             return overrides
         assert self._task.segment is not None and self._folder_of is not None
@@ -219,8 +221,8 @@ class SweepRun:
     # What it leaves behind: tables after every trial, plots at the end, and the command of the best configuration
 
     def _ended(self) -> FinishedTrials:
-        study, chosen = self._study, self._chosen
-        return FinishedTrials(study.finished(), chosen.objective or ["value"], study.directions, chosen.lanes)
+        study, settings = self._study, self._settings
+        return FinishedTrials(study.finished(), settings.objective or ["value"], study.directions, settings.lanes)
 
     def _record(self) -> None:
         folder_of = self._folder_of
@@ -233,7 +235,7 @@ class SweepRun:
         """The plots of a sweep that has ended, by a process of its own: Optuna draws by pyplot, which has a global
         state and may open windows. No plot is worth a sweep's results."""
         command = [sys.executable, "-P", "-m", "hydra_async_sweeper.report", str(self._folder), "--only-plots",
-                   "--storage", str(self._study.path), "--study-name", self._chosen.study_name]  # fmt: skip
+                   "--storage", str(self._study.path), "--study-name", self._settings.study_name]  # fmt: skip
         env = os.environ | {"PYTHONPATH": import_path(), "MPLBACKEND": "Agg"}
         run = subprocess.run(command, env=env, capture_output=True, text=True)
         if run.returncode == DISK_FAULT:
@@ -244,14 +246,14 @@ class SweepRun:
     def _command(self) -> str | None:
         """The command that trains the best configuration; of several, the first. Of a population: that trains the
         winner's lineage alone, if this is not such a command."""
-        best, chosen, task = self._ended().best(), self._chosen, self._task
-        if not best or (chosen.population and chosen.population.schedule):
+        best, settings, task = self._ended().best(), self._settings, self._task
+        if not best or (settings.population and settings.population.schedule):
             return None
-        if chosen.population:
+        if settings.population:
             old = tuple(f"hydra.{key}=" for key in ("mode", "sweep.dir", "sweeper.replay", "sweeper.study_name"))
             hydra: Any = OmegaConf.to_container(self._config.hydra.overrides.hydra, resolve=False)
             kept = [text for text in hydra if not text.startswith(old)]
-            new = [f"hydra.sweeper.replay={self._folder}", f"hydra.sweeper.study_name={chosen.study_name}_replay"]
+            new = [f"hydra.sweeper.replay={self._folder}", f"hydra.sweeper.study_name={settings.study_name}_replay"]
             words = ["-m", *self._plan.arguments, *kept, *new]
         else:
             groups = tuple(f"{group}=" for group in task.groups_of_sweeps)
@@ -261,7 +263,7 @@ class SweepRun:
 
     def _check_failures(self) -> None:
         """Raises TrialsFailedError if trials could not be started, or a larger share has failed than is allowed."""
-        study, allowed = self._study, self._chosen.max_failure_rate
+        study, allowed = self._study, self._settings.max_failure_rate
         if study.waiting():
             raise TrialsFailedError("no member of the latest round has a value, so none can go on")
         failed = [trial for trial in study.finished() if trial.outcome == FAILED]
@@ -302,3 +304,82 @@ def _without(node: Any, keys: Sequence[str], prefix: str = "") -> dict[str, Any]
         for name, value in node.items()
         if f"{prefix}{name}" not in keys
     }
+
+
+# One trial: its folder, what its process runs, and what that returns
+
+
+def trial_folders(config: DictConfig, folder: Path) -> Callable[[int], Path] | None:
+    """From a trial's number to its folder; None where that depends on more than the number."""
+
+    def folder_of(number: int) -> Path:
+        numbered = config.copy()
+        with read_write(numbered.hydra):
+            numbered.hydra.job.num, numbered.hydra.job.override_dirname = number, ""
+        singleton = HydraConfig.instance()
+        before: Any = singleton.cfg
+        singleton.cfg = numbered  # type: ignore[assignment]  # where `${hydra:…}` looks
+        try:
+            return folder / str(OmegaConf.select(numbered, "hydra.sweep.subdir", throw_on_missing=True))
+        finally:
+            singleton.cfg = before
+
+    try:
+        return folder_of if folder_of(0) != folder_of(1) else None
+    except Exception:  # the interpolations of an application may fail in any way
+        return None
+
+
+def gpus_of(config: DictConfig) -> list[str]:
+    """The GPUs that the slots of the basic launcher share out; CUDA is not asked, which would spoil later forks."""
+    if not str(config.hydra.launcher._target_).endswith(".BasicLauncher"):
+        return []
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is not None:
+        return [name for name in visible.split(",") if name]
+    return [str(number) for number in range(len(list(Path("/dev").glob("nvidia[0-9]*"))))]
+
+
+def import_path() -> str:
+    """The PYTHONPATH by which another Python finds the plugin and the program, too."""
+    paths = [str(Path(__file__).resolve().parents[1]), sys.path[0], os.environ.get("PYTHONPATH", "")]
+    return os.pathsep.join(dict.fromkeys(filter(None, paths)))
+
+
+def run_trial(launcher: Launcher, number: int, overrides: Sequence[str]) -> dict[str, Any]:
+    """In a trial's process: runs it by the launcher; what has become of it, as JSON can hold it."""
+    os.environ["PYTHONPATH"] = import_path()  # for a Python that a launcher starts
+    try:
+        returned = launcher.launch([list(overrides)], initial_job_idx=number)[0]
+    except (ConfigCompositionException, HydraException) as error:
+        return {"status": "REFUSED", "error": str(error)}
+    status, value, failure = returned.status.name, returned._return_value, ""
+    if returned.status == JobStatus.FAILED:
+        traceback.print_exception(value)  # only its text reaches the controller
+        folder = Path(returned.hydra_cfg.hydra.runtime.output_dir) if returned.hydra_cfg is not None else Path()
+        fault = fault_in(value)
+        if fault is None and not folder.is_dir():
+            fault = FileNotFoundError(errno.ENOENT, "is not there any more", str(folder))
+        failure = f"{type(value).__name__}: {value}" if fault is None else line_of(fault, folder)
+        status, value = status if fault is None else "DISK", None
+    configs = {
+        key: None if config is None else OmegaConf.to_container(config, enum_to_str=True)
+        for key, config in (("cfg", returned.cfg), ("hydra_cfg", returned.hydra_cfg))
+    }
+    return {
+        "status": status, "value": value, "error": failure, "overrides": list(returned.overrides or ()), **configs,
+        "working_dir": returned.working_dir, "task_name": returned.task_name,
+    }  # fmt: skip
+
+
+def job_return(outcome: Mapping[str, Any] | None) -> JobReturn:
+    """What Hydra expects of a launcher."""
+    if outcome is None or "overrides" not in outcome:
+        return JobReturn(status=JobStatus.FAILED)
+    returned = JobReturn(
+        overrides=outcome["overrides"], cfg=OmegaConf.create(outcome["cfg"]),
+        hydra_cfg=OmegaConf.create(outcome["hydra_cfg"]), working_dir=outcome["working_dir"],
+        task_name=outcome["task_name"], status=JobStatus[outcome["status"]],
+    )  # fmt: skip
+    returned.return_value = outcome["value"]
+    return returned

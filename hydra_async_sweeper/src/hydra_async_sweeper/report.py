@@ -1,27 +1,42 @@
-"""The plots of a sweep: Optuna's where it has one; ours of islands and populations. Imports neither when it is loaded.
+"""What a sweep leaves behind: its tables, and its plots, which are Optuna's where it has one. A sweep imports neither
+optuna nor matplotlib by this file. As a command, it rebuilds them from study.journal; the sweep may still be running.
 
-Optuna draws by pyplot, which has a global state and may open windows. So a sweep draws in a process of its own:
-`python -m hydra_async_sweeper.report`.
+    python -m hydra_async_sweeper.report outputs/maml_omniglot/sweep
+    python -m hydra_async_sweeper.report outputs/maml_omniglot/sweep --study-name second
+
+Writes trials.csv, optimization_results.yaml and plots/*.png into the folder, and only reads the journal. Exit codes:
+0 written; 2 the folder holds no such study, or the journal is damaged; 74 the disk has failed.
 """
 
+import argparse
+import csv
 import inspect
+import io
 import logging
 import math
 import os
+import sys
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import partial
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hydra_async_sweeper.islands import Exchange
-from hydra_async_sweeper.slots import fault_in
-from hydra_async_sweeper.space import Number, Space
-from hydra_async_sweeper.trials import FinishedTrial, FinishedTrials
+import yaml  # type: ignore[import-untyped]
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.errors import HydraException
+
+from hydra_async_sweeper.islands import Exchange, IslandSettings, fold
+from hydra_async_sweeper.settings import JOURNAL, PBT, RESULTS
+from hydra_async_sweeper.slots import DISK_FAULT, fault_in, line_of, write_atomically
+from hydra_async_sweeper.space import Number, Params, Space, from_plain
+from hydra_async_sweeper.trials import ONE_LANE, OUTCOMES, FinishedTrial, FinishedTrials, Lanes
 
 if TYPE_CHECKING:
     import optuna
+
+OK, BAD_USAGE = 0, 2
 
 _FEWEST, _FEWEST_TOP = 10, 5
 """Importances need at least 10 completed trials, of which at least 5 count as the top ones."""
@@ -30,6 +45,104 @@ _MOST_NAMED = 20
 """A legend with more trials would be larger than the plot."""
 
 log = logging.getLogger("hydra_async_sweeper")
+
+# Tables
+
+
+def write_tables(
+    folder: Path,
+    ended: FinishedTrials,
+    *,
+    total: int,
+    command: str | None,
+    folder_of: Callable[[int], str] = str,
+) -> None:
+    """Writes trials.csv and, with the field names of Hydra's Optuna sweeper, optimization_results.yaml.
+
+    Args:
+        folder: of the sweep.
+        ended: all trials that have ended.
+        total: how many trials the sweep is to have.
+        command: the command that trains the best configuration.
+        folder_of: from a trial's number to its folder in the sweep's.
+    """
+    ordered = sorted(ended.trials, key=lambda trial: trial.number)
+    params = list(dict.fromkeys(key for trial in ordered for key in trial.params))
+    parent = ["parent"] if ended.lanes.by_round else []
+    lane = [*ended.lanes.place_of(0), *parent]
+    rows: list[list[Any]] = [
+        ["number", "told", "outcome", *lane, *ended.objectives, "seconds", "same_as", "failure", *params]
+    ]
+    for trial in ordered:
+        rows.append([
+            trial.number, trial.told, trial.outcome, *ended.lanes.place_of(trial.number).values(),
+            *(trial.parent for _ in parent), *(trial.values or [""] * len(ended.objectives)), trial.seconds,
+            trial.same_as, " ".join(trial.failure.split()), *(trial.params.get(key, "") for key in params),
+        ])  # fmt: skip
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerows(rows)
+    write_atomically(folder / "trials.csv", text.getvalue())
+    counts = Counter(trial.outcome for trial in ended.trials)
+    results = {
+        "name": PBT if ended.lanes.by_round else "async",
+        **_best(ended, folder_of),
+        "command": command,
+        "objectives": dict(zip(ended.objectives, ended.directions, strict=True)),
+        "trials": {"total": total, **{outcome: counts[outcome] for outcome in OUTCOMES}},
+    }
+    write_atomically(folder / RESULTS, yaml.safe_dump(results, sort_keys=False, allow_unicode=True, width=math.inf))
+
+
+def _best(ended: FinishedTrials, folder_of: Callable[[int], str]) -> dict[str, Any]:
+    best = ended.best()
+    if len(ended.objectives) > 1:
+        return {
+            "solutions": [
+                {"params": _plain_params(trial.params), "values": list(trial.values or ()), "trial": trial.number,
+                 "folder": folder_of(trial.number)}
+                for trial in best
+            ]
+        }  # fmt: skip
+    if not best:
+        return dict.fromkeys(("best_params", "best_value", "best_trial", "best_folder"))
+    trial = best[0]
+    results: dict[str, Any] = {
+        "best_params": _plain_params(trial.params), "best_value": trial.values and trial.values[0],
+        "best_trial": trial.number, "best_folder": folder_of(trial.number),
+    }  # fmt: skip
+    if ended.lanes.by_round:
+        chain = ended.lineage(trial.number)
+        results["lineage"] = [
+            {"trial": t.number, "folder": folder_of(t.number), "params": dict(t.params)} for t in chain
+        ]
+    return results
+
+
+def _plain_params(params: Params) -> dict[str, Any]:
+    return {key: _plain(value) if isinstance(value, str) else value for key, value in params.items()}
+
+
+@lru_cache(maxsize=4096)
+def _plain(text: str) -> str | int | float | bool | None:
+    """What Hydra reads in the text of an override, where that is one plain value; else the text."""
+    try:
+        value: Any = OverridesParser.create().parse_override(f"key={text}").value()
+    except HydraException:
+        return text
+    return value if isinstance(value, str | int | float | None) else text
+
+
+def best_command(folder: Path, number: int) -> str | None:
+    """The command in optimization_results.yaml, where trial `number` is its best one, or its first solution."""
+    try:
+        results = yaml.safe_load((folder / RESULTS).read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return None
+    best = results["solutions"][0]["trial"] if results.get("solutions") else results.get("best_trial")
+    return results["command"] if best == number else None
+
+
+# Plots. Optuna draws by pyplot, which has a global state and may open windows: a sweep runs the command below for them.
 
 
 def draw(
@@ -74,9 +187,6 @@ def draw(
     return written
 
 
-# Optuna's
-
-
 def _by_optuna(study: "optuna.Study", ended: FinishedTrials, width: int) -> Iterator[tuple[str, Callable[[], Any]]]:
     """The names of Optuna's plots, and what draws them. Those of a further objective have its number in their name."""
     from optuna.visualization import matplotlib as plots
@@ -85,7 +195,7 @@ def _by_optuna(study: "optuna.Study", ended: FinishedTrials, width: int) -> Iter
     for at, name in enumerate(ended.objectives if completed else ()):
         target: dict[str, Any] = {"target_name": name}
         if len(ended.objectives) > 1:  # without a target, Optuna draws the best value so far, too
-            target["target"] = partial(_value, at)
+            target["target"] = lambda trial, at=at: float(trial.values[at])
         number = f"_{at}" if at else ""
         scaled = partial(scale, values=[t.values[at] for t in completed if t.values], direction=ended.directions[at])
         yield f"history{number}", partial(_figure, partial(plots.plot_optimization_history, study, **target), scaled)
@@ -118,12 +228,8 @@ def _importance(plots: Any, study: "optuna.Study", completed: int, name: str) ->
     return plots.plot_param_importances(study, evaluator=top, target_name=name)
 
 
-def _value(at: int, trial: "optuna.trial.FrozenTrial") -> float:
-    return float(trial.values[at])
-
-
 def _figure(plot: Callable[[], Any], scaled: Callable[[Any], None] | None = None, columns: int = 0) -> Any:
-    """A figure by Optuna, whose first axes `scaled` changes, wide enough for so many columns."""
+    """A figure by Optuna, whose first axes `scaled` changes, wide enough for `columns` columns."""
     axes = plot()
     figure = (axes if hasattr(axes, "figure") else axes.flat[0]).figure
     if scaled is not None:
@@ -145,9 +251,6 @@ def scale(axes: Any, values: Sequence[float], direction: str) -> None:
             axes.set_yscale("log")
             return
     axes.yaxis.get_major_formatter().set_useOffset(False)
-
-
-# Ours
 
 
 def islands_plot(ended: FinishedTrials, exchanges: Sequence[Exchange]) -> Any:
@@ -245,3 +348,99 @@ def _legend_below(figure: Any, axes: Any) -> None:
 def _escaped(text: str) -> str:
     """Matplotlib would read what stands between two dollar signs as mathematics."""
     return text.replace("$", r"\$")
+
+
+# The command
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Returns the exit code."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", type=Path, metavar="FOLDER", help="the folder of the sweep")
+    parser.add_argument("--study-name", metavar="NAME", help="of the study, if the journal holds several")
+    parser.add_argument("--storage", type=Path, metavar="FILE", help=f"the journal, if it is not FOLDER/{JOURNAL}")
+    parser.add_argument("--only-plots", action="store_true", help="leave the tables as they are")
+    options = parser.parse_args(arguments)
+    try:
+        study = open_study(options.storage or options.folder / JOURNAL, options.study_name)
+        written = rebuild(options.folder, study, tables=not options.only_plots)
+    except (OSError, ValueError) as error:
+        fault = fault_in(error)
+        print(line_of(fault, options.folder) if fault else f"error: {error}", file=sys.stderr)
+        return DISK_FAULT if fault else BAD_USAGE
+    print("\n".join(map(str, written)))
+    return OK
+
+
+def open_study(journal: Path, name: str | None) -> "optuna.Study":
+    """The study of that name in a journal, or the only one that it holds. Writes nothing.
+
+    Raises:
+        FileNotFoundError: there is no journal.
+        ValueError: the journal is damaged, does not hold the study, or another program has made it.
+    """
+    if not journal.is_file():
+        raise FileNotFoundError(
+            f"{journal}: there is no such journal; name the folder of a sweep, or type --storage FILE"
+        )
+    import optuna
+
+    from hydra_async_sweeper.study import without_experimental_warnings
+
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    with without_experimental_warnings():
+        names: list[str] = []
+        try:
+            storage = optuna.storages.JournalStorage(optuna.storages.journal.JournalFileBackend(str(journal)))
+            names += sorted(study.study_name for study in storage.get_all_studies())
+            study = optuna.load_study(study_name=name, storage=storage)
+        except Exception as error:  # what Optuna raises depends on the line that is damaged
+            several = f"type --study-name {names[0]}" if names else "it is damaged, or holds no study yet"
+            raise ValueError(f"{journal}: {error}; it holds {', '.join(names) or 'none'}; {several}") from error
+    if "identity" not in study.user_attrs:
+        raise ValueError(f"study {study.study_name!r}: has no identity, so hydra/sweeper=async has not made it")
+    return study
+
+
+def rebuild(folder: Path, study: "optuna.Study", *, tables: bool = True) -> list[Path]:
+    """Writes the tables and plots; returns their files."""
+    from hydra_async_sweeper.study import finished_of
+
+    identity: Mapping[str, Any] = study.user_attrs["identity"]
+    frozen = study.get_trials(deepcopy=False)
+    trials = sorted((finished_of(t) for t in frozen if t.state.is_finished()), key=lambda t: (t.told, t.number))
+    directions = [direction.name.lower() for direction in study.directions]
+    lanes = ONE_LANE
+    if identity["sampler"] == PBT:
+        lanes = Lanes("member", identity["population"]["members"], by_round=True)
+    elif identity["islands"]:
+        lanes = Lanes("island", identity["islands"]["num_islands"])
+    ended = FinishedTrials(trials, identity["objective"] or ["value"], directions, lanes)
+
+    def folder_of(number: int) -> str:
+        """`trial_0007` where the program names folders so, else `7`."""
+        name = f"trial_{number:04d}"
+        return name if (folder / name).is_dir() else str(number)
+
+    folder.mkdir(parents=True, exist_ok=True)
+    if tables:
+        best = ended.best()
+        write_tables(
+            folder, ended, total=len(frozen), command=best_command(folder, best[0].number) if best else None,
+            folder_of=folder_of,
+        )  # fmt: skip
+    exchanges = exchanges_of(ended, {**study.user_attrs, **identity["islands"]})
+    plots = draw(folder, study, ended, from_plain(identity["space"]), exchanges)
+    return [*([folder / "trials.csv", folder / RESULTS] if tables else []), *plots]
+
+
+def exchanges_of(ended: FinishedTrials, plain: Mapping[str, Any]) -> Sequence[Exchange]:
+    """The exchanges between islands, from their settings; none where there are none."""
+    if not {"island_size", "num_islands"} <= plain.keys():
+        return ()
+    settings = IslandSettings(**{key: plain[key] for key in IslandSettings._fields if key in plain})
+    return fold(ended.scored(), settings).exchanges
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(sys.argv[1:]))
