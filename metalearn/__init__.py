@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from metalearn.api.train import train
     from metalearn.app.prior_check import prior
     from metalearn.classifier.classifier import PictureClassifier
-    from metalearn.config.plain import named
+    from metalearn.config.options import named
     from metalearn.tables.estimators import PFNClassifier, PFNRegressor
     from metalearn.tasks.table import arrays
 
@@ -26,7 +26,7 @@ _HOMES = {
     "from_pretrained": "metalearn.api.learner",
     "load": "metalearn.api.learner",
     "load_task": "metalearn.api.learner",
-    "named": "metalearn.config.plain",
+    "named": "metalearn.config.options",
     "prior": "metalearn.app.prior_check",
     "push_to_hub": "metalearn.api.export",
     "train": "metalearn.api.train",

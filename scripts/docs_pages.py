@@ -26,8 +26,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from metalearn.__main__ import COMMANDS, main  # noqa: E402 (the path comes first, here and below)
-from metalearn.config.help import PROGRAM, owners, summary  # noqa: E402
-from metalearn.config.options import groups, shipped, text_of  # noqa: E402
+from metalearn.config.options import PROGRAM, groups, owners, shipped, summary, text_of  # noqa: E402  # noqa: E402
 
 ALGORITHMS = "reference/algorithms"
 

@@ -37,7 +37,7 @@ IMAGES = (TASKS, SAMPLES, CHANNELS, SIZE, SIZE)
 
 
 class LayerCase(NamedTuple):
-    """Layers on images, with the shapes of their parameters; norms use the statistics of `support` samples, or of all."""
+    """Layers on images, with the shapes of their parameters; norms use the statistics of `support` samples (0: all)."""
 
     layers: tuple[Layer, ...]
     shapes: Mapping[str, tuple[int, ...]] = MappingProxyType({})

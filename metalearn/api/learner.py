@@ -29,7 +29,7 @@ from metalearn.app.preflight import REFUSE, REPORT, check_unseen
 from metalearn.checks import one_of, true_or_false, whole_number
 from metalearn.config.build import build, import_plugins, option_of
 from metalearn.config.check import PRECISIONS
-from metalearn.config.plain import Named, as_named, plain_config
+from metalearn.config.options import Named, as_named, plain_config
 from metalearn.config.saved import NETWORK, OWN, changed_config, check_saved
 from metalearn.config.values import quoted, to_container
 from metalearn.errors import ConfigError, NotAdmittedError

@@ -9,7 +9,7 @@ from safetensors.torch import save
 from torch import Tensor, nn
 
 from metalearn.config.build import option_of
-from metalearn.config.plain import Named
+from metalearn.config.options import Named
 from metalearn.config.saved import OWN
 from metalearn.errors import ConfigError
 from metalearn.models.common.adapter import model_of

@@ -20,7 +20,7 @@ from metalearn.app.run import check_finite, log_network, seen_by
 from metalearn.checks import one_of
 from metalearn.config.build import build
 from metalearn.config.check import check_top_level
-from metalearn.config.plain import Named, as_named, plain_config
+from metalearn.config.options import Named, as_named, plain_config
 from metalearn.config.saved import OWN
 from metalearn.errors import ConfigError
 from metalearn.nn.precision import computing_with

@@ -14,9 +14,8 @@ from typing import Any
 import torch
 from omegaconf import DictConfig
 
-from metalearn.config.names import FREE_KEYS
 from metalearn.config.saved import STARTS
-from metalearn.config.values import is_below, leaves, to_container
+from metalearn.config.values import FREE_KEYS, is_below, leaves, to_container
 from metalearn.errors import ConfigError
 from metalearn.nn.backends import computed_by
 from metalearn.nn.precision import type_of

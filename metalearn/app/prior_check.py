@@ -10,8 +10,7 @@ import torch
 from numpy.typing import NDArray
 
 from metalearn.config.build import build
-from metalearn.config.options import groups
-from metalearn.config.plain import Named, plain_config
+from metalearn.config.options import Named, groups, plain_config
 from metalearn.errors import ConfigError, DataError
 from metalearn.reporting.charts import Chart, Line, chart
 from metalearn.reporting.page import page

@@ -30,9 +30,8 @@ from metalearn.app.process import (
 )
 from metalearn.config.check import check_rank_variables, started_as_rank
 from metalearn.config.compose import PROVIDER, compose_config, compose_sweeper, own_error, resolved, sweep_jobs
-from metalearn.config.names import AUTO, FREE_KEYS, experiment_of, run_name
 from metalearn.config.options import CONF, groups, search_flags
-from metalearn.config.values import quoted
+from metalearn.config.values import AUTO, FREE_KEYS, experiment_of, quoted, run_name
 from metalearn.errors import ConfigError, DataError, printable
 from metalearn.runs.signals import STOPPED
 from metalearn.storage.files import is_disk_fault, read_json, unwritten

@@ -23,9 +23,9 @@ from typing import TYPE_CHECKING
 from metalearn.app.job import Program, installed
 from metalearn.app.process import BAD_CONFIG, end_with_starter, exit_code_of_process, print_all, set_up_process
 from metalearn.config.compose import parsed
-from metalearn.config.names import folder_name
 from metalearn.config.options import search
 from metalearn.config.saved import check_checkpoint, run_folder_of
+from metalearn.config.values import folder_name
 from metalearn.errors import ConfigError
 
 if TYPE_CHECKING:

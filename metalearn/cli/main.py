@@ -130,7 +130,7 @@ def explain(topics: Sequence[str]) -> int:
         return _print(overview())
     if len(topics) == 1 and topics[0] in COMMANDS:
         return main([topics[0], "--help"]) if topics[0] != "help" else _print(overview())
-    from metalearn.config.help import topic_text
+    from metalearn.config.options import topic_text
 
     try:
         return _print("\n".join(topic_text(topic, COMMANDS) for topic in topics))

@@ -16,8 +16,7 @@ from metalearn.app.process import (
 )
 from metalearn.app.sweep import by_hydra, run_sweep
 from metalearn.config.compose import as_path, compose_config
-from metalearn.config.help import help_text
-from metalearn.config.options import search, search_flags
+from metalearn.config.options import help_text, search, search_flags
 from metalearn.errors import ConfigError
 
 

@@ -17,7 +17,7 @@ from metalearn.config.compose import composed_by_hydra
 from metalearn.config.options import check_option, common, shipped, shipped_names, text_of
 from metalearn.errors import ConfigError, NotAdmittedError, nearest
 
-_NOT_CHOSEN = {"inner": "metalearn.algorithms.common.inner.sgd"}
+_DEFAULT_PARTS = {"inner": "metalearn.algorithms.common.inner.sgd"}
 """Parts that some objects have no use for, and the `_target_` of each part's default."""
 
 _NO_PLUGINS = {"metalearn", "distributed", "hydra_async_sweeper", *sys.stdlib_module_names}
@@ -41,7 +41,7 @@ def build(config: DictConfig, group: str, **parts: Any) -> Any:
     factory = _factory(group, str(node.get("_target_")), plugins)
     parameters, hints = inspect.signature(factory).parameters, get_type_hints(factory)
     for name in sorted(parts.keys() - parameters.keys()):
-        if config[name]._target_ != _NOT_CHOSEN.get(name):
+        if config[name]._target_ != _DEFAULT_PARTS.get(name):
             raise ConfigError(f"{name}: {node._target_} has no use for {config[name]._target_}; leave {name}=… out")
     parts = {name: part for name, part in parts.items() if name in parameters}
     bundles: dict[str, Any] = {  # such as `seeds` → `Seeds`
@@ -96,8 +96,8 @@ def option_of(group: str, target: str) -> str | None:
     """The option of a group whose yaml names the factory `target`; if there are several, the one of its own name; None
     if there is none."""
     options = [option for option, keys in shipped(group).items() if keys.get("_target_") == target]
-    own = target.rpartition(".")[2]
-    return own if own in options else next(iter(options), None)
+    name = target.rpartition(".")[2]
+    return name if name in options else next(iter(options), None)
 
 
 def import_plugins(packages: Sequence[str]) -> None:

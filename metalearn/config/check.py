@@ -166,7 +166,7 @@ def job_id() -> str:
 
 
 def restarted() -> bool:
-    """Whether torchrun has started this world anew after a failure, or Slurm this job after it was queued again."""
+    """Whether torchrun has started this world again after a failure, or Slurm this job after it was queued again."""
     return any(int(os.environ.get(f"{name}_RESTART_COUNT") or 0) > 0 for name in ("TORCHELASTIC", "SLURM"))
 
 

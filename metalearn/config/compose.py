@@ -20,8 +20,6 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import InterpolationKeyError, InterpolationResolutionError, OmegaConfBaseException
 
-from metalearn.config.links import check_links
-from metalearn.config.names import AUTO, DEFAULT, RESOLVERS, UNNAMED, experiment_of, run_name
 from metalearn.config.options import (
     CONF,
     SEVERAL,
@@ -31,10 +29,25 @@ from metalearn.config.options import (
     common,
     from_yaml,
     groups,
+    keys_in,
     own_folders,
     text_of,
 )
-from metalearn.config.values import Config, as_typed, is_below, keys_of, leaves, quoted, to_container
+from metalearn.config.values import (
+    AUTO,
+    DEFAULT,
+    RESOLVERS,
+    UNNAMED,
+    Config,
+    as_typed,
+    experiment_of,
+    is_below,
+    keys_of,
+    leaves,
+    quoted,
+    run_name,
+    to_container,
+)
 from metalearn.errors import ConfigError, nearest
 
 OPEN = "model.network."
@@ -119,32 +132,32 @@ def compose_config(overrides: Sequence[str]) -> Composed:
             only_choices = [override.input_line or "" for override in choices]
             _known_keys(composed_by_hydra(only_choices, return_hydra_config=True), values)
             raise
-        known = _known_keys(whole, values)
+        keys = _known_keys(whole, values)
         if whole.hydra.job.chdir:
             raise ConfigError(
                 "hydra.job.chdir=true: paths of this program begin at the folder in which it was started; leave "
                 "hydra.job.chdir out"
             )
         HydraConfig.instance().set_config(whole)
-        known_groups = groups()  # a look at the disk
-        chosen = {group: str(option) for group, option in whole.hydra.runtime.choices.items() if group in known_groups}
+        all_groups = groups()  # a look at the disk
+        selected = {group: str(option) for group, option in whole.hydra.runtime.choices.items() if group in all_groups}
         config = OmegaConf.masked_copy(whole, [str(key) for key in whole if key != "hydra"])
-        for key in sorted(keys_of(config) - known):
+        for key in sorted(keys_of(config) - keys):
             try:
-                check_key(key, known)
+                check_key(key, keys)
             except ConfigError as error:
                 raise ConfigError(
-                    f"{error}. experiment={chosen['experiment']} sets it, so it does not go with this "
-                    f"{key.partition('.')[0]}; type another experiment, one of {', '.join(known_groups['experiment'])}"
+                    f"{error}. experiment={selected['experiment']} sets it, so it does not go with this "
+                    f"{key.partition('.')[0]}; type another experiment, one of {', '.join(all_groups['experiment'])}"
                 ) from error
-        check_links(config, chosen, {override.key_or_group for override in values})
+        check_links(config, selected, {override.key_or_group for override in values})
         check_plugins(config, {override.key_or_group for override in values})
         _check_effects(config, {override.key_or_group for override in values})
         for override in values:  # one by one, so that an error names the key that was typed
             OmegaConf.select(config, override.key_or_group)
         if whole.run == AUTO:
             in_own_folder = not any(override.key_or_group == "hydra.run.dir" for override in all_overrides)
-            changed = _changed(whole, chosen, choices, values) if in_own_folder else {}
+            changed = _changed(whole, selected, choices, values) if in_own_folder else {}
             whole.run = config.run = run_name(OmegaConf.select(whole, "seed"), changed)
         run_dir = Path(whole.hydra.run.dir)
         OmegaConf.resolve(config)
@@ -152,21 +165,21 @@ def compose_config(overrides: Sequence[str]) -> Composed:
         raise ConfigError(f"{str(error).splitlines()[0]}; type ${{KEY}} with a key that exists, or a value") from error
     except (HydraException, OmegaConfBaseException) as error:
         raise own_error(error) from error
-    return Composed(config, run_dir, experiment_of(chosen), whole)
+    return Composed(config, run_dir, experiment_of(selected), whole)
 
 
 def _changed(
-    whole: DictConfig, chosen: Mapping[str, str], choices: Sequence[Override], values: Sequence[Override]
+    whole: DictConfig, selected: Mapping[str, str], choices: Sequence[Override], values: Sequence[Override]
 ) -> Config:
     """What was typed, differs from the defaults of the experiment, and is not in the path of the run's folder."""
-    in_path = UNNAMED + (("algorithm", "dataset") if chosen["experiment"] == DEFAULT[0] else ())
+    in_path = UNNAMED + (("algorithm", "dataset") if selected["experiment"] == DEFAULT[0] else ())
     typed_groups = {override.key_or_group for override in choices} - {*in_path}
     typed_keys = [override.key_or_group for override in values if not is_below(override.key_or_group, UNNAMED)]
     changed: Config = {}
     if typed_groups:
-        usual = composed_by_hydra([f"experiment={chosen['experiment']}"], return_hydra_config=True)
+        usual = composed_by_hydra([f"experiment={selected['experiment']}"], return_hydra_config=True)
         options = usual.hydra.runtime.choices
-        changed |= {group: chosen[group] for group in typed_groups if chosen[group] != options.get(group)}
+        changed |= {group: selected[group] for group in typed_groups if selected[group] != options.get(group)}
     if typed_keys:
         defaults = composed_by_hydra([override.input_line or "" for override in choices])
         plain = dict(leaves(to_container(defaults, resolve=False)))
@@ -293,8 +306,8 @@ def _readable(override: str) -> str:
 def sorted_out(parsed: Sequence[Override]) -> tuple[list[Override], list[Override]]:
     """The overrides that choose a group's option, and those that set a key; Hydra checks those of its own keys."""
     ours = [o for o in parsed if not o.key_or_group.startswith(("hydra.", "hydra/"))]
-    known = groups()
-    return [o for o in ours if o.key_or_group in known], [o for o in ours if o.key_or_group not in known]
+    all_groups = groups()
+    return [o for o in ours if o.key_or_group in all_groups], [o for o in ours if o.key_or_group not in all_groups]
 
 
 def check_choice(override: Override) -> None:
@@ -309,18 +322,18 @@ def check_choice(override: Override) -> None:
         check_option(group, str(option))
 
 
-def check_key(key: str, known: set[str]) -> None:
-    """Raises ConfigError for a key that is not known; the message names the nearest one."""
-    if key in known or (key.startswith(OPEN) and OPEN.rstrip(".") in known):
+def check_key(key: str, keys: set[str]) -> None:
+    """Raises ConfigError for a key that does not exist; the message names the nearest one."""
+    if key in keys or (key.startswith(OPEN) and OPEN.rstrip(".") in keys):
         return
-    known = {name for name in known if not name.endswith("._target_")}
-    last = {name.rpartition(".")[2]: name for name in sorted(known)}
+    keys = {name for name in keys if not name.endswith("._target_")}
+    last = {name.rpartition(".")[2]: name for name in sorted(keys)}
     name = key.rpartition(".")[2]
     tail = [name] if name in last else difflib.get_close_matches(name, last, n=1, cutoff=0.75)
     if name in FOREIGN:
         raise ConfigError(f"{key}: there is no such key; {FOREIGN[name]}")
     by_tail = f"; did you mean {last[tail[0]]}?" if tail else ""
-    whole = nearest(key, [*sorted(known), *groups()])
+    whole = nearest(key, [*sorted(keys), *groups()])
     hint = by_tail if name in last else whole or by_tail
     raise ConfigError(f"{key}: there is no such key{hint} (python train.py --help lists all)")
 
@@ -358,15 +371,15 @@ def _known_keys(whole: DictConfig, values: Sequence[Override]) -> set[str]:
     Raises:
         ConfigError: an override of another key.
     """
-    chosen = whole.hydra.runtime.choices
-    known = keys_of(common())
+    selected = whole.hydra.runtime.choices
+    keys = keys_of(common())
     for group, options in groups().items():
         if group not in ("experiment", "sweep"):
-            for option in options if group not in chosen else [chosen[group]]:
-                known |= {group} | _keys_in(group, option) if option is not None else set()
+            for option in options if group not in selected else [selected[group]]:
+                keys |= {group} | _keys_in(group, option) if option is not None else set()
     for override in values:
-        check_key(override.key_or_group, known)
-    return known
+        check_key(override.key_or_group, keys)
+    return keys
 
 
 def _keys_in(group: str, option: str) -> frozenset[str]:
@@ -394,3 +407,70 @@ def resolved(config: DictConfig) -> DictConfig:
     except OmegaConfBaseException as error:
         raise own_error(error) from error
     return copy
+
+
+# Links between keys: `${KEY}` in a value stands for the value of another key, which must exist
+
+LINK = re.compile(r"(?<!\\)\$\{(\w[\w.\[\]]*)\}")
+"""`${KEY}` in a value: the value of another key."""
+
+
+class KeyLink(NamedTuple):
+    """A key with its value, in which `${target}` stands for the value of another key."""
+
+    key: str
+    value: str
+    target: str
+
+
+def check_links(config: DictConfig, selected: Mapping[str, str], typed: set[str]) -> None:
+    """Checks that the key in every `${KEY}` of a config exists.
+
+    Args:
+        config: not resolved yet.
+        selected: the option of every group.
+        typed: the keys that overrides set.
+
+    Raises:
+        ConfigError: a key does not exist; the message names the options that need it.
+    """
+    missing = [link for link in _links_of(config) if not _exists(config, link.target)]
+    if not missing:
+        return
+    first = missing[0]
+    group, _, name = first.target.partition(".")
+    if first.key in typed or group not in selected:
+        hint = nearest(first.target, sorted(keys_of(config)))
+        raise ConfigError(f"{first.key}={first.value}: there is no key {first.target}{hint}")
+    needs: dict[str, KeyLink] = {}  # by the group whose option has set the link
+    for link in (link for link in missing if link.target == first.target):
+        owner, _, inner = link.key.partition(".")
+        by_option = owner in selected and link._replace(key=inner) in _links_of(keys_in(owner, selected[owner]))
+        needs.setdefault(owner if by_option else "experiment", link)
+    names = " and ".join(f"{by}={selected[by]} ({link.key}={link.value})" for by, link in sorted(needs.items()))
+    others = []
+    for by in sorted(needs):
+        others.append(f"another {by}")
+        for option in groups()[by] if by != "experiment" else ():
+            if all(_exists(config, link.target) for link in _links_of(keys_in(by, option))):
+                others[-1] += f", such as {by}={option}"
+                break
+    raise ConfigError(
+        f"{group}={selected[group]} has no key {name}, which {names} need{'s' * (len(needs) == 1)}: these options do "
+        f"not fit together; type {', and '.join(others)}, or another {group}"
+    )
+
+
+def _links_of(config: DictConfig) -> list[KeyLink]:
+    values = leaves(to_container(config, resolve=False))
+    return [KeyLink(key, str(value), target) for key, value in values for target in LINK.findall(str(value))]
+
+
+def _exists(config: DictConfig, key: str) -> bool:
+    if key in keys_of(config):
+        return True
+    absent = object()
+    try:
+        return OmegaConf.select(config, key, default=absent) is not absent  # an item of a list, or behind another link
+    except OmegaConfBaseException:
+        return True  # it is a link itself, and checked as such

@@ -1,4 +1,4 @@
-"""The yamls: where they lie, the config groups, and the options that each group has.
+"""The yamls: where they lie, the config groups, the options that each group has, and what their comments explain.
 
 A group is a folder with a yaml for each option, `conf/model/conv4.yaml`; or, where options are short, a table of them:
 `conf/loss.yaml`, or several tables, `conf/experiment.omniglot.yaml`. In a table, below an option's name stands what a
@@ -8,8 +8,10 @@ yaml of its own would hold.
 import difflib
 import re
 import textwrap
+from collections.abc import Collection, Iterator, Mapping
 from functools import cache
 from pathlib import Path
+from typing import Any, NamedTuple
 
 from hydra.core.object_type import ObjectType
 from hydra.core.plugins import Plugins
@@ -136,9 +138,8 @@ def check_option(group: str, option: str) -> None:
 def choice_hint(word: str) -> str:
     """A hint that asks for the choice that a bare word may stand for, in any letters; empty if there is none."""
     choices = {f"{group}={option}": option.lower() for group, options in groups().items() for option in options}
-    found = [choice for choice, option in choices.items() if option == word.lower()]
-    if found:
-        return f"; did you mean {' or '.join(found)}?"
+    if same := [choice for choice, option in choices.items() if option == word.lower()]:
+        return f"; did you mean {' or '.join(same)}?"
     by_option = {option: choice for choice, option in choices.items()}
     close = difflib.get_close_matches(word.lower(), by_option, n=1, cutoff=0.75)
     return f"; did you mean {by_option[close[0]]}?" if close else ""
@@ -180,3 +181,163 @@ class TableSource(ConfigSource):
 
 
 Plugins.instance().register(TableSource)
+
+
+# A config without Hydra and without a command line: options of groups by their names, and settings of their keys
+
+_NO_PARTS = ("experiment", "sweep")
+"""Groups whose options change other groups."""
+
+
+class Named(NamedTuple):
+    """An option of a config group, such as `maml` of `algorithm`, and settings of its keys."""
+
+    name: str
+    settings: Mapping[str, Any]
+
+
+def named(name: str, /, **settings: Any) -> Named:
+    """An option of a config group by its name. Keys that are not in `settings` have the values of `conf/`."""
+    return Named(name, settings)
+
+
+def as_named(part: str | Named) -> Named:
+    """The option of a name, with the settings of `conf/`, or with those that it has."""
+    return part if isinstance(part, Named) else Named(part, {})
+
+
+def plain_config(parts: Mapping[str, Named | Mapping[str, Any]], keys: Mapping[str, Any]) -> DictConfig:
+    """The config that has these parts, and the default options of all other groups.
+
+    Args:
+        parts: for a group, an option; or keys that options of other groups take values from.
+        keys: values of keys that belong to no group.
+
+    Raises:
+        ConfigError: there is no such option.
+    """
+    config = OmegaConf.load(CONF / "config.yaml")
+    assert isinstance(config, DictConfig)
+    del config["hydra"]
+    for entry in config.pop("defaults"):
+        group, option = next(iter(entry.items())) if isinstance(entry, DictConfig) else (entry, "")
+        if group in groups() and group not in _NO_PARTS:
+            part = parts.get(group, Named(str(option), {}))
+            keys_of_all = config.get(group, {})
+            if isinstance(part, Named):
+                check_option(group, part.name)
+                keys_of_option = keys_in(group, part.name)
+                config[group] = OmegaConf.merge(keys_of_all, keys_of_option, _without_arrays(part.settings))
+            else:
+                config[group] = OmegaConf.merge(keys_of_all, part)
+    return OmegaConf.merge(config, _without_arrays(keys))  # type: ignore[return-value]
+
+
+def _without_arrays(value: Any) -> Any:
+    """The value, with plain numbers and lists in place of numpy's and torch's."""
+    # A config can hold no others.
+    if isinstance(value, Mapping):
+        return {name: _without_arrays(inner) for name, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [_without_arrays(inner) for inner in value]
+    return value.tolist() if hasattr(value, "tolist") else value
+
+
+# What `metalearn help` prints, from the comments of the yamls; the site has it too
+
+
+class Key(NamedTuple):
+    """A key of the config, with its default and what it means."""
+
+    name: str
+    default: str
+    meaning: str
+
+
+def help_text() -> str:
+    """The help: a summary of the program, then its groups with their options, then its keys."""
+    lines = [
+        "Trains meta-learners. Everything is chosen by config: GROUP=OPTION and KEY=VALUE.",
+        "",
+        "  python train.py                                  MAML on drawn characters, about a minute",
+        "  python train.py workers=2 experiment=maml_omniglot",
+        "  torchrun --nproc_per_node=2 train.py experiment=maml_omniglot trainer.steps=2000",
+        "  python train.py --multirun algorithm.inner_lr=0.1,0.4",
+        "",
+        "Where the package is installed, type metalearn, or torchrun … -m metalearn.",
+        "",
+        "Groups and their options:",
+    ]
+    for group, options in groups().items():
+        lines += [f"  {group}"]
+        lines += [f"    {option:22} {summary(text_of(group, option))}" for option in options]
+    for owner, keys in owners():
+        lines += [f"Keys of {owner}:", *map(_line, keys)]
+    lines += ["", "Hydra's own flags (--multirun, --cfg job, …): python train.py --hydra-help"]
+    return "\n".join(lines)
+
+
+def topic_text(topic: str, others: Collection[str] = ()) -> str:
+    """What the yamls say of a group (`algorithm`), an option (`algorithm=maml`), a key (`trainer.steps`) or the keys
+    below a name (`launch`). `others` are further topics, for the advice.
+
+    Raises:
+        ConfigError: there is nothing of this name; the message names the nearest.
+    """
+    group, _, option = topic.partition("=")
+    options = groups().get(group, [])
+    all_keys = [*owners()]
+    keys = [key for _, several in all_keys for key in several if f"{key.name}.".startswith(f"{topic}.")]
+    if (option and option not in options) or not (options or keys):
+        topics = {*groups(), *(key.name for _, several in all_keys for key in several), *others}
+        topics |= {f"{group}={name}" for name in options}
+        hint = choice_hint(topic) or nearest(topic, sorted(topics))
+        raise ConfigError(f"help {topic}: is no command, group, option or key{hint}; type metalearn help")
+    if not options:
+        return "\n".join(dict.fromkeys(_line(key) for key in keys))
+    shown = [option] if option else options
+    lines = [f"{group}={name:22} {summary(text_of(group, name))}" for name in shown]
+    for owner, several in all_keys:
+        if owner in {f"{group}={name}" for name in shown}:
+            lines += ["", f"Keys of {owner}:", *map(_line, several)]
+    if not option:  # keys of config.yaml that all options share
+        lines += [_line(key) for key in all_keys[0][1] if key.name.startswith(f"{group}.")]
+    return "\n".join(lines)
+
+
+PROGRAM = "the program"
+
+
+def owners() -> Iterator[tuple[str, list[Key]]]:
+    """The program's own keys, then those of every option that has keys."""
+    yield PROGRAM, _keys((CONF / "config.yaml").read_text(encoding="utf-8"), "")
+    for group, options in groups().items():
+        for option in options if group != "experiment" else ():
+            keys = _keys(text_of(group, option), f"{group}.")
+            if keys:
+                yield f"{group}={option}", keys
+
+
+def _line(key: Key) -> str:
+    return f"  {key.name + '=' + key.default:52} {key.meaning}"
+
+
+def summary(text: str) -> str:
+    """The first comment of a yaml that is not a directive to Hydra."""
+    comments = (line[1:].strip() for line in text.splitlines() if line.startswith("#"))
+    return next((comment for comment in comments if not comment.startswith("@package")), "")
+
+
+def _keys(text: str, prefix: str) -> list[Key]:
+    """The lines of a yaml that have a comment behind them."""
+    keys = []
+    section = ""
+    for line in text.splitlines():
+        setting, _, meaning = line.partition("  # ")
+        key, _, value = setting.partition(":")
+        if line and not line.startswith((" ", "#")):
+            section = "" if meaning else f"{key}."
+        if meaning and key.strip():
+            name = f"{prefix}{section}{key.strip()}" if line.startswith(" ") else f"{prefix}{key}"
+            keys.append(Key(name, value.strip(), meaning))
+    return keys

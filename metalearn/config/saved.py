@@ -50,7 +50,7 @@ NETWORK = "model.network"
 """The key below which a checkpoint may name a network that is not ours."""
 
 OWN = "own-object"
-"""The key of a part that was an object of the user's own: its name. No factory can have a parameter of this name."""
+"""The key of a part that was an object of a program: its name. No factory can have a parameter of this name."""
 
 DATA = "data"
 """dataset.root where `METALEARN_DATA` is not set, as in `conf/dataset/`."""
@@ -106,7 +106,7 @@ def check_saved(saved: object) -> dict[str, Any]:
 
 
 def changed_config(
-    saved: object, overrides: Sequence[str], aliases: Mapping[str, str], own: Collection[str] = ()
+    saved: object, overrides: Sequence[str], aliases: Mapping[str, str], objects: Collection[str] = ()
 ) -> DictConfig:
     """The config of a checkpoint of any origin, changed by overrides. Foreign code runs only if an override names it.
 
@@ -114,14 +114,14 @@ def changed_config(
         saved: the config in its meta.json.
         overrides: `GROUP=OPTION` and `KEY=VALUE`; KEY may be an alias.
         aliases: short names of keys.
-        own: groups that the caller has objects for.
+        objects: groups that the caller has objects for.
 
     Raises:
         ConfigError: a key or a choice does not exist or has no effect on an evaluation, or a value cannot be read; or
             the saved config is refused.
     """
     plain = check_saved(saved)
-    for name in [name for name in ("algorithm", "model", "dataset") if name not in own]:
+    for name in [name for name in ("algorithm", "model", "dataset") if name not in objects]:
         group = plain.get(name)
         if isinstance(group, Mapping) and OWN in group:
             raise ConfigError(
@@ -141,28 +141,28 @@ def changed_config(
     choices, values = sorted_out(all_overrides)
     for choice in choices:
         check_choice(choice)
-    chosen = {choice.key_or_group: str(choice.value()) for choice in choices}
+    selected = {choice.key_or_group: str(choice.value()) for choice in choices}
     named = {aliases.get(override.key_or_group, override.key_or_group): override.value() for override in values}
     try:
-        config = composed_by_hydra(["~experiment", *(f"{group}={option}" for group, option in chosen.items())])
+        config = composed_by_hydra(["~experiment", *(f"{group}={option}" for group, option in selected.items())])
         OmegaConf.set_struct(config, False)  # a network's arguments have any names
-        for name in {*map(str, config)} & plain.keys() - {*OF_THE_MACHINE, *TRUST, *OF_TRAINING, *chosen}:
+        for name in {*map(str, config)} & plain.keys() - {*OF_THE_MACHINE, *TRUST, *OF_TRAINING, *selected}:
             config[name] = plain[name]
         config.workers = None
-        known, saved_values = keys_of(config), dict(leaves(plain))
+        keys, saved_values = keys_of(config), dict(leaves(plain))
         for key, followed in LINKS.items():
-            if key not in known:
+            if key not in keys:
                 continue
             both = {key, followed} <= saved_values.keys()
-            if key.partition(".")[0] in chosen or not both or saved_values[key] == saved_values[followed]:
+            if key.partition(".")[0] in selected or not both or saved_values[key] == saved_values[followed]:
                 OmegaConf.update(config, key, f"${{{followed}}}")
         _find_data(config)
         for key, value in named.items():
-            check_key(key, known)
+            check_key(key, keys)
             OmegaConf.update(config, key, value)
         check_plugins(config, named)
         target = OmegaConf.select(config, f"{NETWORK}._target_")
-        if target is not None and "model" not in chosen and not {NETWORK, f"{NETWORK}._target_"} & named.keys():
+        if target is not None and "model" not in selected and not {NETWORK, f"{NETWORK}._target_"} & named.keys():
             raise ConfigError(
                 f"{NETWORK}._target_={target}: only the checkpoint names this network, and its code would run here; "
                 f"if you trust it, type {NETWORK}._target_={target}"
@@ -179,12 +179,12 @@ def _find_data(config: DictConfig) -> None:
     shards = config.dataset.get("shards")
     if shards is not None and not is_folder(Path(str(shards))):
         config.dataset.shards = None
-    root, own = config.dataset.get("root"), os.environ.get("METALEARN_DATA", DATA)
-    if root is None or root == own:
+    root, usual = config.dataset.get("root"), os.environ.get("METALEARN_DATA", DATA)
+    if root is None or root == usual:
         return
     downloads = "download" in config.dataset
     if not is_folder(Path(str(root))) and (downloads or "METALEARN_DATA" in os.environ):
-        config.dataset.root = own
+        config.dataset.root = usual
     elif downloads:
         config.dataset.download = False
 

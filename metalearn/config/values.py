@@ -1,9 +1,16 @@
-"""Configs as plain values: their keys, their leaves, and what differs between two of them."""
+"""Configs as plain values: their keys, their leaves, and what differs between two of them; the names of run folders;
+and what else the yamls compute: the resolvers `${NAME:…}`."""
 
-from collections.abc import Collection, Iterator, Mapping
+import hashlib
+import json
+import os
+import re
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
+
+from metalearn.errors import ConfigError
 
 Config = dict[str, Any]
 
@@ -56,3 +63,101 @@ def leaves(node: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any
             yield from leaves(value, f"{prefix}{name}.")
         else:
             yield f"{prefix}{name}", value
+
+
+# Names of runs, and resolvers
+
+DEFAULT = ("maml_glyphs", "maml", "glyphs")
+"""The default experiment, its algorithm and its dataset."""
+
+AUTO = "auto"
+"""The value of `run` that stands for `run_name`."""
+
+FREE_KEYS = (
+    "run", "workers", "strategy", "partitioner", "launch", "resume", "resume_changes", "pause_after", "init_strict",
+    "checkpoint", "logger", "dataset.root", "dataset.download", "dataset.shards", "trainer.steps", "trainer.patience",
+    "trainer.draw_ahead", "plugins", "seen_classes", "algorithm.checkpoint_steps",
+)  # fmt: skip
+"""Keys that may differ when a run goes on: they change no number, or, as `trainer.steps`, say when it ends."""
+
+UNNAMED = (*FREE_KEYS, "seed", "device", "threads", "experiment", "sweep", "hydra")
+"""Keys that are in no name of a run. The seed and the experiment are in its path; if the processor or its threads
+change, the same command is refused, and begins no other run."""
+
+_LONGEST_FOLDER_NAME = 120
+"""The most bytes of a folder's name."""
+
+
+def folder_name(overrides: str) -> str:
+    """The name of a multirun job's folder: its overrides, with `-` for `/`. A long name is cut and made unique by a
+    digest."""
+    name, digest = overrides.replace("/", "-"), hashlib.sha256(overrides.encode()).hexdigest()[:8]
+    if len(name.encode()) <= _LONGEST_FOLDER_NAME:
+        return name
+    return f"{name.encode()[: _LONGEST_FOLDER_NAME - 9].decode(errors='ignore')}-{digest}"
+
+
+def run_name(seed: object, changed: Mapping[str, object]) -> str:
+    """The name of a run: its seed, and what differs from the defaults, as multirun names its trials. A value with other
+    signs than file names have everywhere is told apart by a digest."""
+    typed = ",".join([f"seed{seed}", *(f"{key}={_as_name(changed[key])}" for key in sorted(changed))])
+    plain = re.sub(r"[^\w./,=+~-]+", "-", typed, flags=re.ASCII)
+    digest = "" if plain == typed else f"-{hashlib.sha256(typed.encode(errors='replace')).hexdigest()[:8]}"
+    return folder_name(plain + digest)
+
+
+def _as_name(value: object) -> str:
+    return "+".join(map(_as_name, value)) if isinstance(value, list) else as_typed(value)
+
+
+def run_group(experiment: str, algorithm: str, dataset: str) -> str:
+    """The name of the folder that holds a run's folder: the experiment.
+
+    It is ALGORITHM-DATASET where the default experiment runs with another algorithm or dataset than its own.
+    """
+    default, *parts = DEFAULT
+    return f"{algorithm}-{dataset}" if experiment == default and [algorithm, dataset] != parts else experiment
+
+
+def experiment_of(selected: Mapping[str, str]) -> str:
+    """The `run_group` of the selected options: the name of the experiment in what a run says and writes."""
+    return run_group(selected["experiment"], selected["algorithm"], selected["dataset"])
+
+
+def _of_sagemaker(name: str) -> str | int | None:
+    """The value of a key of launch=sagemaker, from the variables that the containers of Amazon SageMaker set:
+    ENVIRONMENT_VARIABLES.md of https://github.com/aws/sagemaker-training-toolkit."""
+    if name == "data":  # SM_CHANNEL_… name the folders of the input channels
+        channels = {key: folder for key, folder in os.environ.items() if key.startswith("SM_CHANNEL_")}
+        only = next(iter(channels.values())) if len(channels) == 1 else None
+        return only or channels.get("SM_CHANNEL_TRAINING", "/opt/ml/input/data")
+    for variable in ("SM_HOSTS", "SM_CURRENT_HOST"):
+        if variable not in os.environ:
+            raise ConfigError(
+                f"launch=sagemaker: the environment variable {variable} is not set; SageMaker sets it in its training "
+                "jobs. Anywhere else, type launch=default"
+            )
+    hosts = json.loads(os.environ["SM_HOSTS"])
+    values: dict[str, str | int | None] = {
+        "nnodes": len(hosts),
+        "workers_per_host": max(int(os.environ.get("SM_NUM_GPUS", "0")), 1),
+        "node_rank": hosts.index(os.environ["SM_CURRENT_HOST"]),
+        "master_addr": hosts[0] if len(hosts) > 1 else "127.0.0.1",
+        "interface": os.environ.get("SM_NETWORK_INTERFACE_NAME") if len(hosts) > 1 else None,
+    }
+    return values[name]
+
+
+RESOLVERS: dict[str, Callable[..., Any]] = {
+    "folder_name": folder_name,
+    # The folder of a job of a multirun: its number where a study keeps the jobs' parameters, else its overrides.
+    "trial_folder": lambda overrides, number, study: folder_name(overrides) if study is None else f"trial_{number:04d}",
+    # The folder of the study, if there is one, below the experiment's folder.
+    "study_folder": lambda study: "" if study is None else f"/{study}",
+    "run_group": run_group,
+    # The rate of inner steps that learns tasks of classes (`ways`, by a network with norms), or of real numbers.
+    "inner_rate": lambda ways: 0.01 if ways is None else 1.0,
+    "sagemaker": _of_sagemaker,
+    # A port for a job of Slurm, so that two jobs on one host do not meet; 0, any free one, outside of Slurm.
+    "slurm_port": lambda job: 20_000 + int(job) % 10_000 if int(job) else 0,
+}

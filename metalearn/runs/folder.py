@@ -10,9 +10,8 @@ from typing import Any, NamedTuple
 from omegaconf import DictConfig
 
 from metalearn.config.check import restarted
-from metalearn.config.names import FREE_KEYS
 from metalearn.config.saved import read_config
-from metalearn.config.values import Config, differences, is_below, leaves, to_container
+from metalearn.config.values import FREE_KEYS, Config, differences, is_below, leaves, to_container
 from metalearn.errors import ConfigError, RunError
 from metalearn.runs.checkpoint import CHECKPOINT, ORIGIN, Snapshot, fitted, has_gone_back, latest, origin_of, read_named
 from metalearn.runs.metrics import BY_SET, PARTS, describe, from_json, jsonable, main_metric

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from metalearn.app.ranks import check_gpus
-from metalearn.config.names import folder_name
+from metalearn.config.values import folder_name
 from metalearn.errors import ConfigError
 from tests.runs import ROOT
 

@@ -23,7 +23,7 @@ from metalearn.cli import train
 from metalearn.config import check, options
 from metalearn.config import compose as configs
 from metalearn.config.build import build
-from metalearn.config.help import help_text
+from metalearn.config.options import help_text
 from metalearn.errors import ConfigError
 from tests.runs import PROGRAM, ROOT, Start, slow
 

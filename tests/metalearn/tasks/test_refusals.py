@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from metalearn.config.build import build
-from metalearn.config.plain import named, plain_config
+from metalearn.config.options import named, plain_config
 from metalearn.errors import ConfigError
 
 FEW_SHOT: dict[str, list[Any]] = {"ways": [1, 5.5], "queries": [0], "shots": [0, [3, 1], "many"], "rotations": [1]}

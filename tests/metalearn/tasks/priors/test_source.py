@@ -14,7 +14,7 @@ import torch
 
 from metalearn.checks import Invalid
 from metalearn.config.build import build
-from metalearn.config.plain import named, plain_config
+from metalearn.config.options import named, plain_config
 from metalearn.errors import ConfigError, DataError
 from metalearn.tasks.common.episodes import Seeds
 from metalearn.tasks.priors import Shape
