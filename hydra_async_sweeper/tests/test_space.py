@@ -157,7 +157,10 @@ def test_the_keys_of_islands_are_those_of_the_search() -> None:
 
 def test_a_round_whose_parent_is_gone_is_not_started(tmp_path: Path) -> None:
     sweep = object.__new__(SweepRun)  # overrides_of needs these alone
-    sweep._plan, sweep._chosen = plan_of([], {}, list), settings(plan("x=interval(0,1)"), pbt=True, members=2, rounds=2)
+    sweep._plan, sweep._settings = (
+        plan_of([], {}, list),
+        settings(plan("x=interval(0,1)"), pbt=True, members=2, rounds=2),
+    )
     sweep._task = TaskTraits(segment=lambda round_, rounds, parent, names: [f"from={parent}"])
     sweep._folder_of = lambda number: tmp_path / str(number)
     with pytest.raises(FileNotFoundError, match="trial 2 goes on from its checkpoint"):
