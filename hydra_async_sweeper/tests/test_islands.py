@@ -133,7 +133,7 @@ def test_the_functions_of_the_benchmark_are_propulates(case: dict[str, Any]) -> 
             assert loss > problem.minimum - 1e-6
 
 
-def test_a_child_differs_from_both_parents_by_what_was_drawn_alone() -> None:
+def test_a_child_differs_from_its_parents_only_by_draws() -> None:
     settings = IslandSettings(seed=0, pop_size=2, mutation=0, random_init=0, sigma=0)
     parents = [Individual(i, 0, {"a": float(i), "b": float(i)}, 0.0) for i in range(2)]
     rng = random.Random(0)
@@ -192,7 +192,7 @@ def test_a_whole_logarithmic_number_halves_with_its_size() -> None:
         assert sum(low <= n <= high for n in drawn) / 6000 == pytest.approx(1 / 3, abs=0.02)
 
 
-def test_whole_numbers_with_and_without_the_step_one_are_the_same() -> None:
+def test_a_whole_number_has_the_step_one() -> None:
     settings = IslandSettings(seed=3, pop_size=2)
     with_step = search({"n": Number(-4, 9, step=1, whole=True)}, settings, 40)
     assert with_step == search({"n": Number(-4, 9, whole=True)}, settings, 40)

@@ -37,7 +37,7 @@ def test_the_first_round_draws_every_member_from_the_space() -> None:
     assert len({params["rate"] for params in drawn}) == 8
 
 
-def test_the_worst_member_takes_over_from_the_best_and_the_others_stay() -> None:
+def test_the_worst_member_takes_over_from_the_best() -> None:
     before = round_of([0.4, 0.9, 0.1, 0.5])
     after = [decide(4 + member, before, SPACE, settings(resample=0.0)) for member in range(4)]
     assert [found and found.parent for found in after] == [0, 2, 2, 3]
@@ -62,7 +62,7 @@ def test_a_quarter_and_never_less_than_one_member_is_replaced(members: int) -> N
     assert {parents[n].parent for n in replaced} <= set(range(count))  # type: ignore[union-attr]
 
 
-def test_a_member_without_a_value_takes_over_even_if_more_than_a_quarter_have_none() -> None:
+def test_a_member_without_a_value_takes_over() -> None:
     before = round_of([None, 0.3, None, None])
     assert [found and found.parent for found in (decide(4 + n, before, SPACE, settings()) for n in range(4))] == [1] * 4
 
@@ -90,7 +90,7 @@ def test_what_is_decided_early_is_what_the_whole_round_decides(results: list[flo
     assert early or members == 2 or not distinct  # with three members one is certain before the last has ended
 
 
-def test_parameters_move_by_a_factor_within_the_space_or_are_drawn_afresh() -> None:
+def test_parameters_move_by_a_factor_or_are_resampled() -> None:
     ends: Params = {"rate": 1e-1, "width": 64, "depth": 6, "model": "mlp"}
     before = round_of([0.1, 0.2], [ends, PARAMS])
     moved = [decide(3, before, SPACE, settings(2, seed=seed, resample=0.0)) for seed in range(60)]
@@ -102,7 +102,7 @@ def test_parameters_move_by_a_factor_within_the_space_or_are_drawn_afresh() -> N
     assert {found.params["model"] for found in fresh if found} == {"conv4", "mlp"}
 
 
-def test_a_schedule_is_followed_by_one_member_that_waits_for_itself() -> None:
+def test_one_member_follows_a_schedule() -> None:
     schedule = [PARAMS, PARAMS | {"rate": 1e-3}]
     own = settings(1, rounds=2, schedule=schedule)
     assert decide(0, [], SPACE, own) == Decision(schedule[0], None)

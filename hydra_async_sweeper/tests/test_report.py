@@ -377,7 +377,7 @@ def test_the_view_logs_a_line_when_a_trial_starts_and_ends(caplog: pytest.LogCap
     ]
 
 
-def test_the_view_logs_neither_a_best_trial_nor_a_time_that_there_is_not(caplog: pytest.LogCaptureFixture) -> None:
+def test_the_view_logs_no_missing_best_trial_or_time(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "hydra_async_sweeper")
     none = FinishedTrials([], ["a", "b"], ["minimize", "minimize"])
     view = SweepView(2, 2, none, stream=io.StringIO(), clock=Clock())

@@ -36,7 +36,7 @@ def slots(tmp_path: Path) -> Iterator[TrialSlots]:
         yield made
 
 
-def test_each_slot_has_a_gpu_of_its_own_as_long_as_there_are_enough(slots: TrialSlots) -> None:
+def test_slots_share_out_the_gpus(slots: TrialSlots) -> None:
     for slot in range(4):
         slots.start(10 + slot, [], slot)
     outcomes = {number: one.outcome for number, one in ended(slots, 4).items()}

@@ -236,7 +236,7 @@ def test_a_run_says_how_many_seconds_it_took() -> None:
     assert result_of(ended, ["val.mse"], 1, searching=True, stopping=False).seconds == 12.5
 
 
-def test_a_watch_reads_the_file_of_a_resumed_trial_from_its_start(tmp_path: Path) -> None:
+def test_a_watch_reads_a_resumed_trial_from_its_start(tmp_path: Path) -> None:
     """A trial that goes back puts a shorter file in the place of the one that was read."""
     seen: list[tuple[int, float]] = []
     study = opened(tmp_path)

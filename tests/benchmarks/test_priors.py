@@ -11,7 +11,7 @@ def test_the_best_has_rank_one_and_equal_ones_share_theirs() -> None:
     np.testing.assert_array_equal(ranks(AREAS), [[1, 2.5, 2.5], [3, 1, 2]])
 
 
-def test_the_report_has_the_learners_by_their_means_and_all_tables() -> None:
+def test_the_report_sorts_learners_by_their_means() -> None:
     figures = np.stack([AREAS, AREAS - 0.1, AREAS], axis=2)
     assert with_interval(AREAS[:, 0]) == "0.700 ± 0.392"  # 1.96 · 0.283 / √2
     lines = list(report(["a", "b", "ours"], ["one", "two"], figures))

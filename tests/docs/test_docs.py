@@ -138,7 +138,7 @@ def made() -> dict[str, str]:
     return dict(docs_pages.pages())
 
 
-def test_the_page_of_an_algorithm_has_its_formula_its_keys_and_its_experiments(made: dict[str, str]) -> None:
+def test_an_algorithms_page_has_formula_keys_and_experiments(made: dict[str, str]) -> None:
     page = made["reference/algorithms/cavia.md"]
     assert "φᵢ = φ₀ − α ∇φ L_support(φ₀, θ)" in page and "::: metalearn.algorithms.cavia.cavia" in page
     assert "| `algorithm.contexts` | `5` |" in page and "| `cavia_sinusoid` |" in page

@@ -82,7 +82,7 @@ def test_the_derivative_of_a_descent_is_a_finite_difference(name: str, memory: s
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
 @pytest.mark.parametrize("steps", [0, 1, 2, 7])
-def test_forward_mode_and_less_memory_give_the_derivative_of_the_whole_graph(name: str, steps: int) -> None:
+def test_forward_mode_gives_the_whole_graphs_derivative(name: str, steps: int) -> None:
     kind = OPTIMIZERS[name]
     whole, *others = (gradient(steps, optimizer=kind, memory=memory) for memory in ("all", "points", "log"))
     for other in others:
@@ -117,7 +117,7 @@ def ridge(w: Any, outer: Any, step: int) -> Tensor:
 
 
 @pytest.mark.parametrize(("solver", "settings"), [("cg", {"steps": 3}), ("neumann", {"steps": 4000, "rate": 0.05})])
-def test_the_implicit_gradient_of_ridge_regression_is_its_closed_form(solver: str, settings: Any) -> None:
+def test_ridges_implicit_gradient_is_its_closed_form(solver: str, settings: Any) -> None:
     def closed(decay: Tensor) -> Tensor:
         w = torch.linalg.solve(X.T @ X + decay * torch.eye(3, dtype=DOUBLE), X.T @ Y)
         return (CLEAN_X @ w - CLEAN_Y).square().sum() + decay

@@ -110,7 +110,7 @@ def test_sweeps_know_neither_torch_nor_what_is_trained() -> None:
         assert not {m for m in imported(path) if m.split(".")[0] in ("torch", "metalearn", "distributed")}, path
 
 
-def test_the_plugin_and_the_first_files_of_a_sweep_import_no_optuna() -> None:
+def test_a_sweeps_first_files_import_no_optuna() -> None:
     """Hydra loads every plugin at every start; and a nursery is forked before optuna may start threads."""
     names = (
         "hydra_plugins.async_sweeper",
@@ -134,7 +134,7 @@ def test_siblings_do_not_import_each_other(room: str) -> None:
             assert not {m for m in siblings if not f"{m}.".startswith(f"{package}.common.")}, path
 
 
-def test_objects_are_looked_up_by_name_in_two_places_and_nothing_unsafe_is_called_anywhere() -> None:
+def test_nothing_unsafe_is_called() -> None:
     lookups = []
     for path in [*FILES, *SEARCH, ROOT / "train.py"]:
         for node in nodes(path):

@@ -53,7 +53,7 @@ def command_of(path: Path) -> list[str]:
 
 
 @every_manifest
-def test_the_pods_run_a_command_that_composes_and_write_into_volumes_alone(path: Path) -> None:
+def test_pods_run_commands_that_compose_and_write_volumes(path: Path) -> None:
     command = command_of(path)
     program = command.index("/app/train.py")
     composed = compose_config(command[program + 1 :])

@@ -30,7 +30,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path
     yield folder, completed(folder, *SPACE, *SEARCH, "hydra.sweeper.n_jobs=2", PLOTS)
 
 
-def test_each_round_goes_on_where_its_parent_stood_as_the_results_decide(undisturbed: tuple[Path, str]) -> None:
+def test_each_round_starts_from_its_parents_checkpoint(undisturbed: tuple[Path, str]) -> None:
     folder, _ = undisturbed
     table = rows(folder)
     assert [(row["round"], row["member"]) for row in table] == [(str(n // 3), str(n % 3)) for n in range(9)]
@@ -50,7 +50,7 @@ def test_each_round_goes_on_where_its_parent_stood_as_the_results_decide(undistu
     assert len(taken) == 2  # the worst of both first rounds
 
 
-def test_the_best_of_the_last_round_wins_and_its_lineage_alone_gives_its_bits(undisturbed: tuple[Path, str]) -> None:
+def test_the_winners_lineage_alone_gives_its_bits(undisturbed: tuple[Path, str]) -> None:
     folder, text = undisturbed
     table = rows(folder)
     best = min(table[6:], key=lambda row: float(row["val.mse"]))
@@ -80,7 +80,7 @@ def test_kills_and_other_slots_change_no_decision_and_no_bit(tmp_path: Path, und
     assert params(tmp_path / "sweep") == params(undisturbed[0])
 
 
-def test_members_that_diverge_take_over_and_no_member_left_ends_the_sweep(tmp_path: Path) -> None:
+def test_diverged_members_take_over_until_none_is_left(tmp_path: Path) -> None:
     search = ("hydra/sweeper=pbt", "hydra.sweeper.members=2", "hydra.sweeper.rounds=2", "trainer.steps=20")
     outcome = sweep(tmp_path / "sweep", "algorithm.inner_lr=1e30,1e31", *search).wait()
     assert outcome.code == 1, outcome.text

@@ -56,7 +56,7 @@ def test_every_trial_is_there_once_with_the_bits_of_a_plain_run(undisturbed: tup
     assert not (folder / results["best_folder"] / "plots").exists()  # trials draw none
 
 
-def test_the_same_command_runs_nothing_again_and_a_larger_total_adds_trials(undisturbed: tuple[Path, str]) -> None:
+def test_a_larger_total_adds_trials(undisturbed: tuple[Path, str]) -> None:
     folder, _ = undisturbed
     before = {path: path.stat().st_mtime_ns for path in folder.glob("trial_*/result.json")}
     text = completed(folder, *SPACE, *SEARCH, "hydra.sweeper.n_trials=6")
@@ -224,9 +224,7 @@ def test_ten_kills_lose_no_trial_and_no_bit(tmp_path: Path, undisturbed: tuple[P
 
 
 @slow
-def test_a_run_that_ended_before_it_was_told_is_told_and_tables_are_written_again(
-    tmp_path: Path, undisturbed: tuple[Path, str]
-) -> None:
+def test_a_run_that_ended_unseen_is_told_on_resume(tmp_path: Path, undisturbed: tuple[Path, str]) -> None:
     folder = tmp_path / "sweep"
     shutil.copytree(undisturbed[0], folder, symlinks=True)
     whole = rows(folder)
@@ -244,7 +242,7 @@ def test_a_run_that_ended_before_it_was_told_is_told_and_tables_are_written_agai
     assert (folder / "plots/history.png").exists()
 
 
-def test_a_trial_waits_for_a_process_that_has_outlived_its_controller(tmp_path: Path) -> None:
+def test_a_trial_waits_for_an_orphaned_process(tmp_path: Path) -> None:
     folder = tmp_path / "sweep"
     with lock(folder / "trial_0000"):
         program = sweep(folder, "trainer.steps=4", "algorithm.inner_lr=0.01,0.02", *SEARCH[:1])

@@ -38,7 +38,7 @@ def test_conjugate_gradient_solves_and_gives_its_residual() -> None:
     assert residual[0] == pytest.approx(gap.item(), rel=1e-10) and residual[0] > 1e-3
 
 
-def test_conjugate_gradient_stops_where_a_system_is_not_positive_definite() -> None:
+def test_conjugate_gradient_stops_at_an_indefinite_system() -> None:
     """b has a negative curvature in the first two tasks, b − A b in the first: x stays b. The third task is solved. The
     fourth stops after a step, at its second direction."""
     diagonals = torch.tensor([[1, 2, -1.01], [10, -1, 1], [1, 2, 4], [3, -0.1, 1]], dtype=FLOAT64)
@@ -53,7 +53,7 @@ def test_conjugate_gradient_stops_where_a_system_is_not_positive_definite() -> N
     torch.testing.assert_close(solution["x"][3], once, rtol=0, atol=1e-12)
 
 
-def test_a_task_whose_curvature_is_not_positive_gives_first_order_maml() -> None:
+def test_an_indefinite_task_gives_first_order_maml() -> None:
     """The support losses (θᵢ² − 100)² are concave around 1, so its system is negative definite."""
     squares = linear_model(3)._replace(apply=lambda params, x, known=None: params["theta"].square().unsqueeze(2))
     params = {"theta": torch.tensor([0.5, 1.0, 1.5], dtype=FLOAT64)}
@@ -86,7 +86,7 @@ def test_imaml_gives_the_implicit_gradient_of_a_network() -> None:
 
 
 @pytest.mark.parametrize("spring", ["every_step", "after"])
-def test_the_spring_of_imaml_has_a_strength_of_its_own_in_the_test(spring: str) -> None:
+def test_imaml_has_another_strength_in_the_test(spring: str) -> None:
     """With none, a task is learned as from scratch; with one, as by a training of this strength."""
     model, episode = network(), tasks(2)
     steps = STEPS | {"inner_lr": 0.1}

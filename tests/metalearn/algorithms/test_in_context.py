@@ -97,7 +97,7 @@ def test_a_prediction_depends_on_no_other_query(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", ["classes", "numbers"])
-def test_the_order_of_the_support_set_changes_nothing_but_its_labels_do(kind: str) -> None:
+def test_labels_count_and_the_order_of_the_support_does_not(kind: str) -> None:
     if kind == "numbers":
         learner, support, queries = of_numbers(), numbers(6, seed=1), random(3, 4, 1, seed=3)
     else:

@@ -59,7 +59,7 @@ TORCHS: dict[str, tuple[Loss, Tensor, Callable[[Tensor, Tensor], Tensor]]] = {
 
 
 @pytest.mark.parametrize("name", TORCHS)
-def test_the_loss_of_a_task_is_torchs_and_has_a_second_derivative(name: str) -> None:
+def test_a_tasks_loss_is_torchs_with_a_second_derivative(name: str) -> None:
     loss, y, wanted = TORCHS[name]
     outputs = OUTPUTS.clone().requires_grad_()
     values = loss.of_tasks(outputs, y)
@@ -131,7 +131,7 @@ def test_the_inner_steps_descend_on_the_loss(factory: Callable[..., Algorithm]) 
     assert math.isclose(predict(torch.ones(1, 1, 1).double()).item(), weight)
 
 
-def test_a_loss_that_kernels_know_stays_compiled_and_others_do_not() -> None:
+def test_only_losses_with_kernels_stay_compiled() -> None:
     model = conv4(ways=3, channels=1, image_size=12, filters=4)
     assert measured_by(model, None).network is not None and measured_by(model, cross_entropy()).network is not None
     assert measured_by(model, cross_entropy(smoothing=0.1)).network is None
@@ -315,7 +315,7 @@ def test_contradictions_are_refused_before_the_first_step(name: str) -> None:
         metalearn.train(**arguments, steps=1, **SETTINGS)
 
 
-def test_a_loss_without_a_second_derivative_serves_who_needs_none() -> None:
+def test_first_order_takes_a_loss_without_second_derivative() -> None:
     first = metalearn.named("maml", inner_lr=0.1, first_order=True)
     learned = metalearn.train(first, plain, Tasks(), steps=1, loss=nn.MultiMarginLoss(), **SETTINGS)
     assert math.isfinite(learned.validation["loss"])

@@ -143,7 +143,7 @@ def test_the_last_layers_alone_learn_and_each_task_has_its_own(tmp_path: Path) -
     )
 
 
-def test_weights_that_go_on_learning_start_where_the_file_has_them(tmp_path: Path) -> None:
+def test_learned_weights_start_from_the_file(tmp_path: Path) -> None:
     made = network("resnet18")
     model = torchvision_classifier(
         name="resnet18", ways=3, channels=3, image_size=SIZE, weights=file_of(made, tmp_path), input_size=SIZE

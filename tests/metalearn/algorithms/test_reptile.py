@@ -54,7 +54,7 @@ def stepped(learner: Algorithm, params: Params, episodes: list[Episode], rate: f
     return {name: value.detach() for name, value in trained.params.items()}
 
 
-def test_reptile_carries_one_adam_through_the_run_and_into_every_test_task() -> None:
+def test_reptile_carries_one_adam_into_every_test_task() -> None:
     """One task a step: torch's Adam goes on from task to task, and from the training into each test task."""
     learner, trained = carrying(1), tasks(5)
     start = {name: value.double() for name, value in learner.init(Generator().manual_seed(0)).items()}
@@ -93,7 +93,7 @@ def adam_after(done: int, moments: Params) -> Callable[[list[Tensor]], torch.opt
     return adam
 
 
-def test_tasks_of_one_step_start_from_the_same_carried_adam_and_add_their_mean() -> None:
+def test_tasks_of_a_step_start_from_the_same_carried_adam() -> None:
     """Three tasks a step, of three inner steps: v ← β⁹ v + (1 − β⁹) / (1 − β³) · mean (u − β³ v), by torch's Adam."""
     learner, episodes = carrying(3), [tasks(3), tasks(3, seed=20)]
     start = {name: value.double() for name, value in learner.init(Generator().manual_seed(0)).items()}
@@ -129,7 +129,7 @@ def test_uneven_mini_batches_have_all_classes_if_they_can() -> None:
     assert twice.min() > 140 and twice.max() < 220
 
 
-def test_classes_of_other_sizes_are_shuffled_and_each_task_for_itself() -> None:
+def test_classes_of_other_sizes_are_shuffled_by_task() -> None:
     """In turn, the last batches of nine samples of one class and three of another would always be of the first."""
     y = torch.tensor([[0] * 9 + [1] * 3, [0, 1] * 6])
     x = random(2, 12, 1, seed=1).half()  # whose bits are the seeds, too
@@ -142,7 +142,7 @@ def test_classes_of_other_sizes_are_shuffled_and_each_task_for_itself() -> None:
 
 
 @pytest.mark.parametrize(("each", "size"), [(1, 5), (3, 30)])
-def test_a_mini_batch_without_every_class_equally_often_has_no_favourite_labels(each: int, size: int) -> None:
+def test_an_uneven_mini_batch_has_no_favourite_labels(each: int, size: int) -> None:
     """20 ways in batches of 5 of 20 pictures, or of 30 of 60: every pass has each sample once, in an order of its own;
     each label is equally often in the last batch. If the classes took turns, it would always be the same labels."""
     x = random(400, 20 * each, 1, seed=1)
@@ -161,6 +161,6 @@ def test_a_mini_batch_without_every_class_equally_often_has_no_favourite_labels(
     assert torch.equal(alone(2 * count - 1).y[0], last.y[7])
 
 
-def test_a_carried_mean_of_squares_that_is_rounded_below_0_counts_as_0() -> None:
+def test_a_carried_square_rounded_below_0_counts_as_0() -> None:
     """As that of a dead unit, whose gradients are 0 for long."""
     assert inner._root(torch.tensor([-1e-44, 0.0, 4.0])).tolist() == [0, 0, 2]

@@ -33,7 +33,7 @@ def means_of(known: Tensor, y: Tensor) -> Tensor:
 # The mean of the training features
 
 
-def test_the_centre_is_the_mean_of_the_features_at_first_and_then_follows_it_slowly() -> None:
+def test_the_centre_follows_the_mean_of_the_features() -> None:
     learner, plain = (LEARNERS[name](network()) for name in ("simpleshot_centred", "simpleshot"))
     params, samples = start_of(learner), training_episode(learner, 5)
     assert not learner.init(torch.Generator().manual_seed(0))["state.centre"].any()
@@ -205,7 +205,7 @@ def test_tim_gives_a_single_query_the_nearest_mean() -> None:
         assert torch.equal(after, before) is same
 
 
-def test_single_queries_are_told_apart_also_where_more_would_be_rectified() -> None:
+def test_single_queries_are_not_rectified() -> None:
     learner = LEARNERS["laplacian_shot_rectified"](network(transductive=False))
     predict = learner.adapt(start_of(learner), tasks(1).support)
     first, second = (predict(tasks(1).query.x[:, i : i + 1]) for i in (0, 1))

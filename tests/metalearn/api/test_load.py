@@ -170,7 +170,7 @@ def test_labels_that_are_missing_or_equal_by_chance_are_refused(labels: list[Any
         task_of(protonet.load(), support, labels)
 
 
-def test_a_query_does_not_depend_on_the_others_unless_the_learner_is_transductive(protonet: Run) -> None:
+def test_queries_are_independent_unless_transductive(protonet: Run) -> None:
     support, labels, queries, _ = drawn(protonet)
     for transductive in (False, True):
         task = task_of(protonet.load(transductive=transductive), support, labels)
@@ -186,7 +186,7 @@ def test_many_queries_are_computed_in_parts(protonet: Run, monkeypatch: pytest.M
     torch.testing.assert_close(predictions, expected, atol=1e-5, rtol=0)
 
 
-def test_drawings_of_omniglot_are_prepared_as_the_dataset_prepares_them(omniglot_root: Path, tmp_path: Path) -> None:
+def test_omniglot_drawings_are_prepared_as_in_the_dataset(omniglot_root: Path, tmp_path: Path) -> None:
     character = characters()[700]
     files = find_collections(omniglot_root)[character.path.split("/")[0]]
     expected = decode_character(character, files, 28)
@@ -241,7 +241,7 @@ def test_a_learner_of_real_numbers(tmp_path: Path) -> None:
             learner.adapt(*given)
 
 
-def test_a_network_that_is_not_ours_is_built_only_if_the_caller_names_it(tmp_path: Path) -> None:
+def test_a_users_network_must_be_named_by_the_caller(tmp_path: Path) -> None:
     own = "tests.own_network.Small"
     run = Run(tmp_path, "algorithm=protonet", "model=module", f"model.network._target_={own}")
     with pytest.raises(ValueError, match=r"it names the network tests\.own_network\.Small, .* network='tests"):
@@ -299,7 +299,7 @@ def test_a_folder_with_nothing_to_load_is_named(protonet: Run, tmp_path: Path) -
         Run(tmp_path / "plain", "experiment=supervised_glyphs").load()
 
 
-def test_a_checkpoint_can_be_loaded_too_and_a_notebook_shows_no_parameters(protonet: Run) -> None:
+def test_a_checkpoint_loads_and_its_repr_has_no_parameters(protonet: Run) -> None:
     support, labels, queries, expected = drawn(protonet)
     assert "tensor" not in repr(protonet.load()) and repr(protonet.load()).startswith("Learner(name='protonet'")
     for name in ("best", "step_000000"):
@@ -331,7 +331,7 @@ def test_an_odd_number_of_pictures_of_a_class(protonet: Run) -> None:
 
 @slow
 @pytest.mark.timeout(3600)
-def test_characters_never_trained_on_are_told_apart_from_one_drawing_each(omniglot_root: Path, tmp_path: Path) -> None:
+def test_new_characters_are_learned_from_one_drawing_each(omniglot_root: Path, tmp_path: Path) -> None:
     """20 sets of 5 characters of the test split, in files of another size, by a model that trains in a few minutes."""
     command = [sys.executable, str(ROOT / "train.py"), "experiment=protonet_omniglot_quick", "hydra.run.dir=run"]
     outcome = Program(command, tmp_path).wait(3000)

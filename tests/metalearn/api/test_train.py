@@ -112,7 +112,7 @@ def test_a_network_and_tasks_of_ones_own_are_learned() -> None:
     assert np.mean((predicted - query.y[0, :, 0].numpy()) ** 2) < np.mean(query.y[0].numpy() ** 2)
 
 
-def test_an_algorithm_may_be_a_function_and_a_module_begins_with_its_own_weights() -> None:
+def test_a_function_and_a_module_with_its_weights_are_taken() -> None:
     module = network()
 
     def own(*, model: Model) -> Algorithm:
@@ -140,7 +140,7 @@ def test_a_module_in_float64_is_cast_to_the_precision_of_the_run(precision: str)
     assert learned.adapt(x, x[:, 0]).predict(x).dtype == precision
 
 
-def test_a_learner_computes_in_its_own_precision_whatever_is_trained_after_it(sinusoid: Learner) -> None:
+def test_a_learner_keeps_its_precision(sinusoid: Learner) -> None:
     x = np.linspace(-3, 3, 5, dtype=np.float32)[:, None]
 
     def outputs(learned: Learner) -> list[float]:
@@ -183,7 +183,7 @@ def test_wrong_parts_are_named(arguments: tuple[object, ...], message: str) -> N
         metalearn.train(*arguments, **STEPS)  # type: ignore[arg-type]
 
 
-def test_targets_are_what_the_learner_has_learned_not_what_they_look_like(sinusoid: Learner) -> None:
+def test_targets_follow_what_the_learner_has_learned(sinusoid: Learner) -> None:
     x = np.linspace(0, 1, 5)[:, None]
     whole, real = ([0, 1, 0, 1, 1], [0.0, 1.0, 0.0, 1.0, 1.0])
     assert (sinusoid.adapt(x, whole).predict(x) == sinusoid.adapt(x, real).predict(x)).all()

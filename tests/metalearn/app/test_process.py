@@ -41,7 +41,7 @@ def test_a_folder_of_a_multirun_is_one_short_name() -> None:
     assert len(long.encode()) <= 120 and long != folder_name("name=" + "ü" * 101)
 
 
-def test_fewer_gpus_than_workers_are_refused_only_where_gpus_are_asked_for() -> None:
+def test_too_few_gpus_are_refused_where_gpus_are_asked_for() -> None:
     with pytest.raises(ConfigError, match="this host has 2 GPUs for 4 workers; type workers=2"):
         check_gpus("cuda", 4, 2)
     for device, workers, gpus in (("cuda", 2, 2), ("auto", 4, 2), ("cpu", 4, 0)):

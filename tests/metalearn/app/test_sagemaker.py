@@ -78,7 +78,7 @@ def test_outside_a_job_the_missing_variable_is_named(start: Start) -> None:
 
 @slow
 @pytest.mark.thorough
-def test_a_job_of_two_hosts_has_the_bits_of_one_and_leaves_its_model(tmp_path: Path, start: Start) -> None:
+def test_two_hosts_give_the_bits_of_one_and_leave_the_model(tmp_path: Path, start: Start) -> None:
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port = probe.getsockname()[1]
     hosts = ["127.0.0.1", "127.0.0.2"]
@@ -116,7 +116,7 @@ def test_hyperparameters_that_are_no_pairs_are_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.thorough
-def test_a_completed_run_copies_its_best_checkpoint_again_if_the_copy_is_gone(tmp_path: Path, start: Start) -> None:
+def test_a_completed_run_copies_its_lost_model_again(tmp_path: Path, start: Start) -> None:
     command = [*(f"{name}={value}" for name, value in TINY.items()), "launch.model=handed/out"]
     (tmp_path / "handed/out").mkdir(parents=True)
     (tmp_path / "handed/out/mine").touch()

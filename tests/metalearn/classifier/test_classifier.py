@@ -97,9 +97,7 @@ def test_a_folder_becomes_a_classifier_that_answers(made: Path, others: Path, tm
     assert "--out=" in said(predict.main, made, paths[0], "--out", answers, code=2)  # is there already
 
 
-def test_its_page_says_what_the_report_says_and_runs_nothing_of_a_name(
-    own: Path, pictures: Path, tmp_path: Path
-) -> None:
+def test_its_page_shows_the_report_and_escapes_names(own: Path, pictures: Path, tmp_path: Path) -> None:
     report = json.loads((own / META).read_text())["report"]
     low, high = report["interval95"]
     page = " ".join((own / "report.html").read_text().split())
@@ -339,7 +337,7 @@ def test_the_demo_answers_its_own_page_alone(address: tuple[str, int], made: Pat
     assert asked(address, "GET", "/../meta.json")[0] == 404
 
 
-def test_the_demo_listens_on_this_machine_alone_and_ends_with_ctrl_c(made: Path, tmp_path: Path) -> None:
+def test_the_demo_listens_on_loopback_and_ends_with_ctrl_c(made: Path, tmp_path: Path) -> None:
     program = Program([sys.executable, "-m", "metalearn", "demo", str(made)], tmp_path)
     until(lambda: "http://127.0.0.1:" in program.said(), "the address")
     os.kill(program.process.pid, signal.SIGINT)

@@ -163,7 +163,7 @@ def test_an_exported_folder_is_all_that_another_machine_needs(
         assert message in capsys.readouterr().err
 
 
-def test_a_changed_classifier_says_that_its_card_is_of_the_one_before(
+def test_a_changed_classifier_marks_its_card_as_outdated(
     folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(logging.getLogger("metalearn"), "propagate", True)

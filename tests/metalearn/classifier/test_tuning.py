@@ -73,7 +73,7 @@ def test_tuned_layers_are_kept_where_they_help(tuned: PictureClassifier, backbon
     )
 
 
-def test_as_many_steps_give_the_same_bits_also_if_they_were_interrupted(
+def test_interrupted_tuning_gives_the_same_bits(
     tuned: PictureClassifier, backbone: Backbone, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     drawn = np.random.default_rng
@@ -92,7 +92,7 @@ def test_as_many_steps_give_the_same_bits_also_if_they_were_interrupted(
     np.testing.assert_array_equal(other.predict_proba(query), tuned.predict_proba(query))
 
 
-def test_the_end_of_the_time_keeps_the_frozen_network_if_no_step_fitted(backbone: Backbone) -> None:
+def test_tuning_without_a_step_keeps_the_frozen_network(backbone: Backbone) -> None:
     found = learner(backbone, minutes=1e-9).fit(*pictures(6, 0))
     assert found.report_["tuning"] == {"steps": 0, "kept": False} and not found._tuned
     assert "no step fitted into the time" in "\n".join(summary(found))

@@ -78,7 +78,7 @@ def test_it_shows_kind_size_age_and_last_use(folder: Path) -> None:
         (("--older-than", "50"), set()),
     ],
 )
-def test_it_removes_what_is_chosen_and_leftovers_and_nothing_else(
+def test_it_removes_matching_files_and_leftovers_only(
     arguments: tuple[str, ...], names: set[str], folder: Path
 ) -> None:
     assert removed(folder, *arguments) == names | set(LEFTOVERS)

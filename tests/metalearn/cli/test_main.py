@@ -44,9 +44,7 @@ def test_runs_are_compared_in_one_plot(
     assert commands_on_runs.compare([str(tmp_path)]) == 2 and "metrics.jsonl" in capsys.readouterr().err
 
 
-def test_a_folder_that_is_named_by_what_was_typed_is_no_name_and_folder(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_folder_with_an_equals_sign_is_no_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     run_of(Path("seed0,optimizer.lr=0.01"), [0.5])
     for typed, name in (("seed0,optimizer.lr=0.01", "seed0,optimizer.lr=0.01"), ("a=seed0,optimizer.lr=0.01", "a")):
@@ -203,7 +201,7 @@ def test_help_names_the_nearest_topic(topic: str, nearest: str, capsys: pytest.C
     assert f"help {topic}: is no command, group, option or key; did you mean {nearest}?" in capsys.readouterr().err
 
 
-def test_a_sweep_is_a_multirun_of_the_asynchronous_sweeper_unless_another_is_chosen() -> None:
+def test_a_sweep_is_an_asynchronous_multirun_by_default() -> None:
     assert sweeping(["a=1,2"]) == ["--multirun", "hydra/sweeper=async", "a=1,2"]
     assert sweeping(["hydra/sweeper=basic", "a=1,2"]) == ["--multirun", "hydra/sweeper=basic", "a=1,2"]
 

@@ -79,7 +79,7 @@ def test_every_group_with_a_target_has_its_factories(group: str) -> None:
     assert bool(factories(group)) == (group not in ("experiment", "launch", "sweep", "hydra"))
 
 
-def test_a_refused_value_is_sent_whole_and_its_advice_names_the_group() -> None:
+def test_a_refused_value_can_be_pickled_and_names_its_group() -> None:
     error = pickle.loads(pickle.dumps(Invalid("frozen", True, "is for weights", "type GROUP.weights=A or KEY=false")))
     assert str(error) == "frozen=True: is for weights; type weights=A or frozen=false"
     assert error.text("model") == "model.frozen=True: is for weights; type model.weights=A or model.frozen=false"

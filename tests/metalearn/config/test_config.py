@@ -318,7 +318,7 @@ def test_the_jobs_of_a_grid_keep_the_signs_of_its_keys() -> None:
     ]
 
 
-def test_a_multirun_under_torchrun_is_refused_with_the_right_command(
+def test_a_multirun_under_torchrun_is_refused(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("RANK", "0")
@@ -404,7 +404,7 @@ def test_no_experiment_has_the_folder_of_another_run() -> None:
     assert not [name for name in options.groups()["experiment"] if "-" in name]
 
 
-def test_an_algorithm_without_a_loss_graph_is_refused_by_rpc_autograd() -> None:
+def test_rpc_autograd_refuses_an_algorithm_without_a_loss() -> None:
     overrides = ["strategy=rpc_autograd", "workers=2"]
     composed = configs.compose_config(overrides)
     parts = assemble(Job(*composed, PROGRAM, overrides, 2))

@@ -67,7 +67,7 @@ def registry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
-def test_packages_that_did_not_come_are_fetched_by_the_same_command(registry: Path, tmp_path: Path) -> None:
+def test_the_same_command_fetches_missing_packages(registry: Path, tmp_path: Path) -> None:
     first = Package("@iconify-json/one", "1.0.0", archive(registry / "iconify-json-one-1.0.0.tgz", {"a": b"1"}))
     second = Package("@iconify-json/two", "2.0.0", archive(tmp_path / "iconify-json-two-2.0.0.tgz", {"a": b"2"}))
     (registry / "answer").write_text("npm error code ECONNREFUSED")

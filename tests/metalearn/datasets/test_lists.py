@@ -14,7 +14,7 @@ MODIFIERS = re.compile(r"-?\b(200d|fe0f|2640|2642|1f3f[b-f]|1f9b[0-3]|27a1)\b")
 PERSONS = {"1f468": "1f9d1", "1f469": "1f9d1", "1f466": "1f9d2", "1f467": "1f9d2", "1f474": "1f9d3", "1f475": "1f9d3"}
 
 
-def test_every_emoji_has_four_designs_and_whole_subgroups_go_to_a_split() -> None:
+def test_emoji_have_four_designs_and_are_split_by_subgroup() -> None:
     rows = listed(HERE / "emoji_classes.csv")
     designs = [design.name for design in designs_of(HERE / "emoji_designs.csv")]
     assert Counter(one.one.split for one in rows) == {"train": 891, "val": 222, "test": 284}
@@ -51,7 +51,7 @@ def test_a_drawing_that_is_left_out_has_a_reason_and_stays_out() -> None:
             assert "another split" not in row["reason"] or rows[other]["split"] != rows[row["key"]]["split"], row
 
 
-def test_a_script_goes_to_a_split_as_a_whole_and_has_no_letter_twice() -> None:
+def test_scripts_are_split_whole_without_repeated_letters() -> None:
     rows = listed(HERE / "scripts_classes.csv")
     splits = {
         "latin": "train",

@@ -129,7 +129,7 @@ def test_resnet12_is_its_stages_each_with_its_own_parameters(known: int) -> None
     assert torch.equal(h[:, known:], model.apply(params, x[:, known:], x[:, :known]))
 
 
-def test_resnet12_has_the_size_of_the_paper_and_draws_from_the_generator() -> None:
+def test_resnet12_has_the_papers_size_and_uses_the_generator() -> None:
     model = resnet12(ways=5, channels=3, image_size=84)
     params = model.init(seeded(1))
     assert sum(p.numel() for name, p in params.items() if not name.startswith("head")) == 12_424_320
@@ -208,7 +208,7 @@ def test_resnet18_is_torchvisions_in_training_mode(channels: int) -> None:
     assert_same(model.apply(params, x), torch.stack(theirs))
 
 
-def test_resnet18_by_support_is_torchvisions_with_the_statistics_of_the_support() -> None:
+def test_resnet18_by_support_is_torchvisions() -> None:
     """Two passes: the first puts the support set's statistics into the norms, the second computes the queries."""
     model = vision("resnet18", transductive=False)
     params, x, support = drawn(model, tasks=1), normal(1, 4, 3, 32, 32), normal(1, 6, 3, 32, 32)
@@ -256,7 +256,7 @@ def test_a_torchvision_model_is_pure() -> None:
         pytest.param("resnet18", False, marks=slow),
     ],
 )
-def test_the_meta_gradient_through_a_torchvision_model_is_a_finite_difference(name: str, transductive: bool) -> None:
+def test_torchvisions_meta_gradient_is_a_finite_difference(name: str, transductive: bool) -> None:
     """A finite difference of the query loss after an inner step; the gradient goes through the norms' statistics."""
     model = vision(name, transductive=transductive)
     params = {key: p.double() for key, p in model.init(seeded(0)).items()}
@@ -295,7 +295,7 @@ def test_a_torchvision_model_counts_the_outputs_of_its_layers() -> None:
 
 
 @pytest.mark.parametrize("name", ["googlenet", "densenet121"])
-def test_every_parameter_of_a_torchvision_model_has_a_part_in_the_outputs(name: str) -> None:
+def test_every_torchvision_parameter_affects_the_outputs(name: str) -> None:
     """One of the two has auxiliary outputs in torchvision."""
     model = vision(name)
     params = {key: p.unsqueeze(0).requires_grad_() for key, p in model.init(seeded(0)).items()}
@@ -332,7 +332,7 @@ def test_convolutions_by_torch_are_noted_and_right() -> None:
     assert_same(model.apply(params, x), torch.stack(reference))
 
 
-def test_shared_parameters_and_layers_of_other_classes_stay_what_they_are() -> None:
+def test_shared_parameters_and_other_layers_stay() -> None:
     """A convolution that doubles, one that is registered twice, and tensors made in the forward pass."""
     model = own("tests.own_functions.Odd", kind="shared")
     assert model.note.startswith("Odd: 1 of 2 convolutions")

@@ -300,7 +300,7 @@ def test_an_unused_parameter_has_no_gradient(name: str) -> None:
     close({key: ours.grads[key] for key in start}, theirs.grads, atol=1e-12)
 
 
-def test_what_a_network_has_and_this_program_does_not_use_is_named() -> None:
+def test_unused_parts_of_a_network_are_named() -> None:
     def taught() -> nn.Module:
         network = Net(spare=True)
         network.norm2.running_mean += 1  # type: ignore[operator]

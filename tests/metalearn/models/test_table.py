@@ -132,7 +132,7 @@ def test_the_regressions_leave_each_known_row_out() -> None:
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_any_order_of_classes_and_features_gives_the_same_answers(form: str) -> None:
+def test_the_order_of_classes_and_features_does_not_matter(form: str) -> None:
     model, reads = network(form)
     params, (support, asked) = drawn(model), of_classes()
     expected = reads.outputs(params, support, asked)
@@ -146,7 +146,7 @@ def test_any_order_of_classes_and_features_gives_the_same_answers(form: str) -> 
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_a_class_that_no_known_row_has_and_tasks_beside_it_change_nothing(form: str) -> None:
+def test_unseen_classes_and_other_tasks_change_nothing(form: str) -> None:
     """The second task has no row of class 1: its answers are those of the classes 0 and 2 alone."""
     model, reads = network(form)
     params, (support, asked) = drawn(model), of_classes()
@@ -206,7 +206,7 @@ def density(head: NumberHead, outputs: Tensor, y: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize("name", ["gaussian", "bars"])
-def test_a_density_integrates_to_one_and_to_its_mean_and_quantiles(name: str) -> None:
+def test_a_density_integrates_to_its_mean_and_quantiles(name: str) -> None:
     head = NUMBERS[name]
     raw, centre, scale = random(1, 1, head.width, seed=3), torch.full((1, 1, 1), 2.0), torch.full((1, 1, 1), 0.5)
     outputs = head.outputs(raw, centre.double(), scale.double())

@@ -219,7 +219,7 @@ def test_outputs_without_a_graph_have_the_same_bits() -> None:
         assert network.outputs(packed, x[:, :0], support_x).shape == (TASKS, 0, WAYS)
 
 
-def test_the_derivative_by_the_inputs_is_that_of_the_layers_or_an_error() -> None:
+def test_the_input_derivative_is_the_layers_or_an_error() -> None:
     model, (x, y) = SMALL.model(), images(SMALL, 7)
     network, theta = network_of(model), start(model)
     gradients = []
@@ -242,7 +242,7 @@ def test_a_network_of_one_layer_has_no_body() -> None:
 
 
 @pytest.mark.parametrize("case", (SMALL, CASES["conv4, pooled"]), ids=("stride 2", "stride 1"))
-def test_a_task_has_the_same_bits_in_a_chunk_of_any_size_and_on_any_number_of_threads(case: Case) -> None:
+def test_bits_do_not_depend_on_chunks_and_threads(case: Case) -> None:
     model = case.model()
     network, theta = network_of(model), start(model, torch.float32)
     x, y = images(case, 7)
@@ -277,7 +277,7 @@ OPTIONS: dict[Any, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("algorithm", OPTIONS)
-def test_the_gradient_of_a_batch_has_the_same_bits_for_chunks_of_1_2_4_and_8(algorithm: Any) -> None:
+def test_a_batchs_gradient_has_equal_bits_in_all_chunks(algorithm: Any) -> None:
     model = SMALL.model()
     learner = algorithm(model=model, **OPTIONS[algorithm])
     generator, theta = torch.Generator().manual_seed(3), start(model, torch.float32)
@@ -296,7 +296,7 @@ def test_the_gradient_of_a_batch_has_the_same_bits_for_chunks_of_1_2_4_and_8(alg
 
 
 @every_case
-def test_packed_parameters_come_back_and_what_fills_them_up_stays_zero(case: Case) -> None:
+def test_packed_parameters_come_back_and_padding_stays_zero(case: Case) -> None:
     model = case.model()
     network, theta = network_of(model), start(model)
     packed = network.pack(theta, 2)
@@ -471,7 +471,7 @@ def test_a_step_at_a_rate_without_effect_leaves_the_parameters(rate: float) -> N
     assert torch.equal(network.stepped(packed, x.float(), y, rate)[key], row)
 
 
-def test_inputs_that_were_changed_after_the_forward_pass_are_refused() -> None:
+def test_inputs_changed_after_the_forward_pass_are_refused() -> None:
     model = mlp(inputs=3, outputs=2)
     theta = {name: value.requires_grad_() for name, value in start(model).items()}
     x, y = (torch.rand(TASKS, 6, size, dtype=torch.float64) for size in (3, 2))
@@ -528,7 +528,7 @@ def test_a_sum_of_a_value_with_itself_has_twice_its_gradient() -> None:
         torch.testing.assert_close(value, expected, rtol=1e-10, atol=1e-11)
 
 
-def test_as_many_layers_and_pixels_as_can_be_compiled_are_compiled() -> None:
+def test_the_largest_network_that_compiles_is_compiled() -> None:
     layers = (ChannelsLast(), CONVOLUTION, Convolution("k", padding=3), *[Activation("tanh")] * 91, Mean(), HEAD)
     params = drawn(layers) | {"k": torch.rand(16, 16, 7, 7, dtype=torch.float64) / 100}
     network, x = CompiledNetwork(layers), torch.rand(1, 6, 1, 4, 4, dtype=torch.float64)

@@ -79,7 +79,7 @@ def test_a_command_that_trains_nothing_shows_warnings_alone(monkeypatch: pytest.
     assert stderr.getvalue() == "a warning\n"
 
 
-def test_tensorboard_has_curves_settings_config_and_pictures_once(tmp_path: Path) -> None:
+def test_tensorboard_has_curves_config_and_pictures_once(tmp_path: Path) -> None:
     (tmp_path / ".hydra").mkdir()
     (tmp_path / ".hydra/overrides.yaml").write_text("- model=mlp\n- run=a\n")
     in_two_sessions(tmp_path, tensorboard=True)
@@ -122,7 +122,7 @@ def test_the_table_has_a_row_for_each_line_of_metrics_jsonl(tmp_path: Path) -> N
         assert {name: value for name, value in row.items() if value} == {n: str(v) for n, v in line.items()}
 
 
-def test_a_logger_that_fails_is_dropped_and_one_that_cannot_be_opened_is_named(tmp_path: Path) -> None:
+def test_a_failing_logger_is_dropped_and_named(tmp_path: Path) -> None:
     calls = []
 
     def broken(*arguments: object) -> None:

@@ -46,7 +46,7 @@ def all_of(stderr: TextIO, shown: int) -> str:
     return b"".join(parts).decode()
 
 
-def test_a_terminal_has_a_bar_for_the_steps_and_one_for_the_validation(terminal: tuple[TextIO, int]) -> None:
+def test_a_terminal_has_bars_for_steps_and_validation(terminal: tuple[TextIO, int]) -> None:
     with contextlib.redirect_stderr(terminal[0]):
         log = bar_log(WINDOW)
         log.step(1, {"loss": 0.5, "step_seconds": 2.0})

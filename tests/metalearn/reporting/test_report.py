@@ -125,7 +125,7 @@ RESULT = {
 HOSTILE = "</pre><script>'{{ 1 }}"
 
 
-def test_wrong_predictions_are_marked_in_words_and_names_are_only_shown(tmp_path: Path) -> None:
+def test_wrong_predictions_are_marked_and_names_escaped(tmp_path: Path) -> None:
     rows(tmp_path, {"step": 1, "split": "val", "loss": 1.0, "accuracy": 0.5, "ci95": 0.1})
     y = torch.tensor([[0, 0, 1, 1]])
     episode = Episode(*(Batch(torch.rand(1, 4, 1, 9, 9), y) for _ in range(2)))
@@ -195,7 +195,7 @@ def test_a_long_line_shows_means_and_says_of_how_many() -> None:
     assert len(line.points) == 500 and {y for _, y in line.points} == {0.5} and "means of 4 lines" in line.name
 
 
-def test_a_chart_as_a_file_has_its_legend_and_no_colours_of_a_page() -> None:
+def test_a_chart_file_has_its_legend_and_fixed_colours() -> None:
     drawn = svg_file(chart("", [Line("a & b", [(0, 1), (1, 3)])], x="x", y="y"))
     assert ElementTree.fromstring(drawn).tag.endswith("svg") and ">a &amp; b<" in drawn and "var(" not in drawn
 

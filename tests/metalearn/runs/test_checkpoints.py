@@ -145,9 +145,7 @@ def test_a_save_may_be_interrupted_at_every_call(every: int, before: Path, undis
 
 
 @slow
-def test_a_checkpoint_is_never_lost_while_another_of_its_step_replaces_it(
-    before: Path, undisturbed: dict[int, Outcome]
-) -> None:
+def test_replacing_a_checkpoint_never_loses_it(before: Path, undisturbed: dict[int, Outcome]) -> None:
     def save_again(run_dir: Path) -> None:
         saved = latest(run_dir)
         assert saved is not None
@@ -215,7 +213,7 @@ def state_of(step: int, groups: int = 1, **progress: Any) -> bytes:
         ("meta.json", b'{"kind": "learner", "version": 1, "versions": {}, "step": 40, "config": {}}'),
     ],
 )
-def test_a_content_that_cannot_be_used_gives_the_older_checkpoint(name: str, content: bytes, before: Path) -> None:
+def test_an_unusable_checkpoint_gives_the_older_one(name: str, content: bytes, before: Path) -> None:
     rewritten(before / "checkpoints/step_000040", name, content)
     start = {"w": torch.zeros(2)}
     (before / ".hydra").mkdir()
@@ -224,7 +222,7 @@ def test_a_content_that_cannot_be_used_gives_the_older_checkpoint(name: str, con
     assert found is not None and found.meta["step"] == found.state["progress"]["step"] == 30
 
 
-def test_folders_of_the_user_and_links_in_place_of_checkpoints_do_no_harm(before: Path, tmp_path: Path) -> None:
+def test_users_folders_and_links_beside_checkpoints_stay(before: Path, tmp_path: Path) -> None:
     """Step 30 is moved to another disk, with a link in its place; the run removes the link, and nothing beyond it."""
     folder, elsewhere = before / "checkpoints", tmp_path / "elsewhere"
     for name in ("step_keep_this", "step_000040 (copy)", ".step_keep.old"):
@@ -293,7 +291,7 @@ def test_the_best_validations_are_kept_and_named_in_order(ranked: Path) -> None:
     assert {name for name, to in listing(ranked).items() if not to} == {f"step_{n:06d}" for n in (20, 40, 70, 75)}
 
 
-def test_the_next_best_follow_a_run_that_goes_back_or_keeps_fewer(ranked: Path) -> None:
+def test_the_next_best_follow_a_run_that_goes_back(ranked: Path) -> None:
     rewind(ranked, 70)
     checkpointing(every=100, keep=2, keep_best=3)(ranked).settle(70, 40)
     assert links_of(ranked) == LINKED | {"last": 70}
@@ -311,7 +309,7 @@ def test_a_damaged_validation_is_not_ranked(ranked: Path) -> None:
     assert links_of(ranked) == {"best": 40, "best_2": 20, "last": 75}
 
 
-def test_every_validated_step_is_due_where_the_best_ones_are_kept(tmp_path: Path) -> None:
+def test_validated_steps_are_saved_where_the_best_are_kept(tmp_path: Path) -> None:
     wanted = {
         kept: [checkpointing(every=10, keep=2, keep_best=kept)(tmp_path).due(*case) for case in DUE] for kept in (1, 2)
     }

@@ -75,7 +75,7 @@ def result_in(folder: Path) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("split", PAPERS)
-def test_an_evaluation_counts_the_characters_that_were_trained_on(
+def test_an_evaluation_counts_trained_characters(
     split: str, papers: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     trained_on, validated_on, classes = PAPERS[split]
@@ -111,7 +111,7 @@ def test_a_checkpoint_without_known_classes_cannot_be_checked(
     assert not seen_by(start, None).complete and "cannot be checked" in start.start_notes[-1]
 
 
-def test_a_resumed_checkpoint_without_known_classes_cannot_be_checked(
+def test_a_checkpoint_without_classes_cannot_be_checked(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     saved_run(tmp_path / "run", *SMALL, *SHORT)
@@ -161,7 +161,7 @@ def test_a_run_does_not_validate_on_classes_that_it_begins_from(
     assert "155 of its 172 val classes were trained on before" in capsys.readouterr().err
 
 
-def test_parameters_of_another_network_are_named_where_their_shapes_fit(tmp_path: Path) -> None:
+def test_fitting_parameters_of_another_network_are_named(tmp_path: Path) -> None:
     saved_run(tmp_path / "run", *SMALL, "model.downsample=pool")
     begun = [*SMALL, f"init_from={tmp_path / 'run/checkpoints/best'}"]
     note = "init_from: was trained with model.downsample='pool', which is 'stride' here"
@@ -195,7 +195,7 @@ def test_a_start_from_other_parameters_sees_their_classes_too(
     assert published["test"]["seen_classes"]["trained_on"] == 450
 
 
-def test_pretrained_weights_beside_other_parameters_are_not_known(tmp_path: Path) -> None:
+def test_pretrained_weights_have_unknown_classes(tmp_path: Path) -> None:
     """They stay where those do not fit, and in a frozen network everywhere."""
     small = ("algorithm=protonet", "model=torchvision", "dataset.image_size=32", "model.name=mobilenet_v3_small")
     network = torchvision.models.mobilenet_v3_small(weights=None)

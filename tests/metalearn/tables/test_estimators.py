@@ -78,7 +78,7 @@ def test_check_estimator_passes_with_a_trained_network(name: str, tmp_path: Path
     check_estimator((PFNClassifier if name == "classes" else PFNRegressor)(tmp_path / "run"))
 
 
-def test_a_frame_is_read_by_its_columns_and_the_order_of_columns_and_classes_is_nothing(runs: dict[str, Path]) -> None:
+def test_a_frames_column_and_class_order_does_not_matter(runs: dict[str, Path]) -> None:
     x, y = frame()
     fitted = PFNClassifier(runs["classes"], plugins=PLUGINS).fit(x, y)
     asked, _ = frame(seed=1)
@@ -213,7 +213,7 @@ def test_a_column_without_a_known_value_is_said(runs: dict[str, Path], caplog: p
     assert "column old has no value that the known rows have, such as no; all of it counts as missing" in caplog.text
 
 
-def test_texts_that_are_numbers_are_numbers_before_and_after_saving(runs: dict[str, Path], tmp_path: Path) -> None:
+def test_numeric_texts_are_numbers_also_after_saving(runs: dict[str, Path], tmp_path: Path) -> None:
     texts = np.array([["1"], ["2"], ["10"]] * 5)
     fitted = classifier(runs, texts, texts[:, 0] == "10")
     fitted.save(tmp_path / "saved")
@@ -223,7 +223,7 @@ def test_texts_that_are_numbers_are_numbers_before_and_after_saving(runs: dict[s
         np.testing.assert_array_equal(other.predict_proba(texts), fitted.predict_proba(texts))
 
 
-def test_what_was_fitted_is_saved_and_not_what_the_table_has_become(runs: dict[str, Path], tmp_path: Path) -> None:
+def test_the_fitted_table_is_saved_not_the_changed_one(runs: dict[str, Path], tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     array = rng.normal(size=(20, 2))
     for name, x in (("array", array), ("frame", pd.DataFrame({"a": array[:, 0], "b": array[:, 1]}))):
@@ -237,7 +237,7 @@ def test_what_was_fitted_is_saved_and_not_what_the_table_has_become(runs: dict[s
         np.testing.assert_array_equal(again.predict_proba(asked), before)
 
 
-def test_a_refit_reads_its_path_and_a_refused_one_leaves_the_last(runs: dict[str, Path], tmp_path: Path) -> None:
+def test_a_refused_refit_leaves_the_last_fit(runs: dict[str, Path], tmp_path: Path) -> None:
     x = np.random.default_rng(0).normal(size=(20, 2))
     fitted = classifier(runs, x, np.arange(20) % 2)
     before = fitted.predict_proba(x)

@@ -49,7 +49,7 @@ def test_digests_that_were_made_in_another_way_are_not_compared() -> None:
     assert not content.is_known_otherwise("abd")  # of a version that covered the first tasks only
 
 
-def test_of_many_pictures_the_first_and_the_last_of_each_class_count(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_first_and_last_pictures_of_each_class_count(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(identities, "_WHOLE", 1000)
     monkeypatch.setattr(identities, "_FIRST", 0)
     whole, middle, end = pictures(), pictures(), pictures()
@@ -76,7 +76,7 @@ def test_few_copies_in_a_large_dataset_are_no_word(monkeypatch: pytest.MonkeyPat
     assert content_of(source(shown)).copies == ""
 
 
-def test_pictures_that_a_program_draws_are_known_by_their_first_tasks() -> None:
+def test_drawn_pictures_are_known_by_their_first_tasks() -> None:
     shown = pictures()
     assert content_of(source(shown, drawn=True)).digest != content_of(source(shown)).digest
     characters = glyphs(

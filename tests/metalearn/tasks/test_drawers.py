@@ -119,7 +119,7 @@ def test_unknown_drawers_and_missing_sets_are_named(root: Path, tmp_path: Path) 
         source(tmp_path).episodes("train", torch.arange(1))
 
 
-def test_plain_samples_are_the_drawings_of_the_drawers_in_training(root: Path) -> None:
+def test_plain_samples_are_of_the_training_drawers(root: Path) -> None:
     tasks = source(root, HELD)
     assert isinstance(tasks, GivesSamples)
     plain, words = tasks.samples("tasks")

@@ -140,7 +140,7 @@ def test_lists_say_which_class_is_where(place: str, tmp_path: Path) -> None:
         assert classes_shown(tasks, split, known) == set(classes)
 
 
-def test_neither_the_order_of_a_list_nor_the_place_of_the_folder_changes_a_task(tmp_path: Path) -> None:
+def test_list_order_and_folder_do_not_change_a_task(tmp_path: Path) -> None:
     episodes = []
     for place, step in (("here", 1), ("there", -1)):
         put(tmp_path / place / "animals", ANIMALS)
@@ -225,7 +225,7 @@ def stored(cache: Path) -> list[tuple[str, int]]:
     return sorted((path.name, path.stat().st_mtime_ns) for path in cache.glob("*.npy"))
 
 
-def test_a_changed_folder_is_decoded_again_and_an_unchanged_one_is_not(tmp_path: Path, cache: Path) -> None:
+def test_only_a_changed_folder_is_decoded_again(tmp_path: Path, cache: Path) -> None:
     root = tmp_path / "animals"
     known = put(root, ANIMALS)
     before = source(root).episodes("train", torch.arange(20))
@@ -428,7 +428,7 @@ def test_the_program_learns_from_a_folder_on_two_workers(tmp_path: Path, cache: 
 
 @slow
 @pytest.mark.thorough
-def test_a_run_does_not_go_on_with_other_pictures_unless_it_is_told_to(tmp_path: Path, start: Start) -> None:
+def test_a_run_resumes_with_other_pictures_only_on_demand(tmp_path: Path, start: Start) -> None:
     root = tmp_path / "animals"
     put(root, ANIMALS)
     own = (*SHORT, f"dataset.root={root}", "trainer.steps=4", "checkpoint.every=1")
@@ -450,7 +450,7 @@ def test_a_run_does_not_go_on_with_other_pictures_unless_it_is_told_to(tmp_path:
 
 
 @pytest.mark.thorough
-def test_an_evaluation_says_so_if_its_data_are_not_those_of_the_training(tmp_path: Path, start: Start) -> None:
+def test_an_evaluation_warns_of_other_data(tmp_path: Path, start: Start) -> None:
     root, moved, other = (tmp_path / name for name in ("animals", "moved", "other"))
     put(root, ANIMALS)
     put(other, ANIMALS)
@@ -482,7 +482,7 @@ def samples_shown(samples: TaskSource, split: str, count: int, known: Known) -> 
     return dict(zip(shown(query, 0, known), query.y[0].tolist(), strict=True))
 
 
-def test_algorithms_that_are_evaluated_on_tasks_train_on_all_pictures_of_the_training_classes(tmp_path: Path) -> None:
+def test_pretraining_takes_all_pictures_of_training_classes(tmp_path: Path) -> None:
     known = put(tmp_path, ANIMALS)
     tasks = source(tmp_path)
     samples, words = plain(tmp_path, "tasks")
@@ -499,7 +499,7 @@ def test_algorithms_that_are_evaluated_on_tasks_train_on_all_pictures_of_the_tra
         assert same(samples.episodes(split, torch.arange(3)), tasks.episodes(split, torch.arange(3)))
 
 
-def test_plain_classification_divides_the_pictures_of_every_class(tmp_path: Path) -> None:
+def test_plain_classification_divides_every_class(tmp_path: Path) -> None:
     known = put(tmp_path, ANIMALS | {"cow": 10})
     samples, words = plain(tmp_path, "samples", split=[0.6, 0.2, 0.2], ways=5)
     sizes = {"train": 19, "val": 9, "test": 10}
@@ -517,7 +517,7 @@ def test_plain_classification_divides_the_pictures_of_every_class(tmp_path: Path
     assert samples_shown(other, "test", counts["test"], known).keys() == divided["test"].keys(), "whatever the seed"
 
 
-def test_plain_classification_takes_the_folders_train_val_and_test(tmp_path: Path) -> None:
+def test_plain_classification_takes_split_folders(tmp_path: Path) -> None:
     known = put(tmp_path, {f"{split}/{name}": 2 + place for place, split in enumerate(SPLITS) for name in "ab"})
     samples, words = plain(tmp_path, "samples", split="folders")
     assert words.endswith("as train, val and test have them: train 4, val 6, test 8") and samples.classes("test") == 2
@@ -546,7 +546,7 @@ def test_what_cannot_be_divided_is_named(
 
 
 @pytest.mark.parametrize("algorithm", ["supervised", "finetune", "simpleshot", "tim"])
-def test_the_outputs_of_the_network_follow_the_classes_that_are_trained_on(algorithm: str, tmp_path: Path) -> None:
+def test_the_networks_outputs_follow_the_classes(algorithm: str, tmp_path: Path) -> None:
     put(tmp_path / "d", ANIMALS)
     overrides = [
         *(f"algorithm={algorithm}", "dataset=image_folder", f"dataset.root={tmp_path}/d", "dataset.ways=2"),
@@ -568,7 +568,7 @@ def test_the_outputs_of_the_network_follow_the_classes_that_are_trained_on(algor
     assert len(again.start_notes) == 1 and again.start["head.weight"].equal(parts.start["head.weight"])
 
 
-def test_a_source_around_another_is_not_replaced_by_the_samples_within(tmp_path: Path) -> None:
+def test_a_wrapped_source_is_not_unwrapped(tmp_path: Path) -> None:
     put(tmp_path, ANIMALS)
 
     class Around:

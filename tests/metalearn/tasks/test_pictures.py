@@ -169,9 +169,7 @@ REFUSED: dict[str, tuple[Callable[[Path], object], str]] = {
 """What becomes of a whole picture, and a part of the reason."""
 
 
-def test_what_cannot_be_read_has_a_reason_and_the_others_are_read(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_unreadable_files_have_a_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "gs").write_text(f"#!/bin/sh\ntouch {tmp_path}/executed\n")
     (tmp_path / "gs").chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)

@@ -96,7 +96,7 @@ def asked(source: TaskSource, split: str, indices: Iterable[int]) -> list[Sample
 # Which samples there are
 
 
-def test_an_epoch_shows_every_training_drawing_once_with_its_label(drawings: Drawings) -> None:
+def test_an_epoch_shows_every_drawing_once(drawings: Drawings) -> None:
     source, expected = drawings.make(), drawings.of("train")
     count = expected.total()
     assert count == 14 * len(drawings.shown) and source.size("train") is None
@@ -388,7 +388,7 @@ class Trap:
 
 
 @pytest.mark.usefixtures("no_network")
-def test_a_cifar_batch_that_is_not_the_published_one_is_not_unpickled(tmp_path: Path) -> None:
+def test_an_unpublished_cifar_batch_is_not_unpickled(tmp_path: Path) -> None:
     folder, sprung = tmp_path / "cifar-10-batches-py", tmp_path / "sprung"
     folder.mkdir()
     data = pickle.dumps(Trap(sprung))

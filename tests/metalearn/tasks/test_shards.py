@@ -101,7 +101,7 @@ def test_every_split_list_of_omniglot_reads_the_same_shards(omniglot_root: Path,
     assert_same(samples[0], samples[1], "train", "val", "test")
 
 
-def test_an_evaluation_takes_the_shards_of_the_training_where_they_are(folder: Path) -> None:
+def test_an_evaluation_uses_the_trainings_shards(folder: Path) -> None:
     for place, taken in ((folder, str(folder)), (folder / "absent", None)):
         saved = to_container(compose_config([f"dataset.shards={place}"]).config)
         assert changed_config(saved, [], {}).dataset.shards == taken
@@ -172,9 +172,7 @@ def test_shards_of_another_dataset_are_refused(form: ShardForm, classes: list[st
         Shards(str(folder), form, classes)
 
 
-def test_a_run_ends_before_it_starts_if_its_shards_are_of_another_dataset(
-    folder: Path, start: Start, tmp_path: Path
-) -> None:
+def test_a_run_refuses_shards_of_another_dataset(folder: Path, start: Start, tmp_path: Path) -> None:
     outcome = start(*RUN, f"dataset.shards={folder}", f"hydra.run.dir={tmp_path / 'run'}").wait()
     assert outcome.code == 2 and "these are shards of letters-v1, and the dataset is glyphs-v1" in outcome.text
     assert not list((tmp_path / "run").rglob("*.safetensors"))

@@ -108,7 +108,7 @@ def test_training_episodes_may_have_a_shape_of_their_own() -> None:
     assert source.classes("test") == source.classes("val") == 5
 
 
-def test_pretraining_shows_every_drawing_and_is_evaluated_on_the_same_tasks() -> None:
+def test_pretraining_has_all_drawings_and_the_same_test_tasks() -> None:
     source = glyph_pretraining(
         train_classes=6, episode=EpisodeShape(5, 1, 2), image_size=28, channels=1, rotations=True, seeds=Seeds(0, 1)
     )
@@ -123,7 +123,7 @@ def test_pretraining_shows_every_drawing_and_is_evaluated_on_the_same_tasks() ->
         assert same(source.episodes(split, torch.arange(3)), drawn().episodes(split, torch.arange(3)))
 
 
-def test_tasks_of_characters_give_their_pictures_as_plain_samples() -> None:
+def test_character_tasks_give_plain_samples() -> None:
     tasks = drawn()
     assert isinstance(tasks, GivesSamples)
     source, words = tasks.samples("tasks")
@@ -344,7 +344,7 @@ def test_the_sizes_of_meta_dataset_are_those_counted_by_hand() -> None:
     assert sizes(30 * [1000], 10) == (30 * [16], 10)
 
 
-def test_tasks_of_meta_dataset_differ_and_follow_from_their_numbers() -> None:
+def test_meta_dataset_tasks_follow_from_their_numbers() -> None:
     source = drawn(ways=9, shots="meta_dataset", queries=10)
     tasks = [source.episodes("train", torch.tensor([number])) for number in range(12)]
     counts = [task.support.y[0].bincount() for task in tasks]

@@ -102,7 +102,7 @@ def test_without_its_forks_the_run_draws_the_tasks(
     assert caplog.text.count("so the run draws them") == 1 and ahead._pool is None
 
 
-def test_a_fork_goes_on_at_the_signals_on_which_a_run_saves_and_ends_with_it(
+def test_a_fork_ignores_stop_signals_and_ends_with_its_run(
     drawing: Callable[..., Ahead],
 ) -> None:
     ahead = drawing(made)

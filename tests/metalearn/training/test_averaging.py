@@ -29,7 +29,7 @@ def weighted(values: Sequence[Tensor]) -> Tensor:
     return torch.stack(terms).sum(dim=0) / sum(weights)
 
 
-def test_it_is_the_weighted_mean_of_all_steps_and_the_latest_state() -> None:
+def test_it_is_the_weighted_mean_of_all_steps() -> None:
     average = Average(DECAY, drawn(0))
     assert torch.equal(average.params["w"], drawn(0)["w"])
     for step in range(1, STEPS + 1):
@@ -39,7 +39,7 @@ def test_it_is_the_weighted_mean_of_all_steps_and_the_latest_state() -> None:
         assert torch.equal(average.params["state.v"], drawn(step)["state.v"])
 
 
-def test_a_checkpoint_has_the_average_and_goes_on_from_the_latest() -> None:
+def test_a_checkpoint_has_the_average_and_the_latest() -> None:
     learner = TrainState.new(drawn(1), START, DECAY)
     assert learner.average is not None
     learner.average.add(drawn(1))
@@ -80,7 +80,7 @@ def params_of(folder: Path, step: int) -> Params:
 
 
 @slow
-def test_a_run_saves_the_average_of_a_run_without_it_also_when_it_is_paused(tmp_path: Path) -> None:
+def test_the_average_is_that_of_an_unpaused_run(tmp_path: Path) -> None:
     plain, averaged = tmp_path / "plain", tmp_path / "averaged"
     run(plain)
     run(averaged, f"trainer.ema_decay={DECAY}", "workers=2", "strategy=ddp", "pause_after=3")
@@ -93,6 +93,6 @@ def test_a_run_saves_the_average_of_a_run_without_it_also_when_it_is_paused(tmp_
 
 
 @pytest.mark.parametrize("key", ["trainer.ema_decay=0.9", "optimizer.clip_norm=1"])
-def test_a_cut_network_has_no_average_and_no_norm_of_its_whole_gradient(key: str, tmp_path: Path) -> None:
+def test_a_split_network_has_no_average_and_no_clipping(key: str, tmp_path: Path) -> None:
     message = run(tmp_path / "run", "experiment=split_omniglot", "dataset=glyph_pretraining", key, code=2)
     assert "strategy=split" in message

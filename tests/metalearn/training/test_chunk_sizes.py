@@ -45,7 +45,7 @@ def test_eight_gpus_share_the_tasks_of_a_step() -> None:
     assert shares(chunk_size(settings(32), MODEL, IMAGES, GPU, 8, pairs=True), 32, 8) == [4] * 8
 
 
-def test_chunks_stay_where_others_would_change_bits_or_are_asked_for() -> None:
+def test_chunks_stay_where_others_would_change_bits() -> None:
     assert chunk_size(settings(32), MODEL, IMAGES, GPU, 8) == 32
     assert chunk_size(settings(32, chunk=16), MODEL, IMAGES, GPU, 8, pairs=True) == 16
 

@@ -16,9 +16,7 @@ from metalearn.types import Episode, Metrics, Params
 
 
 @pytest.mark.parametrize("most", [2, 0])
-def test_an_evaluation_that_does_not_fit_the_memory_is_computed_in_halves(
-    most: int, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_an_evaluation_too_large_for_memory_is_halved(most: int, caplog: pytest.LogCaptureFixture) -> None:
     model = mlp(inputs=1, outputs=1, hidden=(8,), activation="relu")
     whole = maml(model=model, inner_lr=0.01, inner_steps=1, eval_steps=2)
     source = sinusoid(shots=5, queries=5, eval_queries=5, seeds=Seeds(0, 0))

@@ -163,7 +163,7 @@ class Poisoned:
         return Episode(support, Batch(query.x, y))
 
 
-def test_a_step_that_is_not_finite_is_skipped_with_all_later_ones_and_named() -> None:
+def test_a_step_that_is_not_finite_is_named_and_skipped() -> None:
     source = Poisoned(waves(), task=9)
     algorithm = learner_of(waves())
     trainer, updater = on_device(algorithm, source, TASKS, TASKS, CPU, steps=8, every=8)
@@ -208,7 +208,7 @@ def test_the_loop_logs_every_step_in_its_turn() -> None:
     assert device.state.seconds == pytest.approx(sum(v["step_seconds"] for _, v in log.steps), rel=0.9)
 
 
-def test_a_wait_for_tasks_is_cut_and_the_steps_before_are_logged_and_saved() -> None:
+def test_a_wait_for_tasks_is_cut_and_earlier_steps_saved() -> None:
     """By a request that comes while the tasks of step 6 are drawn; figures are read each 4 steps."""
     waits = itertools.count(1)
 
@@ -330,9 +330,7 @@ def test_a_source_around_another_keeps_its_own_episodes() -> None:
 
 
 @pytest.mark.parametrize(("what", "reason"), [("brighter", "its episodes are others"), ("wide", "12×24 pixels")])
-def test_pictures_that_are_not_those_of_the_episodes_are_not_gathered(
-    what: str, reason: str, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_only_the_episodes_pictures_are_gathered(what: str, reason: str, caplog: pytest.LogCaptureFixture) -> None:
     class Other(ByNumber):
         def pictures_of(self, split: str) -> Tensor:
             pictures: Tensor = self.inside.pictures_of(split)  # type: ignore[attr-defined]
@@ -387,7 +385,7 @@ def test_what_does_not_fit_the_memory_is_halved(
 
 
 @pytest.mark.parametrize(("pairs", "chunk", "advice"), [(False, 6, 4), (True, 3, 2)])
-def test_what_does_not_fit_is_named_where_smaller_chunks_would_change_bits(
+def test_what_does_not_fit_is_named_if_halves_change_bits(
     pairs: bool, chunk: int, advice: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with pytest.raises(RunError, match=rf"{chunk} tasks at once do not fit .*3\.00 GiB.*trainer.task_chunk={advice}"):
@@ -446,7 +444,7 @@ class Recorded(DeviceUpdater):
         super()._whole_step()
 
 
-def test_what_does_not_fit_while_a_graph_is_recorded_is_halved_too(
+def test_what_does_not_fit_in_a_recording_is_halved(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def fails(chunk: int) -> None:
@@ -538,7 +536,7 @@ def test_labels_are_not_looked_at_for_the_number_of_classes(
     assert looked == [-1] * 4 and caplog.text.count("shapes or classes") == 1  # by the host's four steps alone
 
 
-def test_tasks_of_a_step_that_differ_in_their_classes_have_no_number_of_them() -> None:
+def test_tasks_of_different_ways_have_no_class_count() -> None:
     feed = WholeEpisodes.__new__(WholeEpisodes)
     x, three = torch.zeros(2, 3, 1), torch.tensor([[0, 1, 2]] * 2)
     assert feed.ways_of([x, three, x, three]) == 3

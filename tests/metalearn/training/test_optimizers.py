@@ -191,7 +191,7 @@ def test_a_large_gradient_has_a_finite_norm() -> None:
 
 @pytest.mark.parametrize("name", PAIRS)
 @pytest.mark.parametrize("stops", ["torch", "ours"])
-def test_a_state_of_torch_goes_on_here_and_ours_there_to_the_same_bits(name: str, stops: str, tmp_path: Path) -> None:
+def test_torchs_optimizer_state_and_ours_are_the_same(name: str, stops: str, tmp_path: Path) -> None:
     """Earlier checkpoints hold a state of torch's. It goes through a file, as they do."""
     made, theirs = PAIRS[name]
     starts = [theirs, made.start] if stops == "torch" else [made.start, theirs]
@@ -215,7 +215,7 @@ def test_a_saved_state_does_not_change_with_the_next_step() -> None:
     assert equal(saved, before)
 
 
-def test_a_restored_optimizer_has_the_state_of_the_checkpoint_and_the_settings_of_the_config() -> None:
+def test_a_restored_optimizer_keeps_the_configs_settings() -> None:
     """The next step of Adam with β₁ = 0.5, written out, from a state that β₁ = 0.9 has made."""
     common: dict[str, Any] = {"rates": Rates(0.1), "beta2": 0.9, "eps": 1e-3}
     before = TrainState.new({"w": torch.tensor([1.0, 2.0], dtype=torch.float64)}, adam(beta1=0.9, **common).start)

@@ -83,7 +83,7 @@ def test_a_chunk_is_the_sum_of_its_tasks_each_by_itself(stack: Callable[[list[Ep
     assert functions.diagnose(params, numbers, 1)["fault"].tolist() == [0] * 5
 
 
-def test_tasks_of_one_shape_are_computed_together_also_from_a_list() -> None:
+def test_tasks_of_one_shape_are_computed_together() -> None:
     (episode,) = chunk_of(Varying(list), "train", torch.tensor([0, 3, 6]))
     assert episode.support.x.shape == (3, 3, 4)
     together = stacked([Varying(list).episodes("train", torch.tensor([n])) for n in (0, 3, 6)])
@@ -105,7 +105,7 @@ def picture_learner(shots: Any) -> tuple[Algorithm, TaskSource]:
     return maml(model=model, inner_lr=0.4, inner_steps=1, eval_steps=1), source
 
 
-def test_the_bits_do_not_depend_on_the_chunks_and_both_gradients_agree() -> None:
+def test_bits_do_not_depend_on_chunks_and_gradients_agree() -> None:
     """MAML on compiled kernels adds in pairs; its chunks may depend on the number of workers."""
     algorithm, source = picture_learner([1, 2])
     functions = chunk_functions(algorithm, source, CPU, torch.float32, tree_sum)

@@ -69,9 +69,7 @@ def test_photographs_fit_the_offsets_of_the_kernels() -> None:
 
 
 @pytest.mark.parametrize("forked", [True, False])
-def test_after_an_error_the_second_stream_is_joined_where_it_was_forked(
-    forked: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_after_an_error_the_second_stream_is_joined(forked: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Else the recording of a CUDA graph could not be ended, and torch would go on with it."""
     from metalearn.nn.backends.triton_ops import _Beside
 

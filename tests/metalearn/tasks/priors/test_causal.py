@@ -17,7 +17,7 @@ def tables(**settings: Any) -> PriorTasks:
     return source_of("table", settings, [])
 
 
-def test_a_table_has_the_shape_of_its_group_and_all_classes_among_its_known_rows() -> None:
+def test_a_table_has_its_groups_shape_and_all_classes() -> None:
     made, missing, seen = tables(), 0, set()
     for number in GROUPS:
         shape, (support, query) = (

@@ -40,7 +40,7 @@ def test_whitened_draws_are_standard_normal(kernel: str) -> None:
     assert np.abs(found.mean(axis=0)).max() < 0.15 and np.abs(np.cov(found.T) - np.eye(5)).max() < 0.2
 
 
-def test_the_posterior_is_the_normal_of_the_joint_distribution_given_the_known_values() -> None:
+def test_the_posterior_is_the_conditional_normal() -> None:
     """By the precision matrix of known values and one asked value, in place of solving with the known ones."""
     rng = np.random.default_rng(0)
     x, asked, y = rng.uniform(size=(6, 2)), rng.uniform(size=(3, 2)), rng.normal(size=6)

@@ -22,7 +22,7 @@ def source(prior: Prior, classes: int | None = None) -> Any:
     return own_prior(prior=module, classes=classes, group=4, seeds=SEEDS)
 
 
-def test_each_group_has_the_tables_of_one_of_the_priors_by_their_weights() -> None:
+def test_groups_are_drawn_from_priors_by_weight() -> None:
     made, seen = source(mixture((1, SINES), (3, LINES))), []
     for group in range(400):
         shape = made.shape("train", group)

@@ -154,7 +154,7 @@ BROKEN: dict[str, tuple[dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize("name", BROKEN)
-def test_a_rule_that_breaks_its_promise_is_refused_at_the_first_task(name: str) -> None:
+def test_a_rule_that_breaks_its_promise_is_refused(name: str) -> None:
     functions, message = BROKEN[name]
     with pytest.raises(DataError, match=f"prior a_prior: .*{message}"), np.errstate(all="ignore"):
         source(**functions).episodes("train", torch.tensor([0]))
@@ -162,7 +162,7 @@ def test_a_rule_that_breaks_its_promise_is_refused_at_the_first_task(name: str) 
 
 @pytest.mark.parametrize(("group", "index"), [(1, 0), (3, 2)])
 @pytest.mark.parametrize("name", ["alike", "constant"])
-def test_a_task_without_one_beside_it_is_compared_with_the_next_group(name: str, group: int, index: int) -> None:
+def test_a_single_task_is_compared_with_the_next_group(name: str, group: int, index: int) -> None:
     functions, message = BROKEN[name]
     one_shape = {"shape": lambda rng: Shape(20, 5, 2, 2)}
     message = message.replace("1 of train", f"{index + 1} of train").replace("0 of train", f"{index} of train")
@@ -230,7 +230,7 @@ def built(prior: str, *plugins: str) -> Any:
     return build(plain_config({"dataset": named("prior", prior=prior)}, {"plugins": plugins}), "dataset")
 
 
-def test_a_module_outside_makes_tasks_where_the_command_line_admits_it(outside: str) -> None:
+def test_an_admitted_module_makes_tasks(outside: str) -> None:
     episode = built(outside, outside).episodes("train", torch.arange(4))
     assert episode.query.x.shape[2] == 3 and set(episode.query.y.flatten().tolist()) == {0, 1}
 
