@@ -49,7 +49,7 @@ class Pictures(NamedTuple):
 class Problem(NamedTuple):
     """Pictures to learn from, and pictures to be asked; of both, the features [n, width]."""
 
-    known: Pictures
+    support: Pictures
     asked: Pictures
     z: Tensor
     q: Tensor
@@ -61,8 +61,8 @@ def drawn(seed: int) -> tuple[Pictures, Pictures]:
         for part, count, start in zip(parts, (KNOWN, ASKED), (seed, 1000 + seed), strict=True):
             generator = np.random.default_rng([start, label])
             part += [(drawn_pictures.drawn(thing, generator), label) for _ in range(count)]
-    known, asked = (Pictures([x for x, _ in part], torch.tensor([y for _, y in part])) for part in parts)
-    return known, asked
+    support, asked = (Pictures([x for x, _ in part], torch.tensor([y for _, y in part])) for part in parts)
+    return support, asked
 
 
 # The ways to learn: each gives the answers to the pictures that are asked
@@ -70,8 +70,8 @@ def drawn(seed: int) -> tuple[Pictures, Pictures]:
 
 def by_head(name: str) -> Callable[[Problem], Tensor]:
     def answers(problem: Problem) -> Tensor:
-        centre, k = problem.z.double().mean(dim=0), int(problem.known.y.max()) + 1
-        state = HEADS[name].fit(centred(problem.z, centre), problem.known.y, k)
+        centre, k = problem.z.double().mean(dim=0), int(problem.support.y.max()) + 1
+        state = HEADS[name].fit(centred(problem.z, centre), problem.support.y, k)
         return HEADS[name].score(state, centred(problem.q, centre)).argmax(dim=1)
 
     return answers
@@ -108,34 +108,34 @@ class Promise(NamedTuple):
 def measure(options: argparse.Namespace) -> tuple[dict[str, Measured], list[Promise]]:
     """What each way has reached, and what ours has promised for each seed. Ctrl-C leaves out the seeds that are not
     complete."""
-    found, promised = defaultdict[str, Measured](lambda: Measured([], [])), list[Promise]()
+    results, promised = defaultdict[str, Measured](lambda: Measured([], [])), list[Promise]()
     try:
         for seed in range(options.seeds):
             of_seed, promise = measure_seed(options, seed)
             promised.append(promise)
             for name, (right, seconds) in of_seed.items():
-                found[name].right.append(right)
-                found[name].seconds.append(seconds)
+                results[name].right.append(right)
+                results[name].seconds.append(seconds)
             print(f"seed {seed}: {promise}", file=sys.stderr, flush=True)
     except KeyboardInterrupt:
         print(f"interrupted: {len(promised)} of {options.seeds} seeds are complete", file=sys.stderr)
-    return found, promised
+    return results, promised
 
 
 def measure_seed(options: argparse.Namespace, seed: int) -> tuple[dict[str, tuple[int, float]], Promise]:
     """For each way the right answers and the seconds; the rest as of `measure`."""
-    known, asked = drawn(seed)
+    support, asked = drawn(seed)
     began = time.process_time()
-    ours = PictureClassifier(seed=seed, minutes=options.minutes or 0).fit(known.images, known.y.tolist())
+    ours = PictureClassifier(seed=seed, minutes=options.minutes or 0).fit(support.images, support.y.tolist())
     seconds = time.process_time() - began
     tuned = ours.report_.get("tuning", {}).get("kept", False)
     backbone = PictureClassifier().opened() if tuned else ours.opened()
     q = features_of(backbone, all_seen(asked.images, backbone.form, "X"))
-    z = features_of(backbone, all_seen(known.images, backbone.form, "X")) if tuned else ours._features
-    problem = Problem(known, asked, z, q)
-    given = ours.predict(asked.images) if tuned else _asked(ours, q)
-    right = int((torch.from_numpy(np.asarray(given)) == asked.y).sum())
-    found = {OURS: (right, seconds)}
+    z = features_of(backbone, all_seen(support.images, backbone.form, "X")) if tuned else ours._features
+    problem = Problem(support, asked, z, q)
+    predicted = ours.predict(asked.images) if tuned else _asked(ours, q)
+    right = int((torch.from_numpy(np.asarray(predicted)) == asked.y).sum())
+    results = {OURS: (right, seconds)}
     low, high = ours.report_["interval95"]
     ways: dict[str, Callable[[Problem], Tensor]] = {
         "linear head, the same features": by_head("logistic 0.001"),
@@ -144,18 +144,18 @@ def measure_seed(options: argparse.Namespace, seed: int) -> tuple[dict[str, tupl
     for name, way in ways.items():
         began = time.process_time()
         answers = way(problem)
-        found[name] = int((answers == asked.y).sum()), time.process_time() - began
-    return found, Promise(ours.report_["accuracy"], (low, high), right, len(asked.y))
+        results[name] = int((answers == asked.y).sum()), time.process_time() - began
+    return results, Promise(ours.report_["accuracy"], (low, high), right, len(asked.y))
 
 
 def _asked(ours: PictureClassifier, q: Tensor) -> Sequence[int]:
     return [int(ours.classes_[answer.probabilities.argmax()]) for answer in ours.answers_of(q)]
 
 
-def table(found: dict[str, Measured], asked: int) -> Iterator[str]:
+def table(results: dict[str, Measured], asked: int) -> Iterator[str]:
     yield "| way | accuracy | lowest | seconds of a core |"
     yield "| --- | --- | --- | --- |"
-    for name, (right, seconds) in sorted(found.items(), key=lambda pair: -sum(pair[1].right)):
+    for name, (right, seconds) in sorted(results.items(), key=lambda pair: -sum(pair[1].right)):
         low, high = wilson(sum(right), asked * len(right))
         reached = f"{np.mean(right) / asked:.1%} ({low:.1%} to {high:.1%})"
         yield f"| {name} | {reached} | {min(right) / asked:.1%} | {np.median(seconds):.1f} |"
@@ -182,10 +182,10 @@ def main() -> None:
     load = os.getloadavg()[0]
     with tempfile.TemporaryDirectory() as cache:
         os.environ["METALEARN_CACHE"] = cache  # features of an earlier run would cost no seconds
-        found, promised = measure(options)
+        results, promised = measure(options)
     if not promised:
         return
-    print("\n".join([*table(found, promised[0].asked), "", *promises(promised)]))
+    print("\n".join([*table(results, promised[0].asked), "", *promises(promised)]))
     origin = made_with()
     print(f"{origin['date']}, {origin['hardware']}, {origin['versions']}; load {load:.1f} at the start.")
 

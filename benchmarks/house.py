@@ -75,13 +75,13 @@ def _is_guard(node: ast.AST) -> bool:
 
 def rooms(root: Path) -> dict[str, list[Counted]]:
     """The files of the product by room: a folder of metalearn or distributed, or a whole package."""
-    found: dict[str, list[Counted]] = {}
+    by_room: dict[str, list[Counted]] = {}
     for package in PRODUCT:
         for path in sorted((root / package).rglob("*.py")):
             parts = path.relative_to(root / package).parts
             room = package.partition("/")[0] + (f"/{parts[0]}" if len(parts) > 1 and "/" not in package else "")
-            found.setdefault(room, []).append(counted(path))
-    return found
+            by_room.setdefault(room, []).append(counted(path))
+    return by_room
 
 
 def report(root: Path) -> Iterator[str]:

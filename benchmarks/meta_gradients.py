@@ -21,7 +21,7 @@ IN_A_ROW = 0.1
 
 
 def measure(recipes: Sequence[Recipe], rounds: int, device: str, threads: int, seconds: float) -> dict[str, Any]:
-    """Measures all recipes, and before and after them the machine's rates, every kernel for so many seconds."""
+    """Measures all recipes, and before and after them the machine's rates, every kernel for `seconds`."""
     before = rates(device, seconds)
     results = [of_recipe(recipe, rounds, device, threads) for recipe in recipes]
     reached = {name: max(before[name], after) for name, after in rates(device, seconds).items()}
@@ -160,7 +160,7 @@ def convolution(batch: int, device: str, layout: torch.memory_format) -> tuple[K
 
 
 def rates(device: str, seconds: float) -> dict[str, float]:
-    """The best GFLOP/s that each kernel reaches in so many seconds."""
+    """The best GFLOP/s that each kernel reaches in `seconds`."""
     with torch.no_grad():
         return {name: flops / best_time(run, device, seconds) / 1e9 for name, (run, flops) in kernels(device).items()}
 

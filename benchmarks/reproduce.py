@@ -1,4 +1,4 @@
-"""Trains and evaluates rows of RESULTS.md and docs/results/drawn.md anew, and draws their tables.
+"""Trains and evaluates rows of RESULTS.md and docs/results/drawn.md again, and draws their tables.
 
     metalearn reproduce --only maml_5w1s --output again      one row, in the folder `again`
     metalearn reproduce --only maml_5w1s anil_5w1s --seeds 3
@@ -136,8 +136,8 @@ def _row(name: str, metric: str, common: Sequence[str], *, run: str, paper: Any 
     for value in papers.values():
         if value is not None:
             real_number(name, value)
-    own = {override.partition("=")[0] for override in run.split()}
-    overrides = [*run.split(), *(override for override in common if override.partition("=")[0] not in own)]
+    overridden = {override.partition("=")[0] for override in run.split()}
+    overrides = [*run.split(), *(override for override in common if override.partition("=")[0] not in overridden)]
     fields.setdefault("seeds", [0] if fields.get("ensemble") else [0, 1])
     return ResultRow(name, metric, overrides, papers, **fields)
 
@@ -252,8 +252,8 @@ def result_of(run: RowRun, kept: Kept) -> Result:
     Raises:
         ConfigError: its test has not what the row asks for.
     """
-    row, found = run.row, read_object(run.folder / "result.json")
-    test = found.get("test") or {}
+    row, saved = run.row, read_object(run.folder / "result.json")
+    test = saved.get("test") or {}
     if test.get(row.metric) is None:
         raise ConfigError(f"{run.folder}: its test has no {row.metric}; type the metric of its dataset in the table")
     missing = [after for after in row.papers if after not in (LAST, *test["by_step"])]
@@ -262,13 +262,13 @@ def result_of(run: RowRun, kept: Kept) -> Result:
         raise ConfigError(f"paper: the test has inner steps {steps}, and not {missing[0]}; type algorithm.eval_steps")
     if run.of:
         trained = [kept[of.key] for of in run.of]
-        chosen = dict(override.split("=", 1) for override in row.overrides)
-        choices = {key: chosen.get(key, trained[0][key]) for key in ("algorithm", "dataset")}
+        typed = dict(override.split("=", 1) for override in row.overrides)
+        choices = {key: typed.get(key, trained[0][key]) for key in ("algorithm", "dataset")}
         took = trained[0] | {"seconds": math.fsum(result["seconds"] for result in trained)}
         config, validation = run.folder / "config.yaml", None
     else:
         choices = read_config(run.folder / ".hydra/hydra.yaml")["hydra"]["runtime"]["choices"]
-        took, config, curve = found, run.folder / ".hydra/config.yaml", curve_of(run.folder)
+        took, config, curve = saved, run.folder / ".hydra/config.yaml", curve_of(run.folder)
         seconds = [round(value, 1) for value in curve.seconds or []]
         values = [round(value, 5) for value in curve.values]
         validation = {"steps": curve.steps, "seconds": seconds, "values": values}
@@ -401,18 +401,18 @@ def _reproduce(options: argparse.Namespace) -> int:
     with creating("--output", output):
         output.mkdir(parents=True, exist_ok=True)
     code = OK if options.render else run_all(runs, kept, tables, output)
-    found: dict[str, list[Result]] = {name: [] for name in rows}
+    by_row: dict[str, list[Result]] = {name: [] for name in rows}
     for (name, seed), result in sorted(kept.items()):
         if name not in rows:
             raise ConfigError(f"{name}: has a result and no row; remove its lines in results/, or bring the row back")
-        found[name].append(result)
+        by_row[name].append(result)
         if not is_done(run := run_of(rows[name], seed, rows, output), kept):
             reason = "its result was made by another command than that of its row, or from another training"
             print(f"{run.name}: {reason}; to run it again, remove its line and {run.folder}", file=sys.stderr)
     for name in dict.fromkeys(table.page for table in tables):
         shown = [table for table in tables if table.page == name]
-        written = {output / PAGES[name]: page(shown, found)}
-        if name == "drawn" and (curves := curves_of(shown, found)):
+        written = {output / PAGES[name]: page(shown, by_row)}
+        if name == "drawn" and (curves := curves_of(shown, by_row)):
             written[output / CURVES] = curves_picture(curves)
         for path, text in written.items():
             path.parent.mkdir(parents=True, exist_ok=True)

@@ -87,10 +87,10 @@ Curves = Mapping[str, Mapping[str, float]]
 
 def curves_of(tables: Sequence[ResultTable], results: Results) -> Curves:
     """The curves of the rows that have results."""
-    found = {row.name: results[row.name] for table in tables for row in table.rows if results[row.name]}
+    by_row = {row.name: results[row.name] for table in tables for row in table.rows if results[row.name]}
     return {
         name: {step: statistics.fmean(one["by_step"][step] for one in several) for step in several[0]["by_step"]}
-        for name, several in found.items()
+        for name, several in by_row.items()
         if len(several[0]["by_step"]) > 1
     }
 
@@ -132,9 +132,9 @@ def _by_shots(rows: Sequence[ResultRow], results: Results, sources: Sequence[str
                 for after, ours, paper, word in figures
             )
         names = ", ".join(f"`{row.name.replace(name, '…') if row.of else name}`" for row in group.values())
-        found = results[next(iter(group.values())).name]
+        several = results[next(iter(group.values())).name]
         notes = " ".join(row.note for row in group.values() if row.note)
-        yield _line(names, found[0]["algorithm"], *cells.values(), found[0]["steps"], _minutes(found), notes)
+        yield _line(names, several[0]["algorithm"], *cells.values(), several[0]["steps"], _minutes(several), notes)
 
 
 def _figures(
@@ -142,9 +142,9 @@ def _figures(
 ) -> Iterator[tuple[str, str, str, str]]:
     """For each figure of a row's papers: the inner steps if there is a choice, our figures, the paper's, and the word
     that compares them."""
-    found = results[row.name]
+    several = results[row.name]
     for (after, value), paper in zip(row.papers.items(), _papers(row, sources), strict=True):
-        figures = [_at(result, row, after) for result in found]
+        figures = [_at(result, row, after) for result in several]
         mean, ci95 = map(statistics.fmean, zip(*figures, strict=True))
         mark = "**" * ((row.name, after) in best)
         ours = mark + ", ".join(_with_interval(row.metric, *figure) for figure in figures) + mark
@@ -167,18 +167,19 @@ def _best(rows: Sequence[ResultRow], results: Results) -> set[tuple[str, str]]:
     """The names and inner steps of the best figures, for each number of shots and either kind of test."""
     best: dict[tuple[int, bool], tuple[float, str, str]] = {}
     for row in rows:
-        found = results[row.name]
-        if max(result["seconds"] / 60 * result["workers"] for result in found) <= MOST_MINUTES:
+        several = results[row.name]
+        if max(result["seconds"] / 60 * result["workers"] for result in several) <= MOST_MINUTES:
             for after in row.papers:
-                mean = statistics.fmean(_at(result, row, after)[0] for result in found)
-                kind, score = (found[0]["shots"], found[0]["transductive"]), mean if row.metric == "accuracy" else -mean
+                mean = statistics.fmean(_at(result, row, after)[0] for result in several)
+                kind = several[0]["shots"], several[0]["transductive"]
+                score = mean if row.metric == "accuracy" else -mean
                 if kind not in best or score > best[kind][0]:
                     best[kind] = score, row.name, after
     return {(name, after) for _, name, after in best.values()}
 
 
 def _at(result: Result, row: ResultRow, after: str) -> tuple[float, float]:
-    """A result's figure after so many inner steps, and its interval."""
+    """A result's figure after `after` inner steps, and its interval."""
     if after == LAST:
         return result[row.metric], result["ci95"]
     if after not in result["by_step"]:
@@ -202,8 +203,8 @@ def _with_interval(metric: str, value: float, ci95: float | None) -> str:
     return form.format(value) + (f" ± {form.format(ci95)}" if ci95 is not None else "")
 
 
-def _minutes(found: Sequence[Result]) -> str:
-    return ", ".join(f"{result['seconds'] / 60:.1f}" for result in found)
+def _minutes(several: Sequence[Result]) -> str:
+    return ", ".join(f"{result['seconds'] / 60:.1f}" for result in several)
 
 
 def _counted(count: int, what: str) -> str:

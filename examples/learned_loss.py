@@ -55,8 +55,8 @@ def main(meta_steps: int) -> None:
     for steps in (1, STEPS, 4 * STEPS):
         error_at = {rate: errors(others, None, steps, rate).mean() for rate in (0.01, 0.02, 0.05, 0.1, 0.2, 0.5)}
         best = min(error_at, key=lambda rate: float(error_at[rate]))
-        plain, own = errors(new, None, steps, best).mean(), errors(new, learned, steps, RATE).mean()
-        print(f"squared error after {steps} steps: {plain:.3f} on itself (rate {best}), {own:.3f} on the learned loss")
+        plain, meta = errors(new, None, steps, best).mean(), errors(new, learned, steps, RATE).mean()
+        print(f"squared error after {steps} steps: {plain:.3f} on itself (rate {best}), {meta:.3f} on the learned loss")
 
 
 if __name__ == "__main__":

@@ -39,8 +39,8 @@ class MetaLearner(lightning.LightningModule):  # type: ignore[misc]
     def training_step(self, chunks: list[Tensor], done: int) -> None:
         devices, rate = self.trainer.world_size, self.parts.outer.rate(done + 1, self.parts.settings.steps)
         fixed = {name: value.detach() for name, value in self.params().items()}
-        own = [self.compute.map(fixed, tasks, done + 1).grads for tasks in chunks[self.global_rank :: devices]]
-        grads = [{n: g.reshape(devices, *fixed[n].shape) for n, g in part.items()} for part in self.all_gather(own)]
+        sums = [self.compute.map(fixed, tasks, done + 1).grads for tasks in chunks[self.global_rank :: devices]]
+        grads = [{n: g.reshape(devices, *fixed[n].shape) for n, g in part.items()} for part in self.all_gather(sums)]
         in_order = [{n: g[device] for n, g in part.items()} for part in grads for device in range(devices)]
         gradient = self.parts.plan.reduce(in_order, [len(tasks) for tasks in chunks])
         TrainState(self.params(), self.outer).update(gradient, rate)

@@ -21,10 +21,12 @@ def directions(*, model: Model) -> Algorithm:
 
     def compare(params: Params, support: Batch, x: Tensor) -> Tensor:
         tasks = support.x.shape[0]
-        own = {name: value.unsqueeze(0).expand(tasks, *value.shape) for name, value in params.items()}
-        known = features_of(own, support.x)  # [t, n, d]
-        sums = one_hot(support, known.dtype).transpose(1, 2) @ known  # [t, ways, d]; a mean has the same direction
-        asked = features_of(own, x, support.x)
+        expanded = {name: value.unsqueeze(0).expand(tasks, *value.shape) for name, value in params.items()}
+        features = features_of(expanded, support.x)  # [t, n, d]
+        sums = (
+            one_hot(support, features.dtype).transpose(1, 2) @ features
+        )  # [t, ways, d]; a mean has the same direction
+        asked = features_of(expanded, x, support.x)
         return SHARPNESS * F.normalize(asked, dim=2) @ F.normalize(sums, dim=2).transpose(1, 2)
 
     return comparing_learner(model, compare, without_head(model))

@@ -27,8 +27,8 @@ class Network(nn.Module):
         self.head = nn.Linear(64, 2)
 
     def forward(self, ids: Tensor) -> Tensor:
-        there = (ids > 0).unsqueeze(2)
-        logits: Tensor = self.head((self.words(ids) * there).sum(dim=1) / there.sum(dim=1))
+        is_word = (ids > 0).unsqueeze(2)
+        logits: Tensor = self.head((self.words(ids) * is_word).sum(dim=1) / is_word.sum(dim=1))
         return logits
 
 

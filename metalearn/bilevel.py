@@ -56,7 +56,7 @@ def descent(
             computes each step once again (Chen et al. 2016, arXiv 1604.06174). `log` keeps log₂(steps) points of the
             path, and computes each step up to log₂(steps) times again (Griewank 1992). Only `all` has a second
             derivative.
-        last: only so many of the last steps have a derivative (Shaban et al. 2019, arXiv 1810.10667), and `start` has
+        last: only this number of last steps has a derivative (Shaban et al. 2019, arXiv 1810.10667), and `start` has
             none; None: all have.
 
     Raises:
@@ -76,8 +76,8 @@ def descent(
         return _walk(step, point, outer, first, steps)[0]
     tensors, whole = _parted(outer)
     leaves, form = pytree.tree_flatten((point, tensors))
-    there: _Step = lambda point, tensors, number: step(point, whole(tensors), number)  # noqa: E731
-    ends = _ComputedAgain.apply(there, form, first, steps, memory == "points", *leaves)
+    whole_step: _Step = lambda point, tensors, number: step(point, whole(tensors), number)  # noqa: E731
+    ends = _ComputedAgain.apply(whole_step, form, first, steps, memory == "points", *leaves)
     return pytree.tree_unflatten(ends, pytree.tree_structure(point))[0]
 
 
@@ -100,8 +100,8 @@ def forward(
     # What torch imports for it is made by its deprecated torch.jit.script; our attention has no forward mode.
     with warnings.catch_warnings(), plain_attention():
         warnings.simplefilter("ignore", FutureWarning)
-        found = jvp(end, (outer,), (direction,))
-    return found[0], found[1]
+        pair = jvp(end, (outer,), (direction,))
+    return pair[0], pair[1]
 
 
 @second_order_attention()
@@ -182,7 +182,7 @@ def _step_of(inner: InnerLoss, rate: Rate, optimizer: InnerOptimizer, plain: boo
         rates = rate(outer, number) if callable(rate) else rate
         leaves, form = pytree.tree_flatten(w)
         each = [rates] * len(leaves) if isinstance(rates, float | int | Tensor) else _like(rates, form)
-        moved = [leaf - own * way for leaf, own, way in zip(leaves, each, directions.values(), strict=True)]
+        moved = [leaf - size * way for leaf, size, way in zip(leaves, each, directions.values(), strict=True)]
         return pytree.tree_unflatten(moved, form), state
 
     return step
@@ -202,11 +202,11 @@ def _slope(inner: InnerLoss, w: Tree, outer: Tree, number: int) -> Tree:
     leaves, form = pytree.tree_flatten(w)
     with torch.enable_grad():
         # Views, since `outer` may have the same tensors.
-        own = [
+        copies = [
             leaf.view_as(leaf) if graph and leaf.requires_grad else leaf.detach().requires_grad_() for leaf in leaves
         ]
-        loss = inner(pytree.tree_unflatten(own, form), outer, number)
-    slopes = torch.autograd.grad(loss, own, create_graph=graph, allow_unused=True, materialize_grads=True)
+        loss = inner(pytree.tree_unflatten(copies, form), outer, number)
+    slopes = torch.autograd.grad(loss, copies, create_graph=graph, allow_unused=True, materialize_grads=True)
     return pytree.tree_unflatten(slopes, form)
 
 
@@ -252,12 +252,12 @@ class _ComputedAgain(torch.autograd.Function):
             with torch.enable_grad():
                 ends = pytree.tree_leaves(ctx.step(*pytree.tree_unflatten(leaves, form), first))
             moves = [place for place, value in enumerate(ends) if value.requires_grad]
-            given = pytree.tree_leaves(slope)
-            found = iter(torch.autograd.grad(
-                [ends[place] for place in moves], learns, [given[place] for place in moves], allow_unused=True,
+            upstream = pytree.tree_leaves(slope)
+            computed = iter(torch.autograd.grad(
+                [ends[place] for place in moves], learns, [upstream[place] for place in moves], allow_unused=True,
                 materialize_grads=True,
             ))  # fmt: skip
-            grads = [next(found) if leaf.requires_grad else torch.zeros_like(leaf) for leaf in leaves]
+            grads = [next(computed) if leaf.requires_grad else torch.zeros_like(leaf) for leaf in leaves]
             slope, of_outer = pytree.tree_unflatten(grads, form)
             sums = pytree.tree_map(torch.add, sums, of_outer)
             return slope

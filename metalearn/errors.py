@@ -59,6 +59,6 @@ class ForeignPackageError(ImportError):
 
 def nearest(name: str, names: Iterable[str]) -> str:
     """A hint that asks for the nearest of the names, in their own letters; empty if none is near."""
-    own = {one.lower(): one for one in names}
-    close = difflib.get_close_matches(name.lower(), own, n=1, cutoff=0.75)
-    return f"; did you mean {own[close[0]]}?" if close else ""
+    by_letters = {one.lower(): one for one in names}
+    close = difflib.get_close_matches(name.lower(), by_letters, n=1, cutoff=0.75)
+    return f"; did you mean {by_letters[close[0]]}?" if close else ""

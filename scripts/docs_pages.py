@@ -64,15 +64,15 @@ def on_page_content(html: str, **_: Any) -> str:
 
 def on_post_page(output: str, *, page: Page, **_: Any) -> str:
     """Raises PluginError if the page would load anything from elsewhere."""
-    return own(output, get_relative_url("site.js", page.url))
+    return self_contained(output, get_relative_url("site.js", page.url))
 
 
 def on_post_template(output_content: str, *, template_name: str, **_: Any) -> str:
     """The same for the page of a wrong address, which may be shown at any depth."""
-    return own(output_content, "/site.js") if template_name.endswith(".html") else output_content
+    return self_contained(output_content, "/site.js") if template_name.endswith(".html") else output_content
 
 
-def own(html: str, script: str) -> str:
+def self_contained(html: str, script: str) -> str:
     """The page with our script in place of the theme's.
 
     Raises:
@@ -239,8 +239,8 @@ def algorithms_page() -> str:
         "| --- | --- | --- |",
     ]
     for name in algorithms():
-        chosen = "<br>".join(f"`{experiment}`" for experiment in experiments(name))
-        lines.append(f"| [{name}]({name}.md) | {_summary('algorithm', name)} | {chosen} |")
+        named = "<br>".join(f"`{experiment}`" for experiment in experiments(name))
+        lines.append(f"| [{name}]({name}.md) | {_summary('algorithm', name)} | {named} |")
     return "\n".join(lines) + "\n"
 
 
@@ -253,7 +253,7 @@ def algorithm_page(name: str) -> str:
     lines += [_keys(f"algorithm={name}") or "It has no keys."]
     if experiments(name):
         lines += ["", "## Experiments", "", "| `experiment` | what |", "| --- | --- |"]
-        lines += [f"| `{chosen}` | {_summary('experiment', chosen)} |" for chosen in experiments(name)]
+        lines += [f"| `{experiment}` | {_summary('experiment', experiment)} |" for experiment in experiments(name)]
     lines += ["", "## Factory", "", f"::: {factory}"]
     return "\n".join(lines) + "\n"
 
@@ -265,20 +265,20 @@ def experiments(algorithm: str) -> list[str]:
 
 def _chosen(experiment: str) -> str | None:
     """The algorithm of an experiment, which may begin from another experiment."""
-    found = None
+    named = None
     for entry in shipped("experiment")[experiment].get("defaults", []):
         if isinstance(entry, str) and entry != "_self_":
-            found = _chosen(entry)
+            named = _chosen(entry)
         elif "override /algorithm" in entry:
-            found = entry["override /algorithm"]
-    return found
+            named = entry["override /algorithm"]
+    return named
 
 
 def _summary(group: str, option: str) -> str:
     """What the config page says of an option."""
     table = config_page().partition(f"\n### `{group}`\n")[2].partition("\n#")[0]
-    found = re.search(rf"^\| `{option}` \| (.*) \|$", table, re.MULTILINE)
-    return found[1] if found else ""
+    match = re.search(rf"^\| `{option}` \| (.*) \|$", table, re.MULTILINE)
+    return match[1] if match else ""
 
 
 def _keys(owner: str) -> str:
@@ -291,7 +291,7 @@ def _entry(nav: Any, name: str) -> list[Any]:
     for entry in nav:
         for title, content in entry.items() if isinstance(entry, dict) else ():
             if isinstance(content, list):
-                found: list[Any] = content if title == name else _entry(content, name)
-                if found:
-                    return found
+                section: list[Any] = content if title == name else _entry(content, name)
+                if section:
+                    return section
     return []

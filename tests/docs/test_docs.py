@@ -175,13 +175,13 @@ def test_results_and_changelog_link_to_pages_of_the_site(made: dict[str, str]) -
 
 
 def test_a_page_that_loads_something_from_elsewhere_is_refused() -> None:
-    assert docs_pages.own('<script src="https://unpkg.com/iframe-worker/shim"></script>', "site.js") == (
+    assert docs_pages.self_contained('<script src="https://unpkg.com/iframe-worker/shim"></script>', "site.js") == (
         '<script src="site.js"></script>'
     )
-    assert docs_pages.own('<a href="https://arxiv.org/abs/1703.03400">', "site.js")
+    assert docs_pages.self_contained('<a href="https://arxiv.org/abs/1703.03400">', "site.js")
     for tag in (
         '<script async src="https://example.org/x.js">',
         "<link rel=stylesheet href=https://example.org/x.css>",
     ):
         with pytest.raises(docs_pages.PluginError, match="would load this from elsewhere"):
-            docs_pages.own(tag, "site.js")
+            docs_pages.self_contained(tag, "site.js")
