@@ -285,22 +285,16 @@ def parsed(overrides: Sequence[str]) -> list[Override]:
         except HydraException as error:
             if (hint := choice_hint(override)) and "=" not in override:
                 raise ConfigError(f"{override}: is no KEY=VALUE{hint}") from error
-            raise ConfigError(
-                f"{override}: cannot be read: {str(error).splitlines()[0]}; {_readable(override)}"
-            ) from error
+            key, equals, value = override.partition("=")
+            hint = "type KEY=VALUE"
+            if equals and re.fullmatch(r"\+{0,2}[\w./@]+", key):
+                text = quoted(value)
+                if value.startswith("[") and value.endswith("]"):  # a path may have commas, and begins as paths do
+                    text = f"[{','.join(map(quoted, re.split(',(?=[/.~])', value[1:-1])))}]"
+                typed = shlex.quote(f"{key}={text}")
+                hint = f"such a text stands in quotes of Hydra's, and these in quotes of the shell; type {typed}"
+            raise ConfigError(f"{override}: cannot be read: {str(error).splitlines()[0]}; {hint}") from error
     return parsed
-
-
-def _readable(override: str) -> str:
-    """What to type in place of an override that Hydra cannot read."""
-    key, equals, value = override.partition("=")
-    if not equals or not re.fullmatch(r"\+{0,2}[\w./@]+", key):
-        return "type KEY=VALUE"
-    if value.startswith("[") and value.endswith("]"):  # a path may have commas, and begins as paths do
-        text = f"{key}=[{','.join(map(quoted, re.split(',(?=[/.~])', value[1:-1])))}]"
-    else:
-        text = f"{key}={quoted(value)}"
-    return f"such a text stands in quotes of Hydra's, and these in quotes of the shell; type {shlex.quote(text)}"
 
 
 def sorted_out(parsed: Sequence[Override]) -> tuple[list[Override], list[Override]]:

@@ -74,7 +74,8 @@ class Study:
             ) from None
         try:
             self._study = self._open(name, directions)
-            if self._has_no_values():
+            ends = [trial.user_attrs.get(END) for trial in self._trials()]
+            if ends and all(end and (end["outcome"], end["values"]) == (COMPLETED, None) for end in ends):
                 path.unlink()  # nothing is left to resume, so the task runs again, as with Hydra's own sweepers
                 self._study = self._open(name, directions)
             noted, identity = self._study.user_attrs.get("identity"), json.loads(json.dumps(identity))
@@ -122,11 +123,6 @@ class Study:
     def close(self) -> None:
         """Lets another process hold the study."""
         self._lock.release()
-
-    def _has_no_values(self) -> bool:
-        """Whether all trials have completed, and none has returned a value."""
-        ends = [trial.user_attrs.get(END) for trial in self._trials()]
-        return bool(ends) and all(end and (end["outcome"], end["values"]) == (COMPLETED, None) for end in ends)
 
     # Trials
 

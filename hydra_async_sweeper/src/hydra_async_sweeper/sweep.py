@@ -95,7 +95,12 @@ def sweep(
         plan = plan_of(arguments, keys["params"], lambda group: loader.get_group_options(group, ObjectType.CONFIG))
         settings = settings_of(keys, plan.space, task.objective, task.maximized)
         if settings.objective or (settings.n_trials or size(plan.space) or 1) > 1:
-            _check_subdir(config)
+            plain: Any = OmegaConf.to_container(config.hydra.sweep, resolve=False)
+            if "${" not in str(plain["subdir"]):
+                raise SpaceError(
+                    f"hydra.sweep.subdir={plain['subdir']}: all trials would share this folder; leave it out, or type "
+                    "'hydra.sweep.subdir=${hydra:job.num}'"
+                )
         # Nothing must be imported before the fork that starts threads, as optuna's dependencies may.
         with _creating("hydra.sweep.dir", folder):
             slots = TrialSlots(
@@ -285,16 +290,6 @@ def _creating(key: str, path: Path) -> Iterator[None]:
             raise
         reason = error.strerror or error
         raise SpaceError(f"{key}={path}: cannot be written: {reason}; type {key}=PATH, where you may write") from error
-
-
-def _check_subdir(config: DictConfig) -> None:
-    """Raises SpaceError if all trials would have one folder."""
-    plain: Any = OmegaConf.to_container(config.hydra.sweep, resolve=False)
-    if "${" not in str(plain["subdir"]):
-        raise SpaceError(
-            f"hydra.sweep.subdir={plain['subdir']}: all trials would share this folder; leave it out, or type "
-            "'hydra.sweep.subdir=${hydra:job.num}'"
-        )
 
 
 def _without(node: Any, keys: Sequence[str], prefix: str = "") -> dict[str, Any]:
