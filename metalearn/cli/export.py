@@ -66,7 +66,7 @@ def main(arguments: Sequence[str]) -> int:
         help="keys of the config whose paths stay here, if the network does without them",
     )  # fmt: skip
     options = parser.parse_args(arguments)
-    set_up_process(1)
+    set_up_process(1)  # sets the threads of OpenMP, which reads them once, when torch is imported
     kind = str(kind_of(options.run))
     kind = kind if kind in OPTIONS else "run"
     for option in ("format", "weights", "network", "plugins", "without"):

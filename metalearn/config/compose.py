@@ -138,7 +138,7 @@ def compose_config(overrides: Sequence[str]) -> Composed:
                 "hydra.job.chdir=true: paths of this program begin at the folder in which it was started; leave "
                 "hydra.job.chdir out"
             )
-        HydraConfig.instance().set_config(whole)
+        HydraConfig.instance().set_config(whole)  # where `${hydra:…}` looks
         all_groups = groups()  # a look at the disk
         selected = {group: str(option) for group, option in whole.hydra.runtime.choices.items() if group in all_groups}
         config = OmegaConf.masked_copy(whole, [str(key) for key in whole if key != "hydra"])

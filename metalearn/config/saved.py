@@ -148,7 +148,7 @@ def changed_config(
         OmegaConf.set_struct(config, False)  # a network's arguments have any names
         for name in {*map(str, config)} & plain.keys() - {*OF_THE_MACHINE, *TRUST, *OF_TRAINING, *selected}:
             config[name] = plain[name]
-        config.workers = None
+        config.workers = None  # that of the training says nothing about this machine
         keys, saved_values = keys_of(config), dict(leaves(plain))
         for key, followed in LINKS.items():
             if key not in keys:

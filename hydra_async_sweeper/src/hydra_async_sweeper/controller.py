@@ -232,7 +232,7 @@ class SweepController:
             count = self._study.retry(trial.number)
             if count <= self._settings.max_retries:
                 log.warning("trial %d: %s; run %d again", trial.number, result.failure, count)
-                self._ready.append(trial)
+                self._ready.append(trial)  # before new trials: the study has its parameters already
                 return
             result = TrialResult(FAILED, failure=f"{result.failure}, {count} times")
         else:

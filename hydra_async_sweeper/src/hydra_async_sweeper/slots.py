@@ -69,10 +69,11 @@ class TrialSlots:
     def __init__(self, work: Work, folder: Path, *, preload: Sequence[str] = (), gpus: Sequence[str] = ()) -> None:
         folder = self.folder = folder.resolve()  # a trial may change its working folder
         folder.mkdir(parents=True, exist_ok=True)
+        # SEQPACKET keeps the borders of messages, so neither side needs a framing of its own.
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._pids: dict[int, int] = {}  # 0: it is still to be forked
         self._unsent: dict[int, signal.Signals] = {}
-        sys.stdout.flush()
+        sys.stdout.flush()  # or the child would print what is buffered once more
         sys.stderr.flush()
         self._nursery = os.fork()
         if self._nursery == 0:
@@ -128,7 +129,7 @@ class TrialSlots:
                 outcome = json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
                 path.unlink(missing_ok=True)
                 ended.append(TrialExit(number, code, outcome))
-                self._socket.settimeout(0)
+                self._socket.settimeout(0)  # takes what has ended meanwhile, and waits no longer
         return ended
 
     def signal(self, what: signal.Signals, numbers: Sequence[int] | None = None) -> None:
@@ -176,7 +177,7 @@ class _Nursery:
         except BaseException:
             traceback.print_exc()
         finally:
-            os._exit(1)
+            os._exit(1)  # the fork must run none of the atexit functions of the controller
 
     def _loop(self) -> None:
         controller = self._controller.fileno()
@@ -198,7 +199,7 @@ class _Nursery:
                 if pid == 0:
                     self._become_trial(number, overrides, slot)
                 signal.pthread_sigmask(signal.SIG_UNBLOCK, _STOPPING)
-                trials[os.pidfd_open(pid)] = number, pid
+                trials[os.pidfd_open(pid)] = number, pid  # select waits for it, without a handler of SIGCHLD
                 self._controller.send(json.dumps([number, pid, None]).encode())
 
     def _become_trial(self, number: int, overrides: Sequence[str], slot: int) -> None:
@@ -220,6 +221,7 @@ class _Nursery:
                 os.dup2(log.fileno(), stream)
             sys.stdout = sys.stderr = log
             outcome = self._work(number, overrides)
+            # A task may return what JSON cannot hold.
             write_atomically(_outcome_path(self._folder, number), json.dumps(outcome, default=repr))
             code = 0
         except KeyboardInterrupt:

@@ -147,6 +147,7 @@ class Study:
         Args:
             parent: the trial whose checkpoint it goes on from.
         """
+        # Study.ask() takes the first waiting trial; which one starts is the controller's choice here.
         storage, trial_id = self._study._storage, self._id(number)
         if self._frozen(number).state == TrialState.WAITING:
             storage.set_trial_state_values(trial_id, TrialState.RUNNING)
@@ -212,7 +213,7 @@ class Study:
         return self._study.get_trials(deepcopy=False, states=states or None)
 
     def _frozen(self, number: int) -> FrozenTrial:
-        return self._trials()[number]
+        return self._trials()[number]  # Optuna numbers the trials of a study from 0 on, without gaps
 
     def _id(self, number: int) -> int:
         return self._trials()[number]._trial_id
