@@ -64,7 +64,7 @@ def test_a_program_for_torchopt_runs(way: str, tmp_path: Path) -> None:
 
 
 @slow
-def test_the_place_of_torchopt_is_taken_whether_it_is_there_or_not(tmp_path: Path) -> None:
+def test_it_stands_in_for_torchopt_installed_or_not(tmp_path: Path) -> None:
     check = (
         "from distributed import as_torchopt; as_torchopt.install(); as_torchopt.install()\n"
         "import distributed, torchopt.distributed as todist, torchopt.distributed.api as api, torchopt\n"

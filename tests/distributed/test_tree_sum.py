@@ -35,7 +35,7 @@ def runs(count: int, workers: int) -> list[list[int]]:
 
 
 @pytest.mark.parametrize("count", COUNTS)
-def test_every_dealing_gives_the_bits_of_the_recursive_definition(count: int) -> None:
+def test_every_dealing_gives_the_recursive_bits(count: int) -> None:
     terms = numbers_of(count)
     expected = recursive(terms)
     assert torch.equal(tree_sum(terms), expected)

@@ -57,9 +57,7 @@ FILES = ("config.yaml", "train.log", "metrics.csv", "events.out", "state.pt", "m
 
 
 @pytest.mark.parametrize("names", [("metrics.jsonl",), pytest.param(FILES, marks=slow)])
-def test_a_run_without_room_for_a_file_says_so_and_ends_with_the_same_bits(
-    tmp_path: Path, names: tuple[str, ...]
-) -> None:
+def test_a_full_disk_is_named_and_the_bits_stay(tmp_path: Path, names: tuple[str, ...]) -> None:
     drawn = str("learning_curve" in names).lower()
     own = (*TINY, f"logger.plots={drawn}", f"logger.report={drawn}")
     train_in(tmp_path / "whole", *own)
@@ -133,7 +131,7 @@ def test_a_trial_whose_folder_is_removed_is_not_blamed(tmp_path: Path, undisturb
     assert_same(folder, undisturbed)
 
 
-def test_data_that_cannot_be_read_because_of_the_disk_are_not_blamed() -> None:
+def test_a_failing_disk_is_blamed_not_the_data() -> None:
     def reading(number: int) -> int:
         try:
             raise CacheError("the cache cannot be used") from OSError(number, os.strerror(number))
@@ -202,7 +200,7 @@ FAULTS = [
 
 @slow
 @pytest.mark.parametrize(("fault", "more"), FAULTS, ids=[" ".join(case).strip() for case in FAULTS])
-def test_a_sweep_on_a_disk_that_fails_ends_with_every_trial_when_it_is_mended(
+def test_a_sweep_on_a_failing_disk_completes_once_mended(
     disk: Disk, undisturbed: Path, fault: str, more: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = disk.folder / "sweep"

@@ -154,7 +154,7 @@ def without_networks(*overrides: str, folder: Path) -> Outcome:
 
 
 @slow
-def test_where_the_kernel_refuses_auto_says_so_and_true_is_refused(isolable: None, tmp_path: Path) -> None:
+def test_without_namespaces_auto_warns_and_true_is_refused(isolable: None, tmp_path: Path) -> None:
     own = (*SHORT, "trainer.steps=2", "workers=2")
     outcome = without_networks(*own, folder=tmp_path)
     assert outcome.code == 0 and f"{OPEN} ([Errno 28] unshare: " in outcome.text, outcome.text

@@ -32,9 +32,7 @@ def what_it_says(run_dir: Path) -> list[dict[str, object]]:
 
 
 @slow
-def test_twenty_kills_of_the_whole_run_at_random_moments_leave_the_undisturbed_bytes(
-    start: Start, tmp_path: Path
-) -> None:
+def test_twenty_random_kills_leave_the_undisturbed_bytes(start: Start, tmp_path: Path) -> None:
     """Moments are drawn after the next few steps, and now and then from the start of the program on."""
     run_dir, alone = tmp_path / "run", tmp_path / "alone"
     draw = random.Random(0)

@@ -74,7 +74,7 @@ def test_workers_join_and_leave_on_purpose(run: Program, joining: Program, tmp_p
 
 @slow
 @pytest.mark.parametrize("launcher", ["ends the run", "stopped"])
-def test_who_joins_while_rank_zero_does_not_answer_ends_with_one_line(
+def test_joining_a_silent_rank_zero_ends_with_one_line(
     launcher: str, start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("TORCH_CPP_LOG_LEVEL", raising=False)
@@ -105,9 +105,7 @@ def copied(folder: Path, *changed: str) -> Path:
 
 
 @slow
-def test_a_process_of_another_version_or_with_other_kernels_is_refused_and_the_run_goes_on(
-    start: Start, tmp_path: Path
-) -> None:
+def test_a_process_of_another_version_is_refused(start: Start, tmp_path: Path) -> None:
     run = start(*ENDLESS, "workers=2")
 
     def joined(path: Path, **extra: str) -> Program:
@@ -134,7 +132,7 @@ def test_a_process_of_another_version_or_with_other_kernels_is_refused_and_the_r
 
 
 @slow
-def test_hosts_with_other_kernels_do_not_begin_unless_they_may_be_mixed(start: Start, tmp_path: Path) -> None:
+def test_hosts_with_other_kernels_need_mixed(start: Start, tmp_path: Path) -> None:
     def run(*more: str) -> list[Outcome]:
         with socket.create_server(("127.0.0.1", 0)) as probe:
             port = probe.getsockname()[1]
@@ -168,9 +166,7 @@ def posted(folder: Path, token: str, content: dict[str, Any]) -> None:
 
 
 @slow
-def test_who_does_not_know_the_token_is_ignored_and_who_does_not_come_is_not_waited_for(
-    start: Start, tmp_path: Path
-) -> None:
+def test_a_process_without_the_token_is_ignored(start: Start, tmp_path: Path) -> None:
     # The ghost says nothing of its code; `mixed` admits it nevertheless.
     run = start(*ENDLESS, "workers=2", "launch.isolate=false", "launch.mixed=true")
     ghost = {"process": "ghost", "number": "1", "rank": None, "host": "nowhere"}
@@ -211,7 +207,7 @@ def test_only_ones_own_run_under_way_is_joined(tmp_path: Path) -> None:
 
 
 @slow
-def test_workers_that_live_for_seconds_only_delay_a_run_but_do_not_stop_it(start: Start, tmp_path: Path) -> None:
+def test_short_lived_workers_do_not_stop_a_run(start: Start, tmp_path: Path) -> None:
     """As on spot instances: every worker but the first is killed 5 to 20 seconds after it has come."""
     program = start(*ENDLESS, "workers=4", "launch.max_restarts=1000", "strategy.timeout=20")
     until(lambda: len(metrics(tmp_path / RUN)) > 2, "step 3")

@@ -16,13 +16,13 @@ from tests.packaging.test_house import name_of, nodes
 from tests.runs import ROOT
 
 PHRASES = {
-    "so many": 37, "nobody": 30, "anew": 29, "somebody": 7, "whoever": 8, "newcomer": 6, "so much": 3, "for so long": 4,
-    "stands in for": 1,
+    "so many": 20, "nobody": 18, "anew": 15, "somebody": 2, "whoever": 4, "newcomer": 0, "so much": 1, "for so long": 0,
+    "stands in for": 0,
 }  # fmt: skip
 """How often each may stand in the product, its yamls and pages: a name, a number or a plain sentence says more."""
 
 NAMES = {
-    "own": 62, "said": 7, "given": 48, "there": 21, "wanted": 24, "told": 13, "chosen": 77, "known": 123, "found": 90,
+    "own": 39, "said": 3, "given": 30, "there": 18, "wanted": 18, "told": 12, "chosen": 50, "known": 101, "found": 55,
 }  # fmt: skip
 """How many variables, arguments, fields and functions of the product may have each name: say what it holds."""
 
@@ -108,7 +108,7 @@ def test_modules_and_their_parts_that_are_named_exist() -> None:
     assert not stale, "\n".join(stale)
 
 
-LONG = 26
+LONG = 0
 """How many tests may have a name of more than 60 characters."""
 
 

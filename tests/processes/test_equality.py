@@ -191,7 +191,7 @@ def test_more_workers_than_chunks(start: Start, tmp_path: Path) -> None:
         pytest.param("Texts", "rpc", 4, marks=slow),
     ],
 )
-def test_token_ids_and_several_inputs_have_the_bits_of_one_process(
+def test_tokens_and_several_inputs_have_one_processs_bits(
     form: str, strategy: str, workers: int, start: Start, tmp_path: Path
 ) -> None:
     texts = (

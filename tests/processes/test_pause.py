@@ -195,7 +195,7 @@ def test_the_report_names_the_commands_that_make_the_run(tmp_path: Path) -> None
     assert result_of(again)["test"] == result_of(folder)["test"]
 
 
-def test_a_carried_state_has_the_same_bits_after_a_pause_and_on_any_number_of_workers(tmp_path: Path) -> None:
+def test_a_carried_state_keeps_its_bits(tmp_path: Path) -> None:
     """Reptile's Adam, which goes on from step to step: one worker at once; two workers by remote calls, then two by
     all-reduce."""
     carried = (

@@ -75,7 +75,7 @@ def test_a_cluster_that_does_not_answer_is_named(stand_in: SimpleNamespace) -> N
 
 
 @pytest.mark.usefixtures("stand_in")
-def test_fewer_cpus_or_gpus_than_workers_need_are_named_with_what_each_host_has() -> None:
+def test_too_few_cpus_or_gpus_are_named_by_host() -> None:
     message = (
         "room for 2 of 3 workers with 1 CPUs and 1 GPUs each: "
         "10.0.0.2 has 8 CPUs and 2 GPUs; 10.0.0.0 has 4 CPUs and 0 GPUs"
@@ -102,7 +102,7 @@ def test_a_rank_whose_starter_has_died_ends(start: Start) -> None:
 # The actor by itself
 
 
-def test_an_actor_gives_the_output_the_meeting_and_the_exit_code_of_its_rank(tmp_path: Path) -> None:
+def test_an_actor_gives_its_ranks_output_and_exit_code(tmp_path: Path) -> None:
     rank = Rank()
     port = rank.listen("127.0.0.1")
     program = f"""
@@ -188,9 +188,7 @@ def rank_of(run: str, number: int) -> int:
 
 
 @pytest.mark.thorough
-def test_a_run_on_two_nodes_has_the_bits_of_one_host_and_shows_its_output(
-    cluster: str, start: Start, tmp_path: Path
-) -> None:
+def test_two_nodes_give_the_bits_of_one_host(cluster: str, start: Start, tmp_path: Path) -> None:
     on_two = start(*TINY, "run=ray", "launch=ray", f"launch.ray.address={cluster}")
     outcome = on_two.wait()
     assert outcome.code == 0 and "2 workers; all in" in outcome.text, outcome.text
@@ -201,9 +199,7 @@ def test_a_run_on_two_nodes_has_the_bits_of_one_host_and_shows_its_output(
 
 
 @pytest.mark.thorough
-def test_more_workers_or_gpus_than_the_cluster_has_are_refused_and_nothing_is_made(
-    cluster: str, start: Start, tmp_path: Path
-) -> None:
+def test_more_workers_than_the_cluster_has_are_refused(cluster: str, start: Start, tmp_path: Path) -> None:
     for override, room in (("workers=3", "room for 2 of 3 workers"), ("device=cuda", "room for 0 of 2 workers")):
         outcome = start(*TINY, "launch=ray", f"launch.ray.address={cluster}", override).wait()
         assert outcome.code == 2 and room in outcome.text, outcome.text
@@ -229,9 +225,7 @@ def test_all_ranks_end_when_one_dies(cluster: str, start: Start, tmp_path: Path)
 
 
 @pytest.mark.thorough
-def test_ranks_end_with_the_program_and_a_new_one_joins_for_a_lost_one(
-    cluster: str, start: Start, tmp_path: Path
-) -> None:
+def test_ranks_end_with_the_program(cluster: str, start: Start, tmp_path: Path) -> None:
     program = long_run(cluster, start, tmp_path, "joins", "launch.max_restarts=1")
     os.kill(rank_of("joins", 1), signal.SIGKILL)
     until(lambda: "worker1 is a new process; 2 workers compute from now on" in program.said(), "the new process")

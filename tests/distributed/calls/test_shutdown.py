@@ -32,7 +32,7 @@ def held_threads(count: int, timeout: float) -> Iterator[None]:
             thread.join(60)
 
 
-def test_a_worker_warns_of_threads_that_calls_hold_after_their_time_limits(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_worker_warns_of_threads_held_past_their_limits(caplog: pytest.LogCaptureFixture) -> None:
     def lines() -> list[str]:
         """What is said when the next call begins."""
         caplog.clear()

@@ -85,9 +85,7 @@ def test_a_rank_without_the_token_is_ignored(monkeypatch: pytest.MonkeyPatch, ca
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1", "::ffff:127.0.0.1"])
-def test_a_world_of_environment_variables_opens_its_store_on_loopback(
-    address: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_world_from_variables_has_its_store_on_loopback(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port = probe.getsockname()[1]
     for name, value in (("MASTER_ADDR", address), ("MASTER_PORT", str(port))):
@@ -100,7 +98,7 @@ def test_a_world_of_environment_variables_opens_its_store_on_loopback(
     assert client.get("x") == b"1"
 
 
-def test_a_name_of_this_host_is_loopback_if_all_its_addresses_are(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_host_name_is_loopback_if_all_addresses_are(monkeypatch: pytest.MonkeyPatch) -> None:
     lookup, names = socket.getaddrinfo, {"here": ["127.0.1.1"], "both": ["127.0.0.1", "192.0.2.1"]}
     monkeypatch.setattr(
         socket, "getaddrinfo",
@@ -134,7 +132,7 @@ def test_a_socket_listens_on_ipv6() -> None:
         assert listener.getsockname()[0] == "::1"
 
 
-def test_patience_for_a_place_does_not_begin_anew_when_others_give_up() -> None:
+def test_patience_for_a_place_is_not_renewed() -> None:
     slots = MessageSlots(1)
     assert slots.acquire(1)
     began = time.monotonic()

@@ -38,7 +38,7 @@ def after(outputs: Callable[[], Any]) -> Any:
     return shard.run([Earlier(outputs)], "train", torch.arange(2), 0, None)
 
 
-def test_outputs_that_do_not_come_in_time_are_missed_by_all_shards_that_follow() -> None:
+def test_late_outputs_fail_all_following_shards() -> None:
     missed = after(lambda: fails(f"{TIMED_OUT}\nTraceback (most recent call last):\n  File …"))
     assert missed == Missed(TIMED_OUT)
     assert after(lambda: missed) is missed

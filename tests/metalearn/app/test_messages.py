@@ -14,7 +14,7 @@ from PIL import Image
 import metalearn
 from benchmarks import reproduce
 from metalearn.api.export import export as publish
-from metalearn.cli import adapt, cache, doctor, evaluate, export, join, runs, train
+from metalearn.cli import adapt, cache, doctor, evaluate, export, runs, train
 from metalearn.config.check import RANK_VARIABLES
 from tests.runs import PROGRAM
 from tests.saved import saved_run
@@ -115,8 +115,6 @@ CASES: list[tuple[Main, str, str]] = [
     (export.main, "run --out file/x", "--out=file/x: cannot be written: Not a directory; type another --out"),
     (export.main, "run --out .", "--out=.: must end in the name of a folder; type --out=best"),
     (export.main, f"run --out {LONG}", "cannot be written: File name too long; type another --out"),
-    (join.main, "file", "file: no run is under way here that workers can join or leave; type python train.py"),
-    (join.main, "run --workers 0", "argument --workers: '0': must be a whole number of at least 1; type 1"),
     (runs.compare, "empty", "empty: holds no metrics.jsonl; type the folder of a run that has begun"),
     (runs.compare, "drawn --output empty", "--output=empty: cannot be written: Is a directory; type another --output"),
     (cache.main, "--clean --older-than week", "'week': must be a number that is not negative; type 30"),
