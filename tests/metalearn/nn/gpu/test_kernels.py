@@ -1,10 +1,6 @@
-"""The GPU's kernels without a GPU: in Triton's interpreter, and compiled for processors that are not here."""
+"""The GPU's kernels without a GPU: their sizes and streams, and compiled for processors that are not here."""
 
 import importlib.util
-import json
-import os
-import subprocess
-import sys
 from contextlib import nullcontext
 from typing import Any
 
@@ -13,8 +9,8 @@ import torch
 
 from metalearn.models.resnet12 import resnet12
 from metalearn.nn.network import CompiledNetwork
-from tests.metalearn.nn.gpu.interpreted import CASES, LARGE
-from tests.runs import ROOT, slow
+from tests.metalearn.nn.test_backends import printed_by
+from tests.runs import slow
 
 pytestmark = [
     pytest.mark.thorough,
@@ -23,35 +19,6 @@ pytestmark = [
 
 ARCHITECTURES = {80: "A100", 90: "H100", 100: "B200"}
 """Compute capabilities, and a card of each."""
-
-
-def said_by(module: str, *arguments: str, **variables: str) -> Any:
-    """What a program of these tests prints, in a process of its own: Triton decides at its import who computes."""
-    environment = {"PATH": "/usr/bin:/bin", "HOME": "/nonexistent", "OMP_NUM_THREADS": "1"} | variables
-    done = subprocess.run(
-        [sys.executable, "-m", module, *arguments], cwd=ROOT, env=environment, capture_output=True, text=True,
-        timeout=250,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr[-3000:]
-    return json.loads(done.stdout.splitlines()[-1])
-
-
-NAMES = [*CASES, *(f"{LARGE}{name}" for name in ("pooled", "residual"))]
-
-
-@pytest.mark.parametrize("name", [name if name == "strided" else pytest.param(name, marks=slow) for name in NAMES])
-def test_networks_are_those_of_float64(name: str) -> None:
-    """A maximum turns with float32's rounding, so some networks have no figure to 1e-6 in float32. There the C kernels,
-    which compute in float32 too, say how much of float64 is left: the GPU's may lose three times that."""
-    found = said_by(
-        "tests.metalearn.nn.gpu.interpreted", name, TRITON_INTERPRET="1", METALEARN_KERNELS="triton",
-        METALEARN_CACHE=os.environ["METALEARN_CACHE"],
-    )  # fmt: skip
-    assert found["kernels"] == "triton"
-    for figure, error in found["errors"].items():
-        assert error < max(1e-6, 3 * found["of C"][figure]), (figure, found)
-    assert found["errors"] != found["of C"], "the GPU's kernels did not compute"
-    assert all(found["one task alone"].values()), "a task has other bits alone than beside another one"
 
 
 def test_photographs_fit_the_offsets_of_the_kernels() -> None:
@@ -94,10 +61,6 @@ def test_after_an_error_the_second_stream_is_joined(forked: bool, monkeypatch: p
     assert waits == ([("second", "first"), ("first", "second")] if forked else [])
 
 
-def test_pictures_are_gathered_as_the_host_turns_them() -> None:
-    assert said_by("tests.metalearn.nn.gpu.interpreted", "pictures", TRITON_INTERPRET="1") == [True, True]
-
-
 KERNELS = (
     "product", "input_gradient", "weight_gradient", "sum_splits", "norm", "norm_backward", "norm_second", "loss",
     "loss_change", "sum_rows", "mean", "spread", "gather",
@@ -114,7 +77,7 @@ def test_kernels_compile_for_cards_that_are_not_here(
 ) -> None:
     """The registers and spills of every kernel are in the report of the test."""
     own = () if kernels == KERNELS else kernels
-    rows = said_by("tests.metalearn.nn.gpu.compiled", str(capability), *own, TRITON_CACHE_DIR=str(tmp_path))
+    rows = printed_by("tests.metalearn.nn.gpu.compiled", str(capability), *own, TRITON_CACHE_DIR=str(tmp_path))
     assert {row["kernel"] for row in rows} == set(kernels)
     for row in rows:
         record_property(f"{row['kernel']} {row['of']}", f"{row['registers']} registers, {row['spilled']} bytes spilled")

@@ -1,0 +1,75 @@
+"""One table for every back end: what algorithms ask of a model, beside its definition in float64."""
+
+import importlib.util
+import json
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+import torch
+
+from metalearn.nn import backends
+from tests.kernels import require_kernels
+from tests.metalearn.nn.parity import CASES, LARGE, errors
+from tests.runs import ROOT, slow
+
+
+def by(kernels: str, name: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> dict[str, float]:
+    """The errors of a back end on a network of the table."""
+    if kernels == "triton":
+        result = printed_by("tests.metalearn.nn.parity", name, str(dtype).removeprefix("torch."),
+                            TRITON_INTERPRET="1", METALEARN_KERNELS="triton")  # fmt: skip
+        assert all(result["alone"].values()), "a task has other bits alone than beside another one"
+        return dict(result["errors"])
+    monkeypatch.setenv("METALEARN_KERNELS", kernels)
+    backends.compiled.cache_clear()
+    try:
+        return errors(CASES[name.removeprefix(LARGE)], dtype)
+    finally:
+        backends.compiled.cache_clear()
+
+
+def printed_by(module: str, *arguments: str, **variables: str) -> Any:
+    """What a program of these tests prints, in a process of its own: Triton decides at its import who computes."""
+    environment = {"PATH": "/usr/bin:/bin", "HOME": "/nonexistent", "OMP_NUM_THREADS": "1"} | variables
+    done = subprocess.run(
+        [sys.executable, "-m", module, *arguments], cwd=ROOT, env=environment, capture_output=True, text=True,
+        timeout=250,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-3000:]
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+BY_TRITON = [
+    pytest.param("triton", name, marks=[pytest.mark.thorough, *([] if name == "strided" else [slow])])
+    for name in [*CASES, *(f"{LARGE}{name}" for name in ("pooled", "residual"))]
+]
+
+
+@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("kernels", ["native", "torch"])
+def test_float64_is_the_definition(kernels: str, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    if kernels == "native":
+        require_kernels(torch.float64)
+    for figure, error in by(kernels, name, torch.float64, monkeypatch).items():
+        assert error < 1e-11, (figure, error)
+
+
+@pytest.mark.parametrize(("kernels", "name"), [*(("native", name) for name in CASES), *BY_TRITON])
+def test_float32_loses_no_more_than_torchs(kernels: str, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A maximum turns with rounding, and a norm's slopes cancel, so some networks have no figure to 1e-6 in float32.
+    Torch's operations say how much of float64 is left: other back ends may lose three times that."""
+    if kernels == "native":
+        require_kernels(torch.float32)
+    elif importlib.util.find_spec("triton") is None:
+        pytest.skip("triton is not installed")
+    usual, ours = (by(way, name, torch.float32, monkeypatch) for way in ("torch", kernels))
+    assert max(usual.values()) < 1e-3 and usual != ours, "no other kernels have computed"
+    for figure, error in ours.items():
+        assert error < max(1e-6, 3 * usual[figure]), (figure, error, usual[figure])
+
+
+@pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="triton is not installed")
+def test_pictures_are_gathered_as_the_host_turns_them() -> None:
+    assert printed_by("tests.metalearn.nn.parity", "pictures", TRITON_INTERPRET="1") == [True, True]
