@@ -144,11 +144,12 @@ class CompiledNetwork:
             support_x: the support set whose statistics normalise; None: those of `x`.
         """
         if torch.compiler.is_exporting():  # the layers one by one, in torch's operations
-            used = self._used(support_x)
-            known, h = (0, x) if used is None else (used.shape[1], torch.cat([used, x], dim=1))
+            if self._ignores_support or support_x is None:
+                return apply_layers(self.layers, self.unpack(params), x)
+            known, h = support_x.shape[1], torch.cat([support_x, x], dim=1)
             return apply_layers(self.layers, self.unpack(params), h, known)[:, known:]
         ((key, row),) = params.items()
-        samples = _TaskSamples(self._packed[key], row, x, self._used(support_x))
+        samples = _Tasks(self._packed[key], row, x, None if self._ignores_support else support_x)
         if torch.is_grad_enabled() and samples.x.requires_grad:
             return samples.by_layers(row)
         if torch.is_grad_enabled() and row.requires_grad:
@@ -170,7 +171,7 @@ class CompiledNetwork:
             twice: keep what the second derivative of the loss needs.
         """
         ((key, row),) = params.items()
-        tasks = _LabelledSamples(self._packed[key], row, x, y, self._used(support_x), twice)
+        tasks = _Tasks(self._packed[key], row, x, None if self._ignores_support else support_x, y, twice=twice)
         if torch.is_grad_enabled() and row.requires_grad:
             loss, score = _RowsToLoss.apply(row, tasks)
         else:
@@ -181,20 +182,17 @@ class CompiledNetwork:
         """The gradient of each task's loss by its packed parameters, in packed form. With `twice`, it has a derivative
         of its own. It is what `torch.autograd.grad` gives for the loss of `metrics`, in one call."""
         ((key, row),) = params.items()
-        tasks = _LabelledSamples(self._packed[key], row, x, y, None, twice)
+        tasks = _Tasks(self._packed[key], row, x, None, y, twice=twice)
         _, _, gradient, kept = tasks.loss(row.detach(), gradient=True)
-        return {key: _RowsToGradient.apply(row, gradient, kept, tasks) if twice else gradient}  # type: ignore[dict-item]
+        return {key: _WithDerivative.apply(row, gradient, kept, tasks) if twice else gradient}  # type: ignore[dict-item]
 
     def stepped(self, params: Params, x: Tensor, y: Tensor, rate: float, *, twice: bool = False) -> Params:
         """The packed parameters after a step of gradient descent, θ − rate · ∇L(θ), in one call. With `twice`, the
         derivative of the gradient counts too; else it is a constant."""
         ((key, row),) = params.items()
-        tasks = _LabelledSamples(self._packed[key], row, x, y, None, twice, rate)
+        tasks = _Tasks(self._packed[key], row, x, None, y, twice=twice, rate=rate)
         _, _, after, kept = tasks.loss(row.detach(), gradient=True)
-        return {key: _RowsToStep.apply(row, after, kept, tasks)}
-
-    def _used(self, support_x: Tensor | None) -> Tensor | None:
-        return None if self._ignores_support else support_x
+        return {key: _WithDerivative.apply(row, after, kept, tasks)}
 
     def _of(self, values: Sequence[Tensor]) -> ShapedNetwork:
         """The network for the shapes of these parameters."""
@@ -207,13 +205,28 @@ class CompiledNetwork:
         return self._shaped[shapes]
 
 
-class _TaskSamples:
-    """The samples of some tasks, as the kernels take them."""
+class _Tasks:
+    """The samples of some tasks, and what is to be predicted for them, as the kernels take them."""
 
-    def __init__(self, shaped: ShapedNetwork, row: Tensor, x: Tensor, support_x: Tensor | None) -> None:
-        """Raises ValueError if samples and parameters do not fit, since kernels would read beyond their memory."""
+    def __init__(
+        self,
+        shaped: ShapedNetwork,
+        row: Tensor,
+        x: Tensor,
+        support_x: Tensor | None,
+        y: Tensor | None = None,
+        *,
+        twice: bool = False,
+        rate: float | None = None,
+    ) -> None:
+        """With a `rate`, the parameters after a step take the place of the gradient.
+
+        Raises:
+            ValueError: samples, targets and parameters do not fit, or a derivative by the samples is wanted.
+        """
         self.shaped, self.known = shaped, 0 if support_x is None else support_x.shape[1]
         self.x = (x if support_x is None else torch.cat([support_x, x], dim=1)).contiguous()
+        # Kernels would read beyond the memory of samples, targets and parameters that do not fit.
         if (self.x.dtype, self.x.device) != (row.dtype, row.device):
             raise ValueError(
                 f"inputs {self.x.dtype} on {self.x.device}: must be as the parameters, {row.dtype} on {row.device}"
@@ -225,33 +238,57 @@ class _TaskSamples:
             raise ValueError("batch norm of one sample of one pixel: a single number has no variance")
         if row.shape != (len(self.x), shaped.layout.size):
             raise ValueError(f"parameters of {len(row)} tasks: must be those of {len(self.x)}, as the inputs")
+        self.twice, self.rate = twice, rate
+        self.y: Tensor | None = None
+        # What a backward pass reads again is saved by autograd, which refuses it if it has been changed in place.
+        self.read = [self.x]
+        if y is not None:
+            self._take(y, row.dtype)
 
-    def given(self) -> list[Tensor]:
-        """The tensors that a backward pass reads again: autograd refuses it if they have been changed in place."""
-        return [self.x]
+    def _take(self, y: Tensor, dtype: torch.dtype) -> None:
+        if torch.is_grad_enabled() and self.x.requires_grad:
+            raise ValueError(
+                "inputs with a graph: the compiled loss has no derivative by its inputs; detach them, or compute the "
+                "outputs and a loss of them"
+            )
+        y = (y if y.is_floating_point() else y.long()).contiguous()
+        tasks, samples, outputs = *self.x.shape[:2], self.plan.last.used
+        shape = (tasks, samples - self.known, *((outputs,) if y.is_floating_point() else ()))
+        if y.shape != shape:
+            raise ValueError(f"targets {list(y.shape)}: must be {list(shape)}, for inputs {list(self.x.shape)}")
+        if y.is_floating_point() and y.dtype != dtype:
+            raise ValueError(f"targets {y.dtype}: must be {dtype}, as the parameters")
+        if not y.is_floating_point() and not y.is_cuda:  # there it would wait for the GPU, whose kernels give NaN
+            least, most = torch.aminmax(y)
+            if least < 0 or most >= outputs:
+                raise ValueError(f"classes {int(least)} to {int(most)}: must be from 0 to {outputs - 1}")
+        self.y = y
+        self.read.append(y)
 
-    def call(self, row: Tensor) -> NetworkCall:
-        return NetworkCall(row, self.x, self.known, self.plan.last.used)
+    def compute(self, what: str, row: Tensor, **tensors: Tensor | None) -> None:
+        """Has the kernels compute; `NetworkCall` explains the tensors."""
+        if row.stride(1) != 1 or row.stride(0) not in (0, row.shape[1]):  # neither dense nor one row for all tasks
+            row = row.contiguous()
+        call = NetworkCall(row, self.x, self.known, self.plan.last.used, self.y, self.rate, **tensors)
+        self.plan.kernels.network(what, self.plan.compiled.address, call)
 
     def outputs(self, row: Tensor, *, keep: bool) -> tuple[Tensor, Tensor | None]:
         """The last values [t, n, pixels, channels], and with `keep` what their gradient needs."""
-        row, last = _rows(row), self.plan.last
+        tasks, last = row.shape[0], self.plan.last
         samples = self.x.shape[1] - self.known
-        result = row.new_empty(row.shape[0], samples, last.height * last.width, last.channels)
-        kept = row.new_empty(row.shape[0], self.plan.compiled.values) if keep else None
-        call = self.call(row)
-        call.result, call.kept = result, kept
-        self.plan.kernels.network_outputs(self.plan.compiled.address, call)
+        result = row.new_empty(tasks, samples, last.height * last.width, last.channels)
+        kept = row.new_empty(tasks, self.plan.compiled.values) if keep else None
+        self.compute("outputs", row, result=result, kept=kept)
         return result, kept
 
-    def outputs_gradient(self, row: Tensor, kept: Tensor, grads: Tensor) -> Tensor:
-        """The gradient [t, P] of each task's parameters from that of the last values."""
-        row, grads = _rows(row), grads.contiguous()
-        gradient = row.new_empty(row.shape)
-        call = self.call(row)
-        call.kept, call.result, call.gradient = kept, grads, gradient
-        self.plan.kernels.network_outputs_gradient(self.plan.compiled.address, call)
-        return gradient
+    def loss(self, row: Tensor, *, gradient: bool) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
+        """Loss and score [t]; with `gradient`, the gradient [t, P] too, and what the product needs."""
+        tasks = row.shape[0]
+        loss, score = row.new_empty(tasks), row.new_empty(tasks)
+        slope = row.new_empty(row.shape) if gradient else None
+        kept = row.new_empty(tasks, self.plan.compiled.kept) if gradient and self.twice else None
+        self.compute("loss", row, loss=loss, score=score, gradient=slope, kept=kept)
+        return loss, score, slope, kept
 
     def flattened(self, result: Tensor) -> Tensor:
         """Last values as the layers give them, [t, n, d]."""
@@ -263,113 +300,37 @@ class _TaskSamples:
         return apply_layers(self.shaped.layers, params, self.x, self.known)[:, self.known :]
 
 
-class _LabelledSamples(_TaskSamples):
-    """Samples and what is to be predicted for them."""
-
-    def __init__(
-        self,
-        shaped: ShapedNetwork,
-        row: Tensor,
-        x: Tensor,
-        y: Tensor,
-        support_x: Tensor | None,
-        twice: bool,
-        rate: float | None = None,
-    ) -> None:
-        """With a `rate`, the parameters after a step take the place of the gradient.
-
-        Raises:
-            ValueError: samples, targets and parameters do not fit, or a derivative by the samples is wanted.
-        """
-        super().__init__(shaped, row, x, support_x)
-        if torch.is_grad_enabled() and self.x.requires_grad:
-            raise ValueError(
-                "inputs with a graph: the compiled loss has no derivative by its inputs; detach them, or compute the "
-                "outputs and a loss of them"
-            )
-        self.twice, self.rate = twice, rate
-        self.y = (y if y.is_floating_point() else y.long()).contiguous()
-        # Kernels would read beyond the memory of targets that do not fit.
-        tasks, samples, outputs = *self.x.shape[:2], self.plan.last.used
-        numbers = self.y.is_floating_point()
-        shape = (tasks, samples - self.known, *((outputs,) if numbers else ()))
-        if self.y.shape != shape:
-            raise ValueError(f"targets {list(self.y.shape)}: must be {list(shape)}, for inputs {list(self.x.shape)}")
-        if numbers and self.y.dtype != row.dtype:
-            raise ValueError(f"targets {self.y.dtype}: must be {row.dtype}, as the parameters")
-        if not numbers and not self.y.is_cuda:  # there it would wait for the GPU, whose kernels give NaN
-            least, most = torch.aminmax(self.y)
-            if least < 0 or most >= outputs:
-                raise ValueError(f"classes {int(least)} to {int(most)}: must be from 0 to {outputs - 1}")
-
-    def given(self) -> list[Tensor]:
-        return [self.x, self.y]
-
-    def call(self, row: Tensor) -> NetworkCall:
-        call = super().call(row)
-        call.y, call.rate = self.y, self.rate
-        return call
-
-    def loss(self, row: Tensor, *, gradient: bool) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
-        """Loss and score [t]; with `gradient`, the gradient [t, P] too, and what the product needs."""
-        row, tasks = _rows(row), row.shape[0]
-        loss, score = row.new_empty(tasks), row.new_empty(tasks)
-        call = self.call(row)
-        call.loss, call.score = loss, score
-        if gradient:
-            call.gradient = row.new_empty(row.shape)
-            if self.twice:
-                call.kept = row.new_empty(tasks, self.plan.compiled.kept)
-        self.plan.kernels.network_loss(self.plan.compiled.address, call)
-        return loss, score, call.gradient, call.kept
-
-    def product(self, row: Tensor, kept: Tensor, direction: Tensor) -> Tensor:
-        """The product of each task's Hessian with its direction [t, P]; with a rate, the step's derivative."""
-        row, direction = _rows(row), direction.contiguous()
-        product = torch.empty_like(direction)
-        call = self.call(row)
-        call.kept, call.direction, call.product = kept, direction, product
-        self.plan.kernels.network_product(self.plan.compiled.address, call)
-        return product
-
-    def loss_by_layers(self, row: Tensor) -> Tensor:
-        """The loss [t], by the layers one by one: it can be differentiated any number of times."""
-        return usual_metrics(self.by_layers(row), self.y)["loss"]
-
-
-def _rows(row: Tensor) -> Tensor:
-    """Rows that are dense, or one row for all."""
-    return row if row.stride(1) == 1 and row.stride(0) in (0, row.shape[1]) else row.contiguous()
-
-
 class _RowsToOutputs(Function):
-    """(rows, samples) → the last values [t, n, pixels, channels]."""
+    """(rows, tasks) → the last values [t, n, pixels, channels]."""
 
     @staticmethod
-    def forward(ctx: Any, row: Tensor, samples: _TaskSamples) -> Tensor:
-        result, kept = samples.outputs(row, keep=True)
-        ctx.save_for_backward(row, kept, *samples.given())
-        ctx.samples = samples
+    def forward(ctx: Any, row: Tensor, tasks: _Tasks) -> Tensor:
+        result, kept = tasks.outputs(row, keep=True)
+        ctx.save_for_backward(row, kept, *tasks.read)
+        ctx.tasks = tasks
         return result
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
         row, kept, *_ = ctx.saved_tensors
-        if not torch.is_grad_enabled():
-            return ctx.samples.outputs_gradient(row, kept, grads[0]), None
-        at = row.view_as(row)
-        outputs, direction = ctx.samples.by_layers(at), ctx.samples.flattened(grads[0])
-        (gradient,) = torch.autograd.grad(outputs, at, direction, create_graph=True)
+        if torch.is_grad_enabled():  # a second derivative follows, which the kernels of outputs do not have
+            at = row.view_as(row)
+            outputs, direction = ctx.tasks.by_layers(at), ctx.tasks.flattened(grads[0])
+            (gradient,) = torch.autograd.grad(outputs, at, direction, create_graph=True)
+            return gradient, None
+        gradient = row.new_empty(row.shape)
+        ctx.tasks.compute("outputs_gradient", row, kept=kept, result=grads[0].contiguous(), gradient=gradient)
         return gradient, None
 
 
 class _RowsToLoss(Function):
-    """(rows, tasks) → loss and score [t]. The gradient is computed at once, while a task's numbers are in the cache."""
+    """(rows, tasks) → loss and score [t]."""
 
     @staticmethod
-    def forward(ctx: Any, row: Tensor, tasks: _LabelledSamples) -> tuple[Tensor, Tensor]:
+    def forward(ctx: Any, row: Tensor, tasks: _Tasks) -> tuple[Tensor, Tensor]:
+        # The gradient is computed at once, while a task's numbers are in the cache.
         loss, score, gradient, kept = tasks.loss(row, gradient=True)
-        ctx.save_for_backward(row, gradient, kept, *tasks.given())
+        ctx.save_for_backward(row, gradient, kept, *tasks.read)
         ctx.tasks = tasks
         ctx.mark_non_differentiable(score)
         return loss, score
@@ -378,45 +339,33 @@ class _RowsToLoss(Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
         row, gradient, kept, *_ = ctx.saved_tensors
         if torch.is_grad_enabled():
-            gradient = _RowsToGradient.apply(row, gradient, kept, ctx.tasks)
+            gradient = _WithDerivative.apply(row, gradient, kept, ctx.tasks)
         return _times(grads[0], gradient), None
 
 
-class _RowsToGradient(Function):
-    """(rows, their gradient) → the gradient [t, P] with its own derivative, a product with the Hessian."""
+class _WithDerivative(Function):
+    """(rows, their gradient or the rows after a step) → the same [t, P], with its derivative: H v of a gradient, and
+    v − rate · H v of a step; v alone where nothing was kept for it, since the gradient of the step is a constant."""
 
     @staticmethod
-    def forward(ctx: Any, row: Tensor, gradient: Tensor, kept: Tensor | None, tasks: _LabelledSamples) -> Tensor:
-        ctx.save_for_backward(row, kept, *tasks.given())
+    def forward(ctx: Any, row: Tensor, value: Tensor, kept: Tensor | None, tasks: _Tasks) -> Tensor:
+        ctx.save_for_backward(row, kept, *tasks.read)
         ctx.tasks = tasks
-        return gradient.view_as(gradient)
+        return value.view_as(value)  # autograd takes no input for an output
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None, None]:
         row, kept, *_ = ctx.saved_tensors
-        if torch.is_grad_enabled() or kept is None:
-            return _product_by_layers(ctx.tasks, row, grads[0]), None, None, None
-        return ctx.tasks.product(row, kept, grads[0]), None, None, None
-
-
-class _RowsToStep(Function):
-    """(rows, the rows after a step) → the rows after the step, with the derivative v − rate · H v, or v."""
-
-    @staticmethod
-    def forward(ctx: Any, row: Tensor, after: Tensor, kept: Tensor | None, tasks: _LabelledSamples) -> Tensor:
-        ctx.save_for_backward(row, kept, *tasks.given())
-        ctx.tasks = tasks
-        return after.view_as(after)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None, None]:
-        row, kept, *_ = ctx.saved_tensors
-        if kept is None:
-            return grads[0], None, None, None
-        if torch.is_grad_enabled():
-            product = _product_by_layers(ctx.tasks, row, -ctx.tasks.rate * grads[0])
-            return grads[0] + product, None, None, None
-        return ctx.tasks.product(row, kept, grads[0]), None, None, None
+        direction, rate = grads[0], ctx.tasks.rate
+        if rate is not None and kept is None:
+            return direction, None, None, None
+        if kept is None or torch.is_grad_enabled():  # third derivatives are those of the layers
+            product = _product_by_layers(ctx.tasks, row, direction if rate is None else -rate * direction)
+            return product if rate is None else direction + product, None, None, None
+        direction = direction.contiguous()
+        product = torch.empty_like(direction)
+        ctx.tasks.compute("product", row, kept=kept, direction=direction, product=product)
+        return product, None, None, None
 
 
 _ones: dict[tuple[torch.device, torch.dtype], Tensor] = {}
@@ -442,11 +391,13 @@ def _times(factors: Tensor, gradient: Tensor) -> Tensor:
     return factors.unsqueeze(1) * gradient
 
 
-def _product_by_layers(tasks: _LabelledSamples, row: Tensor, direction: Tensor) -> Tensor:
+def _product_by_layers(tasks: _Tasks, row: Tensor, direction: Tensor) -> Tensor:
     """The Hessian's product with `direction`, with a graph of its own if one is wanted."""
+    assert tasks.y is not None
     keep = torch.is_grad_enabled()
     with torch.enable_grad():
         at = row.view_as(row) if row.requires_grad else row.detach().requires_grad_()
-        (slope,) = torch.autograd.grad(tasks.loss_by_layers(at).sum(), at, create_graph=True)
+        loss = usual_metrics(tasks.by_layers(at), tasks.y)["loss"].sum()
+        (slope,) = torch.autograd.grad(loss, at, create_graph=True)
         (product,) = torch.autograd.grad(slope, at, direction, create_graph=keep)
     return product

@@ -229,21 +229,11 @@ class Kernels:
             )
         return CompiledPlan(self._library, address)
 
-    def network_loss(self, plan: int, call: NetworkCall) -> None:
-        """Losses and gradients of all tasks."""
-        self._library.network_loss(plan, ctypes.byref(call.in_c()), torch.get_num_threads())
-
-    def network_product(self, plan: int, call: NetworkCall) -> None:
-        """Hessian-vector products of all tasks."""
-        self._library.network_product(plan, ctypes.byref(call.in_c()), torch.get_num_threads())
-
-    def network_outputs(self, plan: int, call: NetworkCall) -> None:
-        """Last values of all tasks."""
-        self._library.network_outputs(plan, ctypes.byref(call.in_c()), torch.get_num_threads())
-
-    def network_outputs_gradient(self, plan: int, call: NetworkCall) -> None:
-        """From the gradients of the last values to those of the parameters, of all tasks."""
-        self._library.network_outputs_gradient(plan, ctypes.byref(call.in_c()), torch.get_num_threads())
+    def network(self, what: str, plan: int, call: NetworkCall) -> None:
+        """Computes, of all tasks, losses and gradients (`loss`), Hessian-vector products (`product`), last values
+        (`outputs`), or from the gradients of these to those of the parameters (`outputs_gradient`)."""
+        function = getattr(self._library, "network_" + what)
+        function(plan, ctypes.byref(call.in_c()), torch.get_num_threads())
 
 
 class CompiledPlan:

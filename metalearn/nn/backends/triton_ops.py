@@ -772,47 +772,53 @@ class GpuKernels:
         """A network's plan, as `metalearn.nn.backends.c.Kernels.plan`."""
         return GpuPlan(layers, image, parameters, samples)
 
-    def network_loss(self, plan: GpuPlan, call: NetworkCall) -> None:
-        """Losses and gradients of all tasks."""
-        kept = call.x.new_empty(len(call.x), plan.kept) if call.kept is None else call.kept
-        sweep = _Sweep(plan, call, kept, None, plan.kept)
-        sweep.forward()
-        sweep.loss()
-        if call.gradient is None:
-            return
-        sweep.backward(call.gradient)
-        if call.rate is not None:
-            torch.add(call.parameters, call.gradient, alpha=-call.rate, out=call.gradient)
+    def network(self, what: str, plan: GpuPlan, call: NetworkCall) -> None:
+        """As `metalearn.nn.backends.c.Kernels.network`."""
+        {"loss": _loss, "product": _product, "outputs": _outputs, "outputs_gradient": _outputs_gradient}[what](
+            plan, call
+        )
 
-    def network_product(self, plan: GpuPlan, call: NetworkCall) -> None:
-        """Hessian-vector products of all tasks."""
-        assert call.kept is not None and call.direction is not None and call.product is not None
-        scratch = call.x.new_empty(len(call.x), plan.scratch - plan.kept)
-        direction = call.direction if call.rate is None else -call.rate * call.direction
-        sweep, along = _Sweep(plan, call, call.kept, scratch, plan.kept), Tasks(direction, direction.stride(0))
-        sweep.forward_tangents(along, Tasks(call.product, call.product.stride(0)))
-        sweep.loss_change()
-        sweep.backward(call.product, along)
-        if call.rate is not None:
-            call.product.add_(call.direction)
 
-    def network_outputs(self, plan: GpuPlan, call: NetworkCall) -> None:
-        """Last values of all tasks."""
-        kept = call.x.new_empty(len(call.x), plan.values) if call.kept is None else call.kept
-        assert call.result is not None
-        sweep, last = _Sweep(plan, call, kept, None, plan.values), len(plan.layers)
-        sweep.forward()
-        call.result.copy_(sweep.images_of(sweep.value(last), last)[:, call.known :].flatten(2, 3))
+def _loss(plan: GpuPlan, call: NetworkCall) -> None:
+    kept = call.x.new_empty(len(call.x), plan.kept) if call.kept is None else call.kept
+    sweep = _Sweep(plan, call, kept, None, plan.kept)
+    sweep.forward()
+    sweep.loss()
+    if call.gradient is None:
+        return
+    sweep.backward(call.gradient)
+    if call.rate is not None:
+        torch.add(call.parameters, call.gradient, alpha=-call.rate, out=call.gradient)
 
-    def network_outputs_gradient(self, plan: GpuPlan, call: NetworkCall) -> None:
-        """From the gradients of the last values to those of the parameters, of all tasks."""
-        assert call.kept is not None and call.result is not None and call.gradient is not None
-        scratch = call.x.new_empty(len(call.x), plan.kept - plan.values)
-        sweep, last = _Sweep(plan, call, call.kept, scratch, plan.values), len(plan.layers)
-        slope = sweep.images_of(sweep.gradient(last), last)
-        slope[:, : call.known].zero_()
-        slope[:, call.known :].copy_(call.result.unflatten(2, slope.shape[2:4]))
-        sweep.backward(call.gradient)
+
+def _product(plan: GpuPlan, call: NetworkCall) -> None:
+    assert call.kept is not None and call.direction is not None and call.product is not None
+    scratch = call.x.new_empty(len(call.x), plan.scratch - plan.kept)
+    direction = call.direction if call.rate is None else -call.rate * call.direction
+    sweep, along = _Sweep(plan, call, call.kept, scratch, plan.kept), Tasks(direction, direction.stride(0))
+    sweep.forward_tangents(along, Tasks(call.product, call.product.stride(0)))
+    sweep.loss_change()
+    sweep.backward(call.product, along)
+    if call.rate is not None:
+        call.product.add_(call.direction)
+
+
+def _outputs(plan: GpuPlan, call: NetworkCall) -> None:
+    kept = call.x.new_empty(len(call.x), plan.values) if call.kept is None else call.kept
+    assert call.result is not None
+    sweep, last = _Sweep(plan, call, kept, None, plan.values), len(plan.layers)
+    sweep.forward()
+    call.result.copy_(sweep.images_of(sweep.value(last), last)[:, call.known :].flatten(2, 3))
+
+
+def _outputs_gradient(plan: GpuPlan, call: NetworkCall) -> None:
+    assert call.kept is not None and call.result is not None and call.gradient is not None
+    scratch = call.x.new_empty(len(call.x), plan.kept - plan.values)
+    sweep, last = _Sweep(plan, call, call.kept, scratch, plan.values), len(plan.layers)
+    slope = sweep.images_of(sweep.gradient(last), last)
+    slope[:, : call.known].zero_()
+    slope[:, call.known :].copy_(call.result.unflatten(2, slope.shape[2:4]))
+    sweep.backward(call.gradient)
 
 
 def _of(geometry: Any) -> tuple[int, int, ConvolutionSizes]:
