@@ -194,7 +194,7 @@ class Model(NamedTuple):
         with torch.enable_grad():
             if self.network is not None and is_packed(theta):
                 return self.network.gradient(theta, *batch, twice=twice)
-            at = theta if twice else leaves(theta)
+            at = theta if twice else leaves(theta)  # a gradient that counts as a constant needs no graph behind it
             return gradient_at(at, self.metrics(at, batch)["loss"], twice=twice)
 
     def step(self, theta: Params, batch: Batch, rate: float, *, twice: bool = False) -> Params:

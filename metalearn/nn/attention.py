@@ -32,10 +32,10 @@ Params = dict[str, Tensor]
 _fast: ContextVar[bool] = ContextVar("second_order_attention", default=False)
 torchs_attention = F.scaled_dot_product_attention
 _lock = threading.Lock()
-_users = 0
-"""Contexts of all threads that are open now."""
+_users = 0  # contexts of all threads that are open now
+# Torch's plain way, open while any context is: torch has one choice for all threads, which the first one to leave must
+# not take from the others.
 _plainly = ExitStack()
-"""Torch's plain way, which is open while a context is: torch has one choice for all threads."""
 
 
 @contextmanager
@@ -60,10 +60,11 @@ def plain_attention() -> Iterator[None]:
 @contextmanager
 def second_order_attention() -> Iterator[None]:
     """Within it, `F.scaled_dot_product_attention` has fast second derivatives, for this thread. What cannot be computed
-    so (dropout, other types than float32 and float64, grouped heads) goes torch's plain way, and so does who has
-    imported the function by its name."""
-    # Torch's own layers call it by its module. A mode of torch does not reach it, where it lies in another function
-    # that the mode has taken over.
+    so (dropout, other types than float32 and float64, grouped heads) goes torch's plain way, and so do calls of the
+    function that were imported by its name."""
+    # Not a mode of torch: it does not reach the function where it lies in another one that the mode has taken over.
+    # Torch's own layers call it by its module, where it is replaced while any thread is in here; `_dispatched` sends
+    # the calls of other threads on to torch's.
     with plain_attention():
         F.scaled_dot_product_attention = _dispatched
         token = _fast.set(True)
@@ -105,7 +106,8 @@ def attention(
 
 
 def _fits(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> bool:
-    """Whether these can be computed here. What nobody can compute, torch's own function refuses."""
+    """Whether these can be computed here."""
+    # No errors here: what does not fit goes to torch's own function, which refuses what cannot be computed at all.
     kinds = {(part.dtype, part.device) for part in (query, key, value)}
     shapes = query.shape[:-2] == key.shape[:-2] == value.shape[:-2] and query.dim() > 2
     if (
@@ -372,9 +374,9 @@ def products_attention(
     sample could tell how many there are. Leading dimensions are alike; `heads` divide e. Keys that are
     `hidden` [b, m] have no weight; b is the product of the leading dimensions.
 
-    By plain products: for short sequences on a CPU, torch's fused attention is as slow or slower, above all backwards
-    in bfloat16, and it has no second derivative.
     """
+    # By plain products: for short sequences on a CPU, torch's fused attention is as slow or slower, above all backwards
+    # in bfloat16, and it has no second derivative.
     width = queries.shape[-1] // heads
     q, k, v = (value.flatten(0, -3).unflatten(2, (heads, width)).transpose(1, 2) for value in (queries, keys, values))
     k, v = (F.pad(value, (0, 0, 0, 1)) for value in (k, v))

@@ -22,9 +22,8 @@ from metalearn.nn.precision import rounds_products
 
 Params: TypeAlias = dict[str, Tensor]
 
+# If the inputs of a convolution have fewer channels, their windows are gathered first: then the products fill vectors.
 FEW_CHANNELS = 16
-"""If the inputs of a convolution have fewer channels, their windows are gathered first, so that the products fill
-vectors."""
 
 EPSILON = 1e-5
 
@@ -219,8 +218,9 @@ def _numbers(x: tuple[int, ...], outputs: int, g: Geometry) -> Any:
 
 
 def _native(x: Tensor, inputs: int, outputs: int, *, over_inputs: bool = False) -> "AnyKernels | None":
-    """The compiled kernels, or None if they cannot compute it: they round no products, and the outputs must fill their
-    vectors, with `over_inputs` the inputs, too."""
+    """The compiled kernels, or None if they cannot compute it."""
+    # They round no products. Their vectors run over the channels that a sum does not run over: the outputs, and for the
+    # gradient of the inputs these, too.
     kernels = None if rounds_products() else kernels_for(x)
     if kernels is None or outputs % kernels.lanes or (over_inputs and inputs % kernels.lanes):
         return None
@@ -400,8 +400,9 @@ def _call(name: str, x: Tensor, weight: Tensor, bias: Tensor, settings: NormSett
 
 
 class _Norm(Function):
-    """(x, weight, bias) → y. This function and the next two must get dense tensors: a copy made inside would be saved
-    without its graph."""
+    """(x, weight, bias) → y."""
+
+    # This function and the next two must get dense tensors: a copy made inside would be saved without its graph.
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, settings: NormSettings) -> Tensor:

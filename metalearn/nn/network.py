@@ -197,7 +197,7 @@ class CompiledNetwork:
     def _of(self, values: Sequence[Tensor]) -> ShapedNetwork:
         """The network for the shapes of these parameters."""
         shapes = tuple([tuple(value.shape) for value in values])
-        if shapes not in self._shaped:
+        if shapes not in self._shaped:  # asked again under the lock: two threads may come here at once
             with self._making:
                 by_name = dict(zip(self._names, shapes, strict=True))
                 shaped = self._shaped.get(shapes) or ShapedNetwork(self.layers, by_name, f"{PACKED}{len(self._shaped)}")
@@ -372,8 +372,8 @@ _ones: dict[tuple[torch.device, torch.dtype], Tensor] = {}
 
 
 def one_for_each(losses: Tensor) -> Tensor:
-    """A factor 1 for each of the losses [t]: as `grad_outputs` of `torch.autograd.grad` it stands for their sum, and is
-    known as 1 without a look at its value, for which a GPU would have to be waited for."""
+    """A factor 1 for each of the losses [t]: as `grad_outputs` of `torch.autograd.grad` it stands for their sum."""
+    # Always the same tensor, so that `_times` knows it by its address. A look at the value would wait for the GPU.
     key = losses.device, losses.dtype
     if key not in _ones:
         _ones[key] = torch.ones((), device=losses.device, dtype=losses.dtype)

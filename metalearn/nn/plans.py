@@ -132,10 +132,10 @@ class Layout:
         return torch.cat([*flat, flat[0].new_zeros(1)])[self._on(flat[0].device, "_to_row")]
 
     def _on(self, device: torch.device, name: str) -> Tensor:
-        """Numbers of this layout on a device. A GPU gets them once: a copy would be waited for."""
+        """Numbers of this layout on a device."""
         if device.type == "cpu":
             return getattr(self, name)  # type: ignore[no-any-return]
-        if (name, device) not in self._moved:
+        if (name, device) not in self._moved:  # once: the host would wait for a copy, and a CUDA graph cannot have one
             self._moved[name, device] = getattr(self, name).to(device, torch.int64)
         return self._moved[name, device]
 
@@ -164,8 +164,8 @@ class Layout:
 
 
 def sum_of_tasks(values: Tensor) -> Tensor:
-    """The sum over the tasks of [t, …], added in pairs: neighbours first, then pairs of pairs. Chunks are added in the
-    same way, so the sum over all tasks has the same bits for chunks of 1, 2, 4, 8, … tasks."""
+    """The sum over the tasks of [t, …], added in pairs: neighbours first, then pairs of pairs."""
+    # Chunks are added in the same way, so the sum over all tasks has the same bits for chunks of 1, 2, 4, 8, … tasks.
     kernels = _kernels_for(values)
     if kernels is not None:
         return kernels.sum_rows(values.reshape(len(values), -1)).view(values.shape[1:])
@@ -205,13 +205,11 @@ class _Shared(Function):
 
 # Plans
 
-MOST_PLANS = 16
-"""Plans that a network keeps, one for each number of samples and shape of inputs. One may take megabytes."""
-
-MOST_LAYERS, MOST_TAPS = 96, 49
-"""Compiled layers (kernels/network.c), and pixels of a kernel that convolves other values than inputs: a plan lists the
-taps of every group of pixels, so it grows with their square."""
-
+MOST_PLANS = 16  # that a network keeps, one for each number of samples and shape of inputs: one may take megabytes
+MOST_LAYERS = 96  # as kernels/network.c has it
+# Pixels of a kernel that convolves other values than inputs: a plan lists the taps of every group of pixels, so it
+# grows with their square.
+MOST_TAPS = 49
 
 Fields = dict[str, float]
 """Fields of a layer of kernels/network.c."""
@@ -301,74 +299,22 @@ class NetworkPlan(NamedTuple):
     fewest_pixels: int
 
 
-class _Compiler:
-    """Turns steps into the layers of kernels/network.c, for one shape of inputs."""
+def planned(
+    steps: Sequence[Step], layout: Layout, shapes: Mapping[str, tuple[int, ...]], inputs: ValueSize
+) -> tuple[list[Fields], ValueSize]:
+    """The steps as layers of kernels/network.c, for one shape of inputs, and the last value.
 
-    def __init__(self, layout: Layout, shapes: Mapping[str, tuple[int, ...]], inputs: ValueSize) -> None:
-        self._layout, self._shapes = layout, shapes
-        self._values = [inputs]
-        self.layers: list[Fields] = []
+    Raises:
+        ValueError: the values that a layer reads do not fit it.
+    """
+    values, layers = [inputs], list[Fields]()
 
-    @property
-    def last(self) -> ValueSize:
-        """The last value."""
-        return self._values[-1]
+    def at(**names: str) -> Fields:
+        return {field: layout.places[name].offset for field, name in names.items()}
 
-    def add(self, step: Step) -> None:
-        """Adds a step.
-
-        Raises:
-            ValueError: the values that it reads do not fit it.
-        """
-        to, kind, fields = self._compiled(step.layer, *(self._values[value] for value in step.reads))
-        read = dict(zip(("from", "other"), step.reads, strict=False))
-        self.layers.append({"kind": kind, "bias": -1, **read, **to._asdict(), **fields})
-        self._values.append(to)
-
-    def _compiled(
-        self, layer: Layer | Windows | Products, x: ValueSize, *others: ValueSize
-    ) -> tuple[ValueSize, int, Fields]:
-        """The value that a layer gives, its kind, and its further fields."""
-        match layer:
-            case Windows(convolution):
-                to, sizes = self._convolution(convolution, x)
-                seen = x.used * int(sizes["kernel"]) ** 2
-                return to._replace(channels=seen, used=seen), LayerKind.WINDOWS, sizes
-            case Products(weight):
-                outputs = self._shapes[weight][0]
-                to = x._replace(channels=filled(outputs), used=outputs)
-                return to, LayerKind.CONVOLUTION, {"kernel": 1, "stride": 1, "padding": 0, **self._at(weight=weight)}
-            case Convolution(weight):
-                to, sizes = self._convolution(layer, x)
-                return to, LayerKind.CONVOLUTION, sizes | self._at(weight=weight)
-            case Norm(scale, shift, slope):
-                return x, LayerKind.NORM, {"slope": slope, "epsilon": EPSILON, **self._at(weight=scale, bias=shift)}
-            case Activation(name, slope):
-                return x, LayerKind.ACTIVATION, {"activation": ACTIVATIONS.index(name), "slope": slope}
-            case MaxPool():
-                if min(x.height, x.width) < 2:
-                    raise ValueError(f"a map of {x.height}×{x.width} pixels cannot be pooled; it needs 2×2")
-                return x._replace(height=x.height // 2, width=x.width // 2), LayerKind.POOL, {}
-            case Mean():
-                return x._replace(height=1, width=1), LayerKind.MEAN, {}
-            case Linear(weight, bias):
-                outputs, inputs = self._shapes[weight]
-                if inputs != x.used * x.height * x.width:
-                    raise ValueError(f"{x.used * x.height * x.width} numbers do not fit {weight}, which takes {inputs}")
-                return (
-                    ValueSize(1, 1, filled(outputs), outputs),
-                    LayerKind.CONVOLUTION,
-                    self._at(weight=weight, bias=bias),
-                )
-            case Residual():
-                if (x,) != others:
-                    raise ValueError(f"the branches of a sum must have equal shapes: {x}, {others[0]}")
-                return x, LayerKind.SUM, {}
-        raise AssertionError(f"{layer}: is no step")
-
-    def _convolution(self, layer: Convolution, x: ValueSize) -> tuple[ValueSize, Fields]:
+    def convolved(layer: Convolution, x: ValueSize) -> tuple[ValueSize, Fields]:
         """What a convolution of `x` gives, and the sizes of its kernels."""
-        outputs, inputs, kernel, _ = self._shapes[layer.weight]
+        outputs, inputs, kernel, _ = shapes[layer.weight]
         if inputs != x.used or min(x.height, x.width) + 2 * layer.padding < kernel:
             raise ValueError(
                 f"images of {x.used} channels and {x.height}×{x.width} pixels do not fit kernels {layer.weight} of "
@@ -378,8 +324,45 @@ class _Compiler:
         sizes: Fields = {"kernel": kernel, "stride": layer.stride, "padding": layer.padding}
         return ValueSize(height, width, filled(outputs), outputs), sizes
 
-    def _at(self, **names: str) -> Fields:
-        return {field: self._layout.places[name].offset for field, name in names.items()}
+    for layer, reads in steps:
+        x, *others = (values[value] for value in reads)
+        to, kind, fields = x, LayerKind.CONVOLUTION, Fields()
+        match layer:
+            case Windows(convolution):
+                to, fields = convolved(convolution, x)
+                pixels = x.used * int(fields["kernel"]) ** 2
+                to, kind = to._replace(channels=pixels, used=pixels), LayerKind.WINDOWS
+            case Products(weight):
+                outputs = shapes[weight][0]
+                to = x._replace(channels=filled(outputs), used=outputs)
+                fields = {"kernel": 1, "stride": 1, "padding": 0, **at(weight=weight)}
+            case Convolution(weight):
+                to, fields = convolved(layer, x)
+                fields |= at(weight=weight)
+            case Norm(scale, shift, slope):
+                kind, fields = LayerKind.NORM, {"slope": slope, "epsilon": EPSILON, **at(weight=scale, bias=shift)}
+            case Activation(name, slope):
+                kind, fields = LayerKind.ACTIVATION, {"activation": ACTIVATIONS.index(name), "slope": slope}
+            case MaxPool():
+                if min(x.height, x.width) < 2:
+                    raise ValueError(f"a map of {x.height}×{x.width} pixels cannot be pooled; it needs 2×2")
+                to, kind = x._replace(height=x.height // 2, width=x.width // 2), LayerKind.POOL
+            case Mean():
+                to, kind = x._replace(height=1, width=1), LayerKind.MEAN
+            case Linear(weight, bias):
+                outputs, inputs_of_weight = shapes[weight]
+                numbers = x.used * x.height * x.width
+                if inputs_of_weight != numbers:
+                    raise ValueError(f"{numbers} numbers do not fit {weight}, which takes {inputs_of_weight}")
+                to, fields = ValueSize(1, 1, filled(outputs), outputs), at(weight=weight, bias=bias)
+            case Residual():
+                if [x] != others:
+                    raise ValueError(f"the branches of a sum must have equal shapes: {x}, {others[0]}")
+                kind = LayerKind.SUM
+        read = dict(zip(("from", "other"), reads, strict=False))
+        layers.append({"kind": kind, "bias": -1, **read, **to._asdict(), **fields})
+        values.append(to)
+    return layers, values[-1]
 
 
 class ShapedNetwork:
@@ -414,14 +397,12 @@ class ShapedNetwork:
                 if isinstance(self.layers[0], ChannelsLast) and len(input_shape) != 3:
                     raise ValueError(f"the network takes images [channels, height, width], not {list(input_shape)}")
                 image = input_shape if len(input_shape) == 3 else (math.prod(input_shape), 1, 1)
-                compiler = _Compiler(self.layout, self._shapes, ValueSize(image[1], image[2], image[0], image[0]))
-                for step in self._steps:
-                    compiler.add(step)
-                fields = compiler.layers
+                inputs = ValueSize(image[1], image[2], image[0], image[0])
+                fields, last = planned(self._steps, self.layout, self._shapes, inputs)
                 layers = (LAYER * len(fields))(*(LAYER(**layer) for layer in fields))
                 compiled = kernels.plan(layers, image, self.layout.size, samples)
                 pixels = [layer["height"] * layer["width"] for layer in fields if layer["kind"] == LayerKind.NORM]
-                plan = NetworkPlan(kernels, compiled, compiler.last, int(min(pixels, default=0)))
+                plan = NetworkPlan(kernels, compiled, last, int(min(pixels, default=0)))
             self._plans[key] = plan
             if len(self._plans) > MOST_PLANS:
                 del self._plans[next(iter(self._plans))]

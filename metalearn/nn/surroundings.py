@@ -88,8 +88,8 @@ def with_gradients() -> Iterator[None]:
 
 
 def constant(value: Tensor) -> Callable[[torch.device, torch.dtype], Tensor]:
-    """A function that gives `value` on a device, in a type. It keeps the copies, since a step that is recorded may
-    bring nothing to its GPU. Several threads may call it."""
+    """A function that gives `value` on a device, in a type. Several threads may call it."""
+    # Copies are kept, since a step that is recorded as a CUDA graph may bring nothing to its GPU.
     copies: dict[tuple[torch.device, torch.dtype], Tensor] = {}
 
     def placed(device: torch.device, dtype: torch.dtype) -> Tensor:

@@ -138,7 +138,7 @@ def descent(
     """
 
     def gradient(params: Params, step: int) -> Params:
-        at = leaves(params) if order == 0 else params
+        at = leaves(params) if order == 0 else params  # in evaluation the parameters do not require a gradient
         with torch.enable_grad():
             return gradient_at(at, loss(at, step), twice=order == 2)
 
@@ -157,6 +157,7 @@ def step_along(
             directions, state = optimizer.direct(grads, state, number)
             by = rate(number)
             if isinstance(by, float | int):
+                # Not p − rate · d, which rounds twice: `Model.step` takes such a step in one pass, to the same bits.
                 return {name: p.add(directions[name], alpha=-by) for name, p in params.items()}, state
             return {name: p - by[name] * directions[name] for name, p in params.items()}, state
 
@@ -200,8 +201,8 @@ def descend(
 
 
 def _computed_again(compute: Callable[..., tuple[Params, State]], *args: Any) -> tuple[Params, State]:
-    """Computes without a graph: the derivative computes again. torch lets go of nested inputs that are tensors, and not
-    of those in a dict."""
+    """Computes without a graph: the derivative computes again."""
+    # Flat, since torch lets go of inputs that are tensors when it nests checkpoints, and not of those in a dict.
     values, form = pytree.tree_flatten(args)
 
     def of_values(*values: Any) -> tuple[Params, State]:
@@ -226,10 +227,11 @@ def _zeros(params: Params) -> Params:
 
 
 def _root(squares: Tensor) -> Tensor:
-    """√x, whose derivative at 0 is taken as 0: a parameter without a gradient does not move. A carried mean of squares
-    may be rounded to less than 0, which counts as 0."""
+    """√x, whose derivative at 0 is taken as 0: a parameter without a gradient does not move."""
+    # A mean of squares that is carried from task to task may be rounded to less than 0.
     if not squares.requires_grad:
         return squares.clamp_min(0).sqrt()
+    # Twice: the derivative of a branch that is not taken is infinite at 0, and 0 · ∞ is not a number.
     positive = squares > 0
     return torch.where(positive, torch.where(positive, squares, 1.0).sqrt(), 0.0)
 
@@ -249,10 +251,10 @@ def conjugate_gradient(product: Callable[[Params], Params], right: Params, steps
     Returns:
         x, and ‖A x − b‖ / ‖b‖ [t].
     """
-    x, image = right, product(right)
+    x, image = right, product(right)  # from b: iMAML's first solution is then first-order MAML's gradient
     residual = direction = {name: value - image[name] for name, value in right.items()}
     before, going = _dot(residual, residual), _dot(right, image) > 0
-    for _ in range(steps):
+    for _ in range(steps):  # no early end: all tasks are computed together, and a GPU would have to be waited for
         image = product(direction)
         curvature = _dot(direction, image)
         going = going & (curvature > 0)

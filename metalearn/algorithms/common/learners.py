@@ -82,7 +82,8 @@ def gradient_of(outcome: Outcome) -> Callable[[Params, Episode, int], ChunkResul
         theta = leaves(params)
         with torch.enable_grad():
             values = outcome(theta, episode, step)
-            # On a CPU not so: torch imports sympy, for a second, to compare the shapes of losses and factors.
+            # Factors that are known as 1 spare a GPU a look at their value, which the host would wait for. On a CPU not
+            # so: torch imports sympy, for a second, to compare the shapes of losses and factors.
             losses = values["loss"]
             total, factors = (losses, one_for_each(losses)) if losses.is_cuda else (losses.sum(), None)
             grads = torch.autograd.grad(total, list(theta.values()), factors, allow_unused=True, materialize_grads=True)
@@ -326,8 +327,9 @@ def _of_shown(logits: Tensor, episode: Episode) -> Tensor:
 
 
 def cholesky(systems: Tensor) -> Tensor:
-    """The Cholesky roots of symmetric systems [..., n, n]. They are NaN where there is none, as in a run that diverges:
-    its loss is then not finite, which the run reports."""
+    """The Cholesky roots of symmetric systems [..., n, n]; NaN where there is none."""
+    # torch.linalg.cholesky raises where a run diverges, for which it waits for a GPU. NaN makes the loss not finite,
+    # which the run reports.
     roots, failed = torch.linalg.cholesky_ex(systems)
     return torch.where((failed > 0)[..., None, None], torch.nan, roots)
 
@@ -338,7 +340,8 @@ def squared_distances(a: Tensor, b: Tensor) -> Tensor:
 
 
 def squared_distances_by_products(a: Tensor, b: Tensor) -> Tensor:
-    """As `squared_distances`, in less time and memory. They have the rounding errors of ‖a‖² and ‖b‖²."""
+    """As `squared_distances`, in less time and memory."""
+    # Where a and b are near to each other, the rounding errors of ‖a‖² and ‖b‖² are all that is left.
     squares = a.square().sum(dim=2, keepdim=True) + b.square().sum(dim=2).unsqueeze(1)
     return squares - 2 * a @ b.transpose(1, 2)
 

@@ -94,7 +94,7 @@ def with_fixed(algorithm: Algorithm, model: Model) -> Algorithm:
             predict = algorithm.adapt(without(FIXED, params), support, steps)
 
         def predicted(x: Tensor) -> Tensor:
-            with surrounded(fixed=fixed):
+            with surrounded(fixed=fixed):  # the predictor is called later, where they are no longer set
                 return predict(x)
 
         return predicted

@@ -93,7 +93,7 @@ def on_gpu() -> "GpuKernels | None":
         from metalearn.nn.backends.triton_ops import GpuKernels  # takes a second, and a CPU does not need it
 
         kernels = GpuKernels()
-        if torch.cuda.is_available():
+        if torch.cuda.is_available():  # the import shows little: a kernel needs a compiler and Python's headers
             kernels.sum_rows(torch.ones(2, 16, device="cuda"))
     except Exception as error:  # Triton raises many types
         log.warning(

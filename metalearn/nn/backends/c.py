@@ -132,13 +132,17 @@ _NORM_ADDRESSES = (
 class Kernels:
     """The functions of one compiled library. Their tensors must be dense, of the library's type, on the CPU."""
 
+    # Each call asks torch for its number of threads, which may have changed since the last one. No bit depends on it.
+
     def __init__(self, library: ctypes.CDLL, real: type) -> None:
         for function in (library.product, library.input_gradient):
             function.argtypes = [GEOMETRY, Address, Address, Number, Address, Number]
         library.weight_gradient.argtypes = [GEOMETRY, Address, Address, Address, Number]
         library.lanes.restype = Number
         library.use_parallel_region.argtypes = [Address]
-        region = getattr(ctypes.CDLL(None), "GOMP_parallel", None)  # torch's OpenMP; without it, one thread computes
+        # The threads of torch's OpenMP: a pool of our own would compete with them for the cores. Without it, one thread
+        # computes.
+        region = getattr(ctypes.CDLL(None), "GOMP_parallel", None)
         if region is not None:
             library.use_parallel_region(ctypes.cast(region, Address))
         fields = [("epsilon", real), ("slope", real), ("depth", Number), *((name, Address) for name in _NORM_ADDRESSES)]
@@ -237,7 +241,7 @@ class Kernels:
 
 
 class CompiledPlan:
-    """A plan of network.h, as long as somebody needs it.
+    """Owns a plan of network.h, which is freed with this object.
 
     Attributes:
         address: of the plan.

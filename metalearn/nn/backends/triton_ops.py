@@ -19,16 +19,13 @@ import metalearn.nn.backends.triton_kernels as kernels  # not from the package, 
 from metalearn.nn.backends.c import ACTIVATIONS, MULTIPLE, LayerKind, NetworkCall, filled
 from metalearn.nn.backends.torch_ops import in_pairs
 
-MOST_ROWS, MOST_PARTS = 256, 64
-"""Rows of a norm that one program computes; and programs that share the rows of a larger one."""
-MOST_SPLITS = 64
-"""Programs that share the rows of a weight gradient."""
-MOST_TILES = 1024
-"""Programs of a weight gradient, of a task, that are enough for any GPU."""
+MOST_ROWS = 256  # of a norm, that one program computes
+MOST_PARTS = 64  # programs that share the rows of a larger norm
+MOST_SPLITS = 64  # programs that share the rows of a weight gradient
+MOST_TILES = 1024  # programs of a task's weight gradient: enough for any GPU, so that more need not share the rows
+# Rows from which on a product has large tiles. Its kernels are turned before, so that all it adds up lies in a row.
 MANY_ROWS = 4096
-"""Rows from which on a product has large tiles. Its kernels are turned before, so that all it adds up lies in a row."""
-MOST_NUMBERS = 4096
-"""Numbers of a tile of the loss."""
+MOST_NUMBERS = 4096  # of a tile of the loss
 
 
 class Tasks(NamedTuple):
@@ -75,8 +72,8 @@ class ConvolutionSizes(NamedTuple):
 
 
 def precision() -> str:
-    """How products round: in TF32 if the config asks for it; else as float32, by three products in TF32 where the GPU
-    has it (their errors are half of those of float32's own products), or by float32's own."""
+    """How products round: in TF32 if the config asks for it; else as float32."""
+    # Three products in TF32 have half the errors of float32's own products, and are as fast or faster.
     if torch.backends.cuda.matmul.fp32_precision == "tf32":
         return "tf32"
     return "tf32x3" if not torch.cuda.is_available() or torch.cuda.get_device_capability() >= (8, 0) else "ieee"
@@ -92,7 +89,7 @@ def _step(value: Tasks | None) -> int:
 
 
 def _numbers(value: Tasks | None, other: Tasks) -> Tensor:
-    """The numbers of a value, or those of another in the place of one that is not read."""
+    # A kernel takes an address in any case: that of another value, in the place of one that it does not read.
     return other.numbers if value is None else value.numbers
 
 
@@ -182,7 +179,8 @@ class _Shares(NamedTuple):
 
 
 def _shares(tasks: int, sizes: "NormSizes", sums: int, like: Tensor) -> _Shares:
-    """One program for all rows of a few channels, or several that share the rows. Nothing depends on the tasks."""
+    """One program for all rows of a few channels, or several that share the rows."""
+    # By the sizes alone: if it depended on the number of tasks, so would the bits of a task.
     rows, _, channels = sizes
     if rows <= MOST_ROWS:
         br, bc = _power(rows, 16, MOST_ROWS), _power(channels, 16, 16)
@@ -327,11 +325,8 @@ def gathered(
 
 # Networks
 
-MOST_IN_LAYER = 2**31 - 1
-"""Numbers of a layer of a task: within them, kernels count in 32 bits."""
-
-MOST_SUMMED = 128
-"""Rows that one program adds up."""
+MOST_IN_LAYER = 2**31 - 1  # numbers of a layer of a task: within them, kernels count in 32 bits
+MOST_SUMMED = 128  # rows that one program adds up
 
 
 class _ValuePlaces:
@@ -352,7 +347,7 @@ class GpuPlan:
 
     def __init__(self, layers: Any, image: Sequence[int], parameters: int, samples: int) -> None:
         self.layers, self.image, self.parameters, self.samples = list(layers), tuple(image), parameters, samples
-        self.address = self
+        self.address = self  # what `network` takes; plans in C have an address
         self.places = [_ValuePlaces(0), *(_ValuePlaces(samples * x.height * x.width * x.channels) for x in self.layers)]
         self.windows = [self._window(number) for number in range(len(self.layers))]
         layers_and_places = [
@@ -528,7 +523,8 @@ class _Sweep:
         return self.plan.samples, int(before.height * before.width), int(before.channels)
 
     def _largest(self, number: int) -> Tensor:
-        """Which of four pixels is the largest, for every pixel of a pool: the first one of equals."""
+        """Which of four pixels is the largest, for every pixel of a pool."""
+        # The first one of equals, by argmax. It is found again in each sweep, which takes no memory in between.
         x = self.plan.reads(number)
         return torch.stack(_corners(self.images_of(self.value(x), x))).argmax(dim=0)
 
@@ -689,8 +685,7 @@ def _steepness(layer: Any, x: Tensor, y: Tensor) -> Tensor:
 
 
 class _Beside:
-    """A second stream for what nothing waits for until the end of a sweep; in a CUDA graph it becomes a branch. Outside
-    of a graph, everything runs in order: there the host is the slower one."""
+    """A second stream for what nothing waits for until the end of a sweep; in a CUDA graph it becomes a branch."""
 
     def __init__(self, stream: Any) -> None:
         self._stream, self._forked = stream, False
@@ -718,6 +713,7 @@ _streams: dict[torch.device, Any] = {}
 
 
 def _side_stream(x: Tensor) -> _Beside:
+    # Outside of a graph, everything runs in order: there the host is the slower one.
     if not x.is_cuda or not torch.cuda.is_current_stream_capturing():
         return _Beside(None)
     if x.device not in _streams:
