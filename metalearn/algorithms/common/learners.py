@@ -155,14 +155,9 @@ def evaluated_by_new_heads(
     model: Model, path: InnerPath, classify: Callable[[Params, Tensor], Tensor], eval_steps: int
 ) -> tuple[Evaluate, Adapt]:
     """`Algorithm.evaluate` and `Algorithm.adapt` of a learner that leaves the features alone, and trains a head for
-    every task. Features are computed once, not for every step.
-
-    Args:
-        model: the network; its head is left out.
-        path: how a head is trained. Its support set has features [t, n, d] in place of samples.
-        classify: the logits [t, n, ways] that heads give for features.
-        eval_steps: steps in validation and test.
-    """
+    every task along `path`, whose support set has features [t, n, d] in place of samples. `classify` gives the logits
+    [t, n, ways] of heads for features."""
+    # The heads alone are a model: so features are computed once, not for every step.
     heads = model._replace(apply=lambda head, x, support_x=None: classify(head, x), network=None)
     evaluate_features, adapt_to_features = evaluated_by_descent(heads, path, eval_steps)
 
@@ -379,13 +374,8 @@ def evaluated_together(model: Model, path: PathOfLogits, eval_steps: int) -> tup
 def trained_on_samples(
     model: Model, evaluate: Evaluate, adapt: Adapt, *, classify: Apply | None = None, init: Init | None = None
 ) -> Algorithm:
-    """An algorithm whose meta-loss is that of the model on single samples of all training classes.
-
-    Args:
-        model: the network.
-        evaluate, adapt: those of the algorithm.
-        classify: the outputs for samples, if they are not those of the model.
-        init: draws the meta-parameters, if they are not those of the model.
+    """An algorithm whose meta-loss is that of the model on single samples of all training classes. `classify` gives the
+    outputs for samples, and `init` draws the meta-parameters, if they are not those of the model.
 
     Raises:
         ConfigError: the loss ignores a label.
@@ -395,6 +385,7 @@ def trained_on_samples(
 
     def outcome(params: Params, episode: Episode, step: int) -> Metrics:
         query = episode.query
+        # All samples are those of one task, so norms normalise by the micro-batch.
         values = by_sample(outputs(per_task(params, 1), query.x), query.y, model.loss)
         return {name: value[0] for name, value in values.items()}
 
@@ -432,11 +423,8 @@ class PretrainedHeads(NamedTuple):
 
 
 def pretrained(model: Model, *, centred: bool) -> PretrainedHeads:
-    """Supervised features of length 1.
-
-    Args:
-        model: the network; its head has an output for every training class.
-        centred: subtract the mean of the training features from all features.
+    """Supervised features of length 1, if they are `centred` less the mean of the training features. The head of the
+    model has an output for every training class.
 
     Raises:
         ValueError: `centred` is no bool, or a model without a linear head.
@@ -466,6 +454,7 @@ def pretrained(model: Model, *, centred: bool) -> PretrainedHeads:
             weights = weights_of(params)
             result = plain.meta_grad(weights, episode, step)
             (known,) = model.features_of(weights, 1)(episode.query.x)
+            # The step's mean over samples is subtracted, as the gradient of any state.
             change = max(1 / step, RATE_OF_CENTRE) * (params[CENTRE] - known).sum(dim=0)
             return result._replace(grads=result.grads | {CENTRE: change})
 

@@ -17,7 +17,9 @@ from metalearn.types import FIXED, Algorithm, Batch, ChunkResult, Episode, Metri
 
 
 def ensemble(algorithm: Algorithm, members: int) -> Algorithm:
-    """The learner whose parameters are those of `members` trainings, as `joined` gives them. It only evaluates.
+    """The learner whose parameters are those of `members` trainings, as `joined` gives them. It only evaluates: each
+    member adapts to a task by itself, and the prediction is the mean of their probabilities after the last inner step,
+    as in the figures of MAML++ (Antoniou et al. 2019, arXiv 1810.09502), or the mean of their real numbers.
 
     Raises:
         ConfigError: the algorithm is evaluated on plain samples.
