@@ -102,7 +102,7 @@ def calls_of(ctx: int) -> Calls:
         return function
     with _lock:
         if ctx not in _contexts:
-            for closed in [other for other in _contexts if not is_open(other)]:  # torch's own class tells nobody
+            for closed in [other for other in _contexts if not is_open(other)]:  # torch's own class reports no end
                 del _contexts[closed]
             _contexts[ctx] = Calls(ctx)
         return _contexts[ctx]

@@ -28,7 +28,7 @@ from distributed.info import GOODBYE_SECONDS
 log = logging.getLogger(__name__)
 
 _MANY_HELD = 8
-"""A worker warns when so many of its threads are in calls that nobody waits for, and again at twice as many."""
+"""A worker warns at this number of threads held by abandoned calls, and at each doubling."""
 
 _POLL_SECONDS = 0.1
 

@@ -1,6 +1,6 @@
 """The door to torch's RPC for what lies outside this folder.
 
-TensorPipe, which carries it, and torch's RPC are only maintained any more. Whoever replaces them begins here.
+TensorPipe, which carries it, and torch's RPC are only maintained any more. To replace them, begin here.
 """
 
 from torch.distributed import autograd, rpc

@@ -136,7 +136,7 @@ def _run(packed: Packed, head: Head, me: str, stop: Callable[[], bool]) -> Outco
     failed: Failure | None = None
     delivered: Future[bool] | None = None
     # What another item, or the caller, changes in place must not reach this item's arguments and result. A pure
-    # function changes nothing, and of a single item there is nobody else.
+    # function changes nothing, and a single item shares with no other.
     alone = is_pure(order.func) or (len(order.items) == 1 and head.queue is None and head.caller != me)
     for item in itertools.takewhile(lambda _: not stop(), _items(order, head)):
         if isinstance(item, Failure):

@@ -1,6 +1,6 @@
 """A network of its own for the ranks of one host (Linux), so that no other user of the host can connect to them.
 
-TensorPipe executes what it is sent and authenticates nobody: a user who reaches a rank's port can run code there. In a
+TensorPipe executes what it is sent and asks for no password: a user who reaches a rank's port can run code there. In a
 network namespace (network_namespaces(7)) only the ranks are on the loopback interface, and there is no other one.
 Files and processes stay as they are.
 """

@@ -108,7 +108,7 @@ def listening_line(by_worker: dict[str, list[Listener]]) -> str:
     open_to_others = [name for name, addresses in by_worker.items() if not all(address.closed for address in addresses)]
     obstacle = why_not_isolated()
     if not open_to_others and obstacle is None:
-        return f"listening: {line} (all loopback, in a network of this run's own: nobody else on this host can connect)"
+        return f"listening: {line} (all loopback, in a network of this run's own: no other user can connect)"
     if not open_to_others:
         return (
             f"listening: {line} (all loopback). Every user of this host can connect there and run code here, since "

@@ -74,7 +74,7 @@ def split(*, plan: WorkPlan, timeout: float, cuts: Sequence[str] | str = "auto",
         raise ValueError("strategy=split: no worker sees a whole gradient; type reducer=mean or reducer=sum")
     if plan.averages:
         raise ValueError(
-            "strategy=split: the workers update their parameters, and nobody averages them; type trainer.ema_decay=null"
+            "strategy=split: workers update their parameters, and no average is kept; type trainer.ema_decay=null"
         )
     if plan.by_norm:
         raise ValueError(
@@ -125,7 +125,7 @@ def _even_ends(pieces: Pieces, workers: int) -> list[int]:
     """The ends for which the largest shard has the fewest parameters."""
     sizes = [0, *accumulate(pieces.size(stage) for stage in pieces.stages)]
     count = len(sizes) - 1
-    # best[i]: of the first i stages in so many shards, the size of the largest shard and the ends of all
+    # best[i]: of the first i stages in `shards` shards, the size of the largest shard and the ends of all
     best: list[tuple[int, list[int]]] = [(sizes[i], [i]) for i in range(count + 1)]
     for shards in range(2, workers + 1):
         longer = []
@@ -229,7 +229,7 @@ class Pipeline(ChunkStrategy):
         return [self._wait(rank, future) for rank, future in enumerate(futures)]
 
     def _wait(self, rank: int, future: Any) -> Any:
-        """The value of a worker's answer. Whoever else is lost meanwhile is noticed: a worker may wait for an RRef of
+        """The value of a worker's answer. The loss of another is noticed meanwhile: a worker may wait for an RRef of
         one that is dead until its time limit."""
         came = threading.Event()
         future.add_done_callback(lambda _: came.set())

@@ -360,7 +360,7 @@ def initial_params(config: DictConfig, algorithm: Algorithm, run_dir: Path) -> t
         )
     # By name everywhere, as the optimiser and the files have them: an algorithm may go by their order.
     params = {name: drawn[name].to(dtype) for name in sorted(drawn)}
-    known = config.model.get("weights") is None  # nobody knows what those were trained on
+    known = config.model.get("weights") is None  # a file of weights does not say what it was trained on
     if config.init_from is None:
         return params, [], Seen(complete=known)
     path = Path(str(config.init_from))

@@ -139,7 +139,7 @@ UNKNOWN = (
 
 
 def seen_in(source: TaskSource, steps: int) -> Seen:
-    """What a training of so many steps on this source sees. It is not complete if the source has classes and does not
+    """Classes seen when training on `source`. It is not complete if the source has classes and does not
     name them. Without steps, a training only validates."""
     train, val = (identities_of(source, split) for split in ("train", "val"))
     complete = train is not None or not steps or source.classes("train") is None

@@ -32,7 +32,7 @@ MOST_CONSTANT = 0.05
 """The part of tasks that may have constant targets, as a rare draw has."""
 
 USELESS = {"AUC": 0.6, "R²": 0.05}
-"""A task on which no learner reaches this much is one that nobody can learn."""
+"""A task on which no learner reaches this counts as one that cannot be learned."""
 
 LEARNERS = ("forest", "linear")
 
@@ -205,7 +205,7 @@ def in_lines(name: str, found: PriorFigures) -> list[str]:
         means = [f"{learner} {np.mean(found.scores[learner]):.3f}" for learner in LEARNERS]
         lines.append(f"mean {found.measure}: {', '.join(means)}, chance {found.chance:g}")
         lines.append(
-            f"nobody learns {found.useless:.0%} of the tasks ({found.measure} below {USELESS[found.measure]:g}, by the "
+            f"not learned: {found.useless:.0%} of the tasks ({found.measure} below {USELESS[found.measure]:g}, by the "
             "better of both)"
         )
     if found.constant:

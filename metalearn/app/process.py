@@ -203,7 +203,7 @@ def without_memory(error: Exception) -> str | None:
 
 
 def reader_has_left() -> bool:
-    """Whether stdout is a pipe that nobody reads any more: `head` has had enough. What is left of the output is dropped
+    """Whether stdout is a pipe without a reader: `head` has had enough. What is left of the output is dropped
     then, or Python would complain at its end."""
     pipe = select.poll()
     pipe.register(1, 0)
@@ -214,7 +214,7 @@ def reader_has_left() -> bool:
 
 
 def print_all(text: str) -> int:
-    """Prints what a command was asked for; returns the exit code. That nobody reads it any more is no failure, and
+    """Prints what a command was asked for; returns the exit code. That its reader has left is no failure, and
     changes no other code of the command."""
     try:
         print(text, flush=True)

@@ -92,7 +92,7 @@ DONE = b"done"
 """What rank zero shares in place of the learner if there is nothing left to do."""
 
 SHOWN_TASKS, SHOWN_SAMPLES = 4, 60
-"""So many test tasks, or test samples, are in the report."""
+"""How many test tasks, or test samples, the report shows."""
 
 log = logging.getLogger("metalearn")
 

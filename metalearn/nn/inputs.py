@@ -124,7 +124,7 @@ def opened(network: nn.Module, inputs: Inputs, *, joins: bool = True) -> nn.Modu
     names = [part.name for part in inputs]
     opening.opened_inputs, opening.opened_joins = inputs, joins
     opening.opened_by_name = not names[0].isdecimal()
-    # Whether `forward` takes tensors of these names, or so many, each by itself.
+    # Whether `forward` takes tensors of these names, or as many, each by itself.
     opening.opened_apart = bool(names[0])
     if names[0]:
         takes = inspect.signature(network.forward)

@@ -41,7 +41,7 @@ def is_packed(params: Params) -> bool:
 
 class ParameterPlace(NamedTuple):
     """Where a parameter lies in a row: as a strided view of `shape`. The sizes are those of its own dimensions, but a
-    flattened image in a linear layer's inputs has two: channels and pixels. The row has `vectors` of so many output
+    flattened image in a linear layer's inputs has two: channels and pixels. The row has `vectors` of these output
     `channels` for it, zeros included."""
 
     offset: int

@@ -1,6 +1,6 @@
 """What a network needs beside its inputs and the parameters that learn: the parameters that do not, seeds, constants.
 
-No algorithm knows of them. Whoever computes a chunk sets the parameters and seeds, and the model reads them.
+No algorithm knows of them. The code that computes a chunk sets the parameters and seeds, and the model reads them.
 """
 
 import hashlib

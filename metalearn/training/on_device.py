@@ -62,8 +62,8 @@ log = logging.getLogger("metalearn")
 
 
 class DeviceWork(NamedTuple):
-    """What is computed: the algorithm on the tasks of a source, on a device in a type. Figures are wanted after `every`
-    so many steps. `add` adds up the results of chunks as the strategy does; `only_adds`: the reducer needs only such
+    """What is computed: the algorithm on the tasks of a source, on a device in a type. Figures are read every `every`
+    steps. `add` adds up the results of chunks as the strategy does; `only_adds`: the reducer needs only such
     sums. `pairs()`: tasks are added in pairs, so that chunks of 1, 2, 4, … tasks give the bits of a single chunk.
     `draw_ahead` processes draw the tasks of later steps, or `auto`."""
 
@@ -119,7 +119,7 @@ def steps_on_device(work: DeviceWork) -> Callable[[Trainer], Updater]:
 
 
 class _NoNumber:
-    """Stands for the number of a step: a graph has none, so whoever computes with it is found out."""
+    """Stands for the number of a step: a graph has none, so an algorithm that computes with it is found out."""
 
 
 class _NoSeeds(PassSeeds):

@@ -98,9 +98,7 @@ class TrainerSettings:
             whole_number("patience", self.patience, at_least=1)
             if (self.patience + 1) * self.val_every >= self.steps:
                 most = (self.steps - 1) // self.val_every - 1
-                allowed = (
-                    f"has no effect, since the {self.steps} steps end before so many validations without a better one"
-                )
+                allowed = f"has no effect, since the {self.steps} steps have too few validations for it"
                 advice = f"type KEY={most} or less, " if most > 0 else "type "
                 raise Invalid("patience", self.patience, allowed, f"{advice}a smaller GROUP.val_every, or KEY=null")
         one_of("best_by", self.best_by, ("metric", "loss"))

@@ -16,13 +16,13 @@ from tests.packaging.test_house import name_of, nodes
 from tests.runs import ROOT
 
 PHRASES = {
-    "so many": 20, "nobody": 18, "anew": 15, "somebody": 2, "whoever": 4, "newcomer": 0, "so much": 1, "for so long": 0,
+    "so many": 0, "nobody": 0, "anew": 0, "somebody": 0, "whoever": 1, "newcomer": 0, "so much": 0, "for so long": 0,
     "stands in for": 0,
 }  # fmt: skip
 """How often each may stand in the product, its yamls and pages: a name, a number or a plain sentence says more."""
 
 NAMES = {
-    "own": 39, "said": 3, "given": 30, "there": 18, "wanted": 18, "told": 12, "chosen": 50, "known": 101, "found": 55,
+    "own": 22, "said": 1, "given": 13, "there": 8, "wanted": 8, "told": 9, "chosen": 7, "known": 83, "found": 12,
 }  # fmt: skip
 """How many variables, arguments, fields and functions of the product may have each name: say what it holds."""
 

@@ -88,7 +88,7 @@ def deal(partitioner: PartitionFunction, count: int) -> Dealt:
     given = sorted(number for _, numbers in dealt for number in numbers)
     twice = {number for number, after in itertools.pairwise(given) if number == after}
     everything = set(range(count))
-    faults = {"to nobody": everything - set(given), "twice": twice, "that do not exist": set(given) - everything}
+    faults = {"to no worker": everything - set(given), "twice": twice, "that do not exist": set(given) - everything}
     for what, wrong in faults.items():
         if wrong:
             raise ValueError(f"partitioner={partitioner!r}: of {count} chunks it gave out {sorted(wrong)} {what}")

@@ -16,7 +16,7 @@ from torch import Tensor
 from distributed.tree_sum import Subtree, combine
 
 _ALIGN = 16
-"""A slice has a multiple of so many elements. So slices of all types can lie side by side as bytes."""
+"""A slice has a multiple of 16 elements. So slices of all types can lie side by side as bytes."""
 
 
 def sum_over_ranks(
@@ -62,7 +62,7 @@ def sum_over_ranks(
 
 
 def bytes_sent(like: Sequence[Tensor], own_terms: int) -> int:
-    """The bytes of buffers that a rank with so many partial sums sends in `sum_over_ranks`."""
+    """The bytes of buffers that a rank with `own_terms` partial sums sends in `sum_over_ranks`."""
     size = dist.get_world_size()
     width = sum(_slice_length(buffer.numel(), size) * buffer.itemsize for buffer in like)
     return (size - 1) * (own_terms + 1) * width

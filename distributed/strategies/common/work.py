@@ -23,7 +23,7 @@ Done = Callable[[int], None]
 
 
 def unnoticed(samples: int) -> None:
-    """Nobody counts what is done."""
+    """Ignore progress."""
 
 
 class PipelineStage(Protocol):

@@ -160,7 +160,7 @@ def weight_gradient(
 ):  # fmt: skip
     """gw = the derivative of ⟨gy, x ∗ w⟩ (+ ⟨gy2, x2 ∗ w⟩) by w; gb = that of ⟨gy, bias⟩ by the bias, with `BIAS`.
 
-    Where a kernel has few numbers for so many rows, `splits` programs share the rows, `span` each; `sum_splits` adds up
+    Where a kernel has few numbers for many rows, `splits` programs share the rows, `span` each; `sum_splits` adds up
     their results.
     """
     K: tl.constexpr = KH * KW * C

@@ -305,7 +305,7 @@ def gathered(
 
     Args:
         pictures: bytes [n, h · w · c], colours last.
-        turns: [4, h · w] int64: the places from which a picture turned by so many quarters takes its pixels.
+        turns: [4, h · w] int64: the places from which a picture turned by 0 to 3 quarters takes its pixels.
         values: [256]: the numbers for bytes.
         numbers: [t, ways, 1 + shots + queries] int64: of each class the quarter turns, then its pictures.
         shots: support pictures of a class.

@@ -104,7 +104,7 @@ def test_the_trainers_chunks_are_dealt_out_evenly(monkeypatch: pytest.MonkeyPatc
 
 FAULTY: list[tuple[Any, str]] = [
     (own_functions.deal_twice, r"of 3 chunks it gave out \[1\] twice"),
-    (lambda numbers: [(0, (numbers[:1],), None)], r"\[1, 2\] to nobody"),
+    (lambda numbers: [(0, (numbers[:1],), None)], r"\[1, 2\] to no worker"),
     (lambda numbers: [(0, (torch.arange(5),), None)], r"\[3, 4\] that do not exist"),
     (lambda numbers: [], "returned no part"),
     (lambda numbers: [(0, None, None)], "must hold a tensor with the numbers of its chunks"),
