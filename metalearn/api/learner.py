@@ -380,7 +380,7 @@ class Learner:
         one_of("split", split, ("train", "val", "test"))
         one_of("seen_classes", seen_classes, (REFUSE, REPORT))
         if count is not None:
-            whole_number("count", count, at_least=2)
+            whole_number("count", count, at_least=2)  # one task has no interval
         config, source, model, algorithm, seen = self.taught
         if tasks is not None:
             check_tasks(tasks)
@@ -734,10 +734,10 @@ def _configured(
     plain = check_saved(saved.meta["config"])
     model, by_name = plain["model"], plain["model"].get("network")
     target = by_name.get("_target_") if isinstance(by_name, Mapping) else None
-    objects = [group for group in ("algorithm", "model", "dataset", "loss") if OWN in plain.get(group, {})]
+    groups = [group for group in ("algorithm", "model", "dataset", "loss") if OWN in plain.get(group, {})]
     overrides = [f"model.transductive={transductive}".lower()] if "transductive" in model else []
     if target is None:
-        if network is not None and "model" not in objects:
+        if network is not None and "model" not in groups:
             raise ConfigError(f"network={network!r}: its network is one of this program's; leave network out")
     elif network is None:
         raise ConfigError(
@@ -751,7 +751,7 @@ def _configured(
     else:
         overrides.append(f"{NETWORK}._target_={quoted(network)}")
     overrides.append(f"plugins=[{','.join(map(quoted, plugins))}]")
-    return changed_config(plain, overrides, {}, objects)
+    return changed_config(plain, overrides, {}, groups)
 
 
 def _learner(
@@ -787,7 +787,7 @@ def _learner(
             f"algorithm={name} classifies what it was trained on, and learns no tasks; load a run of "
             "algorithm=protonet, for example"
         )
-    # A network of our own is not made to learn the shapes of its parameters.
+    # Only the shapes are needed, and a network of ours can give them without memory for its parameters.
     with torch.device("meta") if model.stages else contextlib.nullcontext():
         drawn = algorithm.init(torch.Generator("cpu").manual_seed(0))
     shapes = {name: drawn[name].to(type_of(config.precision)) for name in sorted(drawn)}

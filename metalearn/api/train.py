@@ -169,6 +169,7 @@ def _assemble(arguments: dict[str, Any], keys: dict[str, Any], options: Mapping[
         else arguments[group]
         for group in ("loss", "metric")
     )
+    # An object is asked for its shapes, which the config of the model needs; a named source is built later.
     if not isinstance(described["dataset"], Named):
         loss = reporting(chosen_loss(loss, source), metric, source)
         described["dataset"] = objects.note_of_tasks(source, loss)
@@ -196,6 +197,7 @@ def _assemble(arguments: dict[str, Any], keys: dict[str, Any], options: Mapping[
 
     model, algorithm = learner()
     if (plain := plain_samples_of(source, algorithm)) is not None:
+        # The learner is made again: it has an output for each class of the samples, not of a task.
         source, words = plain
         log.info("%s", "; ".join([words, *with_outputs(source, config, None)]))
         model, algorithm = learner()
