@@ -161,7 +161,7 @@ class _Reader(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no types
             "Licence": licence or "not known", **made_with(),
         }  # fmt: skip
         call = f"{', '.join(outputs)} = run(rows)  # float64 [n, columns], see {COLUMNS}"
-        folder = use("table", CLASS=type(self).__name__, NAME=out.name)
+        folder = use("table", ESTIMATOR=f"metalearn.{type(self).__name__}", NAME=out.name)
         uses = {FOLDER: folder, ONNX: use("table_onnx"), TORCH: use("torch", CALL=call)}
         task = f"tabular-{'classification' if of_classes else 'regression'}"
         return exporter.export(
