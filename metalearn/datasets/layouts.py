@@ -113,7 +113,18 @@ def recognised(folder: Path, published: PublishedPictures) -> FoundSet:
     """
     if not folder.is_dir():
         raise DataError(f"--from={folder}: there is no such folder; type --from=/path/to/{published.name}")
-    tree = _tree(folder, published)
+
+    def refuse(error: OSError) -> None:
+        raise DataError(f"--from={folder}: {error.filename} cannot be read: {error.strerror}") from error
+
+    tree: dict[Path, Listing] = {}
+    for path, folders, files in os.walk(folder, followlinks=True, onerror=refuse):
+        here = Path(path)
+        folders[:] = sorted(name for name in folders if not name.startswith(_IGNORED))
+        tree[here] = Listing(frozenset(folders), frozenset(files))
+        deep = len(here.relative_to(folder).parts) >= DEEPEST_FOLDER
+        # Class folders are not entered: they hold thousands of pictures, and no layout.
+        folders[:] = [name for name in folders if not deep and (name not in published.split_of or name in _SPLIT_NAMES)]
     best: dict[Path, PictureLayout] = {}
     for layout in published.layouts:
         scores = {place: layout.score(place, tree, published) for place in tree}
@@ -134,22 +145,6 @@ def recognised(folder: Path, published: PublishedPictures) -> FoundSet:
         )
     ((place, layout),) = best.items()
     return layout.read(place, tree, published)
-
-
-def _tree(root: Path, published: PublishedPictures) -> dict[Path, Listing]:
-    """The names in the folders that may hold a layout. Class folders are not entered."""
-
-    def refuse(error: OSError) -> None:
-        raise DataError(f"--from={root}: {error.filename} cannot be read: {error.strerror}") from error
-
-    tree: dict[Path, Listing] = {}
-    for path, folders, files in os.walk(root, followlinks=True, onerror=refuse):
-        here = Path(path)
-        folders[:] = sorted(name for name in folders if not name.startswith(_IGNORED))
-        tree[here] = Listing(frozenset(folders), frozenset(files))
-        deep = len(here.relative_to(root).parts) >= DEEPEST_FOLDER
-        folders[:] = [name for name in folders if not deep and (name not in published.split_of or name in _SPLIT_NAMES)]
-    return tree
 
 
 # Class folders
