@@ -81,10 +81,11 @@ class Host:
             stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
             preexec_fn=lambda: ctypes.CDLL(None).prctl(1, signal.SIGKILL),
         )  # fmt: skip
-        assert self.process.stdout is not None
-        while data := os.read(self.process.stdout.fileno(), 65536):
-            yield data
-        yield self.process.wait()
+        with self.process as process:
+            assert process.stdout is not None
+            while data := os.read(process.stdout.fileno(), 65536):
+                yield data
+        yield process.returncode
 
     def signal(self, number: int) -> None:
         if self.process is not None:

@@ -1,4 +1,4 @@
-"""launch=ray: what is refused, the actor of a rank by itself, and runs on a real cluster of two nodes."""
+"""launch=ray: what is refused, an actor by itself, and runs on a real cluster of two nodes."""
 
 import importlib.util
 import os
@@ -11,10 +11,8 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from distributed.cluster import on_ray
-from distributed.cluster.ray_rank import Rank
 
-from distributed.launch.meeting import MET_FD, STORE_FD
+from distributed.launch import on_ray
 from metalearn.app.job import installed, to_job
 from metalearn.config.compose import compose_config
 from tests.runs import Program, Start, alive, assert_same_bytes, metrics, until
@@ -70,7 +68,7 @@ def test_a_wrong_key_is_named(override: str, message: str) -> None:
 
 def test_a_cluster_that_does_not_answer_is_named(stand_in: SimpleNamespace) -> None:
     stand_in.is_initialized = lambda: False
-    with pytest.raises(on_ray.NoClusterError, match="refused"):
+    with pytest.raises(on_ray.RefusedError, match="refused"):
         on_ray.check(here_alone._replace(address="127.0.0.1:1"), 2)
 
 
@@ -80,9 +78,9 @@ def test_too_few_cpus_or_gpus_are_named_by_host() -> None:
         "room for 2 of 3 workers with 1 CPUs and 1 GPUs each: "
         "10.0.0.2 has 8 CPUs and 2 GPUs; 10.0.0.0 has 4 CPUs and 0 GPUs"
     )
-    with pytest.raises(on_ray.NoRoomError, match=message):
+    with pytest.raises(on_ray.RefusedError, match=message):
         on_ray.check(here_alone._replace(gpus=1), 3)
-    with pytest.raises(on_ray.NoRoomError, match="room for 3 of 4 workers with 3 CPUs"):
+    with pytest.raises(on_ray.RefusedError, match="room for 3 of 4 workers with 3 CPUs"):
         on_ray.check(here_alone._replace(cpus=3), 4)
     assert on_ray.check(here_alone._replace(gpus=0.5), 4).gpus == 0.5
     assert on_ray.check(here_alone._replace(gpus=1, grows=True), 3).gpus == 1
@@ -99,44 +97,29 @@ def test_a_rank_whose_starter_has_died_ends(start: Start) -> None:
     assert (other.code, other.text) == (1, "")
 
 
-# The actor by itself
+# An actor by itself
 
 
-def test_an_actor_gives_its_ranks_output_and_exit_code(tmp_path: Path) -> None:
-    rank = Rank()
-    port = rank.listen("127.0.0.1")
-    program = f"""
-import os, socket, sys
-assert socket.socket(fileno=int(os.environ["{STORE_FD}"])).getsockname()[1] == {port}
-os.write(int(os.environ["{MET_FD}"]), b"1")
-os.write(1, f"{{os.getcwd()}} {{os.environ['RANK']}} {{os.getppid()}}".encode())
-os.write(2, b"wrong")
-sys.exit(3)
-"""
-    variables = {STORE_FD: "{store}", MET_FD: "{met}", "RANK": "0"}
-    *events, last = rank.run(["-c", program], str(tmp_path), variables)
-    assert last == ("end", 3) and sorted(events) == [
-        ("err", b"wrong"),
-        ("out", f"{tmp_path} 0 {os.getpid()}".encode()),
-        ("sign", 0),
-    ]
+def test_an_actor_gives_output_and_exit_code(tmp_path: Path) -> None:
+    program = "import os, sys; os.write(1, f'{os.getcwd()} {os.environ[\"X\"]}'.encode()); sys.exit(3)"
+    *output, code = on_ray.Host().run(["-c", program], str(tmp_path), {"X": "y"})
+    assert (b"".join(output), code) == (f"{tmp_path} y".encode(), 3)  # type: ignore[arg-type]
 
 
 def test_an_actor_passes_signals_on() -> None:
-    rank = Rank()
-    events = rank.run(["-c", "import os, time; os.write(1, b'up'); time.sleep(1e9)"], "/", {})
-    assert next(events) == ("out", b"up")
-    rank.send_signal(signal.SIGTERM)
-    assert list(events) == [("end", -signal.SIGTERM)]
+    host = on_ray.Host()
+    events = host.run(["-c", "import os, time; os.write(1, b'up'); time.sleep(1e9)"], "/", {})
+    assert next(events) == b"up"
+    host.signal(signal.SIGTERM)
+    assert list(events) == [-signal.SIGTERM]
 
 
 @pytest.mark.parametrize("missing", ["/no/train.py", "/no/folder"])
 def test_an_actor_says_what_its_host_lacks(missing: str, stand_in: SimpleNamespace) -> None:
     stand_in.util = SimpleNamespace(get_node_ip_address=lambda: "127.0.0.1")
-    stand_in.get_runtime_context = lambda: SimpleNamespace(get_node_id=lambda: "one")
     program, folder = (missing, "/") if missing.endswith(".py") else ("-m", missing)
-    node_id, address, interface, lacks = Rank().place([program], folder)
-    assert (node_id, address, interface[:2], lacks) == ("one", "127.0.0.1", "lo", missing)
+    address, interface, port, lacks = on_ray.Host().place([program], folder)
+    assert (address, interface[:2], port > 0, lacks) == ("127.0.0.1", "lo", True, missing)
 
 
 # A real cluster: two nodes of one CPU each
@@ -176,15 +159,16 @@ def cluster() -> Iterator[str]:
 
 
 def rank_of(run: str, number: int) -> int:
-    """The process id of a rank of a run."""
+    """The process id of a rank of a run: a fork of the agent of its host, which has the same command line."""
+    found = []
     for path in Path("/proc").glob("[0-9]*"):
         try:
-            command, variables = (path / "cmdline").read_bytes(), (path / "environ").read_bytes()
+            words = (path / "cmdline").read_bytes().split(b"\0")
         except OSError:
             continue
-        if f"run={run}".encode() in command.split(b"\0") and f"RANK={number}".encode() in variables.split(b"\0"):
-            return int(path.name)
-    raise LookupError(f"run={run} has no rank {number}")
+        if {f"run={run}".encode(), f"launch.node_rank={number}".encode()} <= set(words):
+            found.append(int(path.name))
+    return max(found)
 
 
 @pytest.mark.thorough
@@ -216,7 +200,7 @@ def long_run(cluster: str, start: Start, tmp_path: Path, name: str, *overrides: 
 
 @pytest.mark.thorough
 def test_all_ranks_end_when_one_dies(cluster: str, start: Start, tmp_path: Path) -> None:
-    program = long_run(cluster, start, tmp_path, "dies", "strategy.max_lost=0")
+    program = long_run(cluster, start, tmp_path, "dies", "launch.max_restarts=0")
     first, second = rank_of("dies", 0), rank_of("dies", 1)
     os.kill(second, signal.SIGKILL)
     outcome = program.wait()
@@ -225,11 +209,13 @@ def test_all_ranks_end_when_one_dies(cluster: str, start: Start, tmp_path: Path)
 
 
 @pytest.mark.thorough
-def test_ranks_end_with_the_program(cluster: str, start: Start, tmp_path: Path) -> None:
-    program = long_run(cluster, start, tmp_path, "joins", "launch.max_restarts=1")
-    os.kill(rank_of("joins", 1), signal.SIGKILL)
-    until(lambda: "worker1 is a new process; 2 workers compute from now on" in program.said(), "the new process")
-    first, second = rank_of("joins", 0), rank_of("joins", 1)
+def test_a_restart_and_ranks_that_end_with_the_program(cluster: str, start: Start, tmp_path: Path) -> None:
+    program = long_run(cluster, start, tmp_path, "again", "launch.max_restarts=1")
+    os.kill(rank_of("again", 1), signal.SIGKILL)
+    until(lambda: "going on after step" in program.said(), "the restart")
+    done = metrics(tmp_path / OUTPUTS / "again")[-1]["step"]
+    until(lambda: metrics(tmp_path / OUTPUTS / "again")[-1]["step"] > done, "a step after it")
+    first, second = rank_of("again", 0), rank_of("again", 1)
     program.process.kill()
     until(lambda: not alive(first) and not alive(second), "the end of the ranks")
 
