@@ -8,6 +8,7 @@ the top of the repository.
 import ast
 import contextlib
 import functools
+import importlib
 import io
 import os
 import re
@@ -199,10 +200,7 @@ def _api(module: str, names: list[str]) -> str:
 
 def exported(package: str) -> list[str]:
     """The names in `__all__` of a package."""
-    for node in _tree(_source(package)).body:
-        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name) and node.targets[0].id == "__all__":
-            return list(ast.literal_eval(node.value))
-    raise ValueError(f"{package} has no __all__")
+    return list(importlib.import_module(package).__all__)  # which may be computed
 
 
 def classes(path: str) -> list[str]:
