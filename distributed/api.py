@@ -14,7 +14,7 @@ from torch.utils import _pytree as pytree
 
 from distributed.calls.call import Call, Dealt
 from distributed.calls.futures import ResultFuture
-from distributed.calls.requests import Item
+from distributed.calls.orders import Item
 from distributed.calls.session import current
 from distributed.errors import as_exception
 from distributed.functions import import_name, is_async

@@ -2,7 +2,7 @@
 
 One message goes to each worker, and the worker runs its items one after the other. So a call takes one thread of each
 worker, and no number of items can block a worker. How calls can be nested: see `session`. The results come in the
-worker's answer, or one by one, see `scheduling`.
+worker's answer, or one by one, see `worker`.
 """
 
 import contextlib
@@ -17,13 +17,24 @@ from typing import Any, NamedTuple
 from torch.distributed import rpc
 from torch.futures import Future
 
-from distributed.calls import autograd_contexts, scheduling, worker
-from distributed.calls.answers import Answer, Failure, Outcome, message_anchors, raise_failure, read_answer
+from distributed.calls import autograd_contexts, worker
 from distributed.calls.message import Packed, send
-from distributed.calls.requests import Head, Item, Order, pack_item, pack_order
-from distributed.calls.scheduling import ItemQueue, ItemResult
+from distributed.calls.orders import (
+    Answer,
+    Failure,
+    Head,
+    Item,
+    Order,
+    Outcome,
+    message_anchors,
+    pack_item,
+    pack_order,
+    raise_failure,
+    read_answer,
+)
 from distributed.calls.session import MAX_DEPTH, current
 from distributed.calls.shutdown import cancel
+from distributed.calls.worker import ItemQueue, ItemResult
 from distributed.errors import worker_error
 from distributed.functions import is_async
 from distributed.info import check_timeout
@@ -107,7 +118,7 @@ class Call:
         self._arrived: SimpleQueue[_Message | ItemResult] = SimpleQueue()
         self._has_failed = False
         if streams:
-            scheduling.receivers[self._number] = self._arrived.put
+            worker.receivers[self._number] = self._arrived.put
         try:
             for rank, order in packed.items():
                 self._send(rank, order, takes=rank in takers)
@@ -235,7 +246,7 @@ class Call:
     def _abandon(self) -> None:
         """Ends what is under way: closes the queue and the stream, and cancels the messages."""
         self._close_queue()
-        scheduling.receivers.pop(self._number, None)
+        worker.receivers.pop(self._number, None)
         if self._ctx is not None and self._under_way:
             names = " and ".join(self._names[message.rank] for message in self._under_way)
             autograd_contexts.spoil(self._ctx, f"a call to {names} was given up before its answer came")

@@ -11,9 +11,8 @@ from typing import Any, TypeVar
 import torch
 from torch.futures import Future
 
-from distributed.calls.answers import Answer, Outcome, carries, failure, pack_outcome
 from distributed.calls.message import without_graphs
-from distributed.calls.requests import Head
+from distributed.calls.orders import Answer, Head, Outcome, carries, failure, pack_outcome
 from distributed.calls.shutdown import CallEnded
 from distributed.errors import as_exception
 

@@ -1,21 +1,32 @@
-"""The worker's side of a remote call: unpacks the order, runs its items one after the other, packs the answer."""
+"""The worker's side of a remote call: unpacks the order, runs its items one after the other, packs the answer.
+
+While a call is under way, items and results move one by one, too. An `ItemQueue` of the caller holds items for free
+workers: one that has computed its own items takes them (`pull`). `receivers` get results as soon as they are there
+(`deliver`).
+"""
 
 import contextlib
 import functools
 import itertools
 import threading
-from collections.abc import Callable, Iterator
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
 from contextvars import ContextVar
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch.distributed import rpc
 from torch.futures import Future
 
-from distributed.calls import autograd_contexts, scheduling
-from distributed.calls.answers import (
+from distributed.calls import autograd_contexts
+from distributed.calls.futures import OpenOrder, settled
+from distributed.calls.message import Carries, Packed, own_copy, pack, send, unpack, without_graphs
+from distributed.calls.orders import (
     Answer,
     Failure,
+    Head,
+    Item,
+    Order,
     Outcome,
     anchor_of,
     carries,
@@ -25,12 +36,10 @@ from distributed.calls.answers import (
     pack_outcome,
     pack_results,
 )
-from distributed.calls.futures import OpenOrder, settled
-from distributed.calls.message import Carries, Packed, own_copy, pack, send, unpack, without_graphs
-from distributed.calls.requests import Head, Item, Order
 from distributed.calls.session import default_timeout, use_own_gpu
 from distributed.calls.shutdown import keep_open, served
 from distributed.functions import is_pure
+from distributed.traffic import note_sent
 
 T = TypeVar("T")
 
@@ -192,7 +201,7 @@ def _deliver(number: int, result: Any, head: Head, me: str) -> Future[bool]:
     packed = pack_results({number: result}, head.ctx, functools.partial(carries, head.caller))
     to = rpc.get_worker_info(head.caller)
     with autograd_contexts.entered(head.ctx):
-        return send(to, scheduling.deliver, (head.number, me, number), packed, head.timeout)
+        return send(to, deliver, (head.number, me, number), packed, head.timeout)
 
 
 def _items(order: Order, head: Head) -> Iterator[Item | Failure]:
@@ -200,7 +209,7 @@ def _items(order: Order, head: Head) -> Iterator[Item | Failure]:
     yield from order.items
     while head.queue is not None:
         try:
-            pulled = scheduling.pull(head.caller, head.queue, head.ctx)
+            pulled = pull(head.caller, head.queue, head.ctx)
             if pulled is None:
                 return
             if head.ctx is not None:
@@ -239,3 +248,78 @@ def give_up(carried: list[Any]) -> None:
     if any(isinstance(value, rpc.PyRRef) for value in carried):
         with _one_at_a_time:
             carried.clear()
+
+
+# Queues of items for free workers
+
+
+_queues: dict[int, "ItemQueue"] = {}
+_numbers = itertools.count(1)
+
+
+class ItemQueue:
+    """Items that wait for a free worker. Workers name the queue by its number, until it is closed."""
+
+    def __init__(self, items: Sequence[Packed]) -> None:
+        self.number = next(_numbers)
+        self._waiting = deque(items)
+        _queues[self.number] = self
+
+    def take(self) -> Packed | None:
+        try:
+            return self._waiting.popleft()  # atomic
+        except IndexError:
+            return None
+
+    def close(self) -> None:
+        """No more items are given out."""
+        _queues.pop(self.number, None)
+        self._waiting.clear()
+
+
+def take_item(queue: int, taker: str) -> Packed | None:
+    """The next item of a queue of this process, for worker `taker`; None if the queue is empty or closed."""
+    opened = _queues.get(queue)
+    packed = None if opened is None else opened.take()
+    if packed is not None and taker != current_name():
+        note_sent(packed.size())
+    return packed
+
+
+def pull(caller: str, queue: int, ctx: int | None) -> Packed | None:
+    """Runs on a worker: the next item of the caller's queue; None if there is none left."""
+    me = current_name()
+    if caller == me:
+        taken = take_item(queue, me)
+        return None if taken is None else own_copy(taken, graphs=ctx is not None)
+    try:
+        pulled: Packed | None = rpc.rpc_sync(caller, take_item, (queue, me), timeout=default_timeout())
+    except RuntimeError as error:
+        if ctx is not None:
+            autograd_contexts.spoil(ctx, f"{caller} gave no item: {str(error).splitlines()[0]}")
+        raise
+    return pulled
+
+
+# Results that come one by one
+
+
+class ItemResult(NamedTuple):
+    """The result of one item, packed, and the worker that has sent it."""
+
+    sender: str
+    number: int
+    packed: Packed
+
+
+receivers: dict[int, Callable[[ItemResult], None]] = {}
+"""By the number of a call: called with each of its results, in a thread of torch's."""
+
+
+def deliver(call: int, sender: str, number: int, payload: bytes, carried: list[Any]) -> bool:
+    """Runs on the caller: a worker sends the result of an item. Returns whether the caller wants more."""
+    receive = receivers.get(call)
+    if receive is None:
+        return False
+    receive(ItemResult(sender, number, Packed(payload, carried)))
+    return True

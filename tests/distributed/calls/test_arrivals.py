@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 import distributed as todist
-from distributed.calls import scheduling, session
+from distributed.calls import session, worker
 from distributed.traffic import traffic
 from tests.distributed import call_functions as functions
 from tests.distributed import remote_functions
@@ -20,7 +20,7 @@ FREE = todist.dynamic_partitioner(keepdim=False)
 def nothing_is_left() -> bool:
     """Whether this process holds no queue, no stream and no slot of a call."""
     slots = session.current().slots.values()
-    return not scheduling._queues and not scheduling.receivers and all(slot._free == slot.size for slot in slots)
+    return not worker._queues and not worker.receivers and all(slot._free == slot.size for slot in slots)
 
 
 # as_completed
