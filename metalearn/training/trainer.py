@@ -3,7 +3,6 @@ computed."""
 
 import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -248,9 +247,9 @@ class Trainer:
         except Interrupted:
             raise self._stopped(updater) from None
         except (ConnectionError, TimeoutError):
-            # A worker is lost. The ranks are started again, and go on from the last step done; if the lost worker had
-            # parameters of its own (split), from the last checkpoint.
-            with suppress(ConnectionError, TimeoutError):
+            # A worker is lost. The ranks are started again, and go on from the last step done. Where workers hold the
+            # parameters (split), some may have taken the step that failed: then from the last checkpoint.
+            if isinstance(updater, HostUpdater):
                 self._stopped(updater)
             raise
         if last < self.settings.steps and state.step >= last:

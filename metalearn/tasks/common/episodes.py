@@ -391,7 +391,16 @@ class _PictureTasks(UnlimitedTasks):
         )  # fmt: skip
 
 
-class _MetaDatasetTasks(_PictureTasks):
+class _VaryingPictureTasks(_PictureTasks):
+    """Tasks whose numbers of shots differ."""
+
+    # Here, apart from `numbers`: a GPU gathers tasks by the numbers of their pictures only where one class has both
+    # (`feed_of` in training/on_device.py), and `numbers` are those of tasks of one shape.
+    def episodes(self, split: str, indices: Tensor) -> Any:
+        return super().episodes(split, indices)
+
+
+class _MetaDatasetTasks(_VaryingPictureTasks):
     """Tasks with different numbers of classes, shots and queries, see `sizes_of_task`."""
 
     def _begun(self, split: str, index: int) -> tuple[np.random.Generator, list[int]]:
@@ -429,7 +438,9 @@ def picture_tasks(
         ValueError: a negative seed, or `rotations` is not true or false.
     """
     true_or_false("rotations", rotations)
-    kind = _MetaDatasetTasks if shapes["test"].shots == META_DATASET else _PictureTasks
+    shots = shapes["test"].shots
+    kind = _PictureTasks if isinstance(shots, int) else _VaryingPictureTasks
+    kind = _MetaDatasetTasks if shots == META_DATASET else kind
     return kind(load, shapes, rotations, augment, seeds, samples)
 
 

@@ -596,3 +596,12 @@ def test_an_error_of_a_later_step_comes_out_as_it_is(kind: type[Exception]) -> N
     advance_on_device(trainer, updater, 1, 2)
     with pytest.raises(kind, match=r"^model\.classes=10: a task has 11 classes$"):
         advance_on_device(trainer, updater, 3, 3)
+
+
+@pytest.mark.parametrize(("shots", "seed", "tasks"), [([1, 2], 1, 1), ([1, 5], 0, 2), ("meta_dataset", 0, 4)])
+def test_tasks_of_differing_shapes_are_made_by_the_host(shots: Any, seed: int, tasks: int) -> None:
+    """Task 0 of the first source happens to have the largest number of shots."""
+    spec = EpisodeSpec(2, shots, 3)
+    source = glyphs(episode=spec, image_size=8, channels=1, rotations=False, seeds=Seeds(seed, 1))
+    work = work_of(learner_of(waves()), source)
+    assert isinstance(module.feed_of(work, tasks, tasks), WholeEpisodes)
