@@ -9,13 +9,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
-from torch import Tensor
 
 from metalearn.reporting.charts import svg
-from metalearn.types import Episode
 
 if TYPE_CHECKING:
     from jinja2 import Environment, Template
+    from torch import Tensor  # not at once: the demo sets its threads before torch is imported
+
+    from metalearn.types import Episode
 
 
 Picture = NDArray[np.uint8]  # red, green and blue: [height, width, 3]
@@ -80,20 +81,20 @@ class ShownClass(NamedTuple):
     query: list[int]
 
 
-def has_pictures(episode: Episode) -> bool:
+def has_pictures(episode: "Episode") -> bool:
     """Whether it classifies pictures of one or three channels."""
     x, y = episode.query.x, episode.query.y
     return x.dim() == 5 and x.shape[2] in (1, 3) and not y.is_floating_point()
 
 
-def shown_classes(episode: Episode) -> list[ShownClass]:
+def shown_classes(episode: "Episode") -> list[ShownClass]:
     """The classes of the first task of an episode."""
     labels = sorted(set(episode.query.y[0].tolist()))[:MOST_CLASSES]
     places = [[(batch.y[0] == label).nonzero().flatten().tolist()[:MOST_EACH] for batch in episode] for label in labels]
     return [ShownClass(label, *where) for label, where in zip(labels, places, strict=True)]
 
 
-def picture_of(x: Tensor) -> Picture:
+def picture_of(x: "Tensor") -> Picture:
     """The picture of an input [c, h, w] with values in [0, 1]; a large one is reduced."""
     values = (x.detach().float().clamp(0, 1) * 255).round().byte().permute(1, 2, 0).cpu().numpy()
     image = Image.fromarray(values[:, :, 0] if values.shape[2] == 1 else values).convert("RGB")
@@ -101,7 +102,7 @@ def picture_of(x: Tensor) -> Picture:
     return np.asarray(image, np.uint8)
 
 
-def episode_picture(episode: Episode) -> Picture:
+def episode_picture(episode: "Episode") -> Picture:
     """The first task of an episode as one picture: a row for each class, its support pictures left of its queries."""
     shown = shown_classes(episode)
     height, width = picture_of(episode.query.x[0, 0]).shape[:2]
