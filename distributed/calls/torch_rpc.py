@@ -4,6 +4,5 @@ TensorPipe, which carries it, and torch's RPC are only maintained any more. To r
 """
 
 from torch.distributed import autograd, rpc
-from torch.distributed.optim import DistributedOptimizer
 
-__all__ = ["DistributedOptimizer", "autograd", "rpc"]
+__all__ = ["autograd", "rpc"]

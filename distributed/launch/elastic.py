@@ -4,6 +4,7 @@ On one host the ranks' store listens on loopback, in a network of their own wher
 With several hosts each host has an agent, and the first one's store is at an address that the config gives.
 """
 
+import atexit
 import os
 import secrets
 import signal
@@ -12,8 +13,9 @@ import sys
 import tempfile
 import threading
 import time
+import traceback
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from datetime import timedelta
 from types import FrameType
 from typing import Any, Literal, NamedTuple
@@ -34,20 +36,14 @@ from distributed.info import (
     loopback_interface,
 )
 from distributed.launch.isolation import NOT_ISOLATED, CannotIsolateError, NetworkNamespace, new_network
-from distributed.launch.meeting import ENDED, TOKEN
-from distributed.launch.processes import PREEMPTIONS, die_with, has_one_thread, quiet_agent
+from distributed.launch.meeting import ENDED, TOKEN, within
+from distributed.launch.processes import FINAL, FOLLOWS, LAUNCHER, PREEMPTIONS, STOPPED, die_with, quiet_agent
 
-LAUNCHER = "DISTRIBUTED_LAUNCHER_PID"
-"""Environment variable of a rank that `launch` has started: the number of the agent's process, with which it ends."""
+LEAVE_SECONDS = 30.0
+"""Time limit for the ranks to end by themselves after the run has ended."""
 
-FOLLOWS = os.EX_TEMPFAIL
-"""Exit code of a rank that ends because rank zero does: that one reports the cause."""
-
-STOPPED = (130, 143)
-"""Exit codes of a rank zero that has saved and stopped, for SIGINT and for SIGTERM."""
-
-FINAL = (2, 3, os.EX_IOERR, *STOPPED)
-"""Exit codes after which nothing is started again: bad config, numbers that are not finite, a disk that has failed."""
+SAVE_SECONDS = 600
+"""Time limit for rank zero to save after a request to stop."""
 
 SAME_REQUEST_SECONDS = 2.0
 """Signals within this time are one request: a terminal, or a supervisor, may signal more than once."""
@@ -125,7 +121,7 @@ def launch(
             stack.callback(network.close)
         if network is None:
             stop = _Stop()
-            with _handling(stop):
+            with handling(stop):
                 return _run_agent(command, config, listener, obstacle, max_restarts, say, stop)
         return _run_isolated(network, lambda stop: _run_agent(command, config, listener, "", max_restarts, say, stop))
 
@@ -150,7 +146,7 @@ def _run_isolated(network: NetworkNamespace, run: "Callable[[_Stop], int]") -> i
             sys.stderr.flush()
         finally:
             os._exit(code)
-    with _handling(lambda number, frame: os.kill(pid, number)):
+    with handling(lambda number, frame: os.kill(pid, number)):
         _, status = os.waitpid(pid, 0)
     code = os.waitstatus_to_exitcode(status)
     return 128 - code if code < 0 else code
@@ -160,7 +156,7 @@ _SIGNALS = (signal.SIGTERM, signal.SIGINT, *PREEMPTIONS)
 
 
 @contextmanager
-def _handling(handler: Callable[[int, FrameType | None], Any]) -> Iterator[None]:
+def handling(handler: Callable[[int, FrameType | None], Any]) -> Iterator[None]:
     """Handles signals by `handler`. In the end, calls the earlier handler of one that has announced the job's end:
     submitit's queues the job again, after the ranks have saved."""
     if threading.current_thread() is not threading.main_thread():  # Python allows it nowhere else
@@ -234,13 +230,13 @@ def _run_agent(
                 role="rank", local_world_size=config.workers, rdzv_handler=hosts, max_restarts=max_restarts,
                 monitor_interval=_POLL_SECONDS, local_addr=config.master_addr, **entry,
             )  # fmt: skip
-            stop.agent = agent = Agent(spec, hosts, DefaultLogsSpecs(log_dir=logs), say)
+            stop.agent = agent = Agent(spec, hosts, DefaultLogsSpecs(log_dir=logs), say, stop)
             failed = agent.run().is_failed()
             ended = agent.ended if failed else hosts.ended()
     except SignalException:
         assert stop.number is not None
         return 128 + stop.number if (ended := hosts.ended()) is None else ended
-    except (dist.DistError, RendezvousTimeoutError) as error:
+    except (dist.DistError, RendezvousTimeoutError, TimeoutError) as error:
         say(f"host {config.node_rank} of {config.nnodes}: {error}")
         failed, ended = True, None
     finally:
@@ -263,7 +259,17 @@ class _Entry:
         for number in PREEMPTIONS:  # Slurm and others send them to all; by default they would end the rank
             signal.signal(number, signal.SIG_IGN)
         die_with(self._agent)
-        if code := self._run():
+        atexit._clear()  # what the agent's process has registered is not the fork's
+        try:
+            code = self._run()
+        except SystemExit as leaving:  # 0 without a value returned: the agent would wait for ever
+            code = leaving.code if isinstance(leaving.code, int) else int(leaving.code is not None)
+        except BaseException:  # torch keeps the traceback to itself
+            traceback.print_exc()
+            code = 1
+        finally:
+            atexit._run_exitfuncs()  # a process of multiprocessing does not
+        if code:
             sys.exit(code)
 
 
@@ -273,21 +279,34 @@ class Agent(LocalElasticAgent):
     # A class of ours, since `elastic_launch` has no place for one: it would repeat a run that has diverged, and its own
     # reports are tracebacks.
 
-    def __init__(self, spec: WorkerSpec, hosts: "Hosts", logs: DefaultLogsSpecs, say: Callable[[str], None]) -> None:
+    def __init__(
+        self, spec: WorkerSpec, hosts: "Hosts", logs: DefaultLogsSpecs, say: Callable[[str], None], stop: _Stop
+    ) -> None:
         super().__init__(spec, logs, start_method="fork")
-        self._hosts, self._say = hosts, say
+        self._hosts, self._say, self._stop = hosts, say, stop
+        self._ended_since: float | None = None
         self.ended: int | None = None  # how the run has ended, after a failure that nothing is to repeat
 
     def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
+        if self._stop.number is not None:  # its exception was lost, in code that catches all
+            raise SignalException("stopped", signal.Signals(self._stop.number))
         result: RunResult = super()._monitor_workers(worker_group)
+        if result.state == WorkerState.HEALTHY and self._hosts.ended() is not None:
+            self._ended_since = self._ended_since or time.monotonic()
+            if time.monotonic() - self._ended_since > LEAVE_SECONDS:
+                self._say(f"a rank did not end within {LEAVE_SECONDS:g} s after the run, and is killed")
+                for worker in worker_group.workers:
+                    with suppress(ProcessLookupError):
+                        os.kill(worker.id, signal.SIGKILL)
         if result.state not in (WorkerState.FAILED, WorkerState.UNHEALTHY):
             return result
         codes = {rank: failure.exitcode for rank, failure in result.failures.items()}
         # By now the agent has ended the other ranks by SIGTERM, for which rank zero saves: these are no causes.
-        causes = {
+        losses = {
             rank: code for rank, code in codes.items()
             if code not in (-signal.SIGTERM, FOLLOWS) and (rank or code not in STOPPED)
-        } or codes  # fmt: skip
+        }  # fmt: skip
+        causes = losses or codes
         for rank, code in sorted(causes.items()):
             name = default_worker_name(rank, worker_group.workers[0].world_size)
             if code < 0:
@@ -295,17 +314,24 @@ class Agent(LocalElasticAgent):
             elif rank and code != FOLLOWS:  # rank zero says itself why it ends
                 self._say(f"{name} ended with exit code {code}")
         self.ended = self._hosts.ended()
-        if self.ended in STOPPED and 0 not in causes:
+        if self.ended in STOPPED and losses and 0 not in losses:
             self.ended = None
         if self.ended is None:
             self.ended = next((code for code in causes.values() if code in FINAL), None)
         if self.ended is not None:
             self._remaining_restarts = 0
+            if self.ended == 0:
+                self._exit_barrier()  # type: ignore[no-untyped-call]  # where the agent of rank zero waits
         return result
+
+    def _shutdown(self, death_sig: signal.Signals = signal.SIGTERM, timeout: int = 30) -> None:
+        # Rank zero may save for long before it stops; a second request of the user kills it.
+        super()._shutdown(death_sig, timeout if self._stop.number is None else SAVE_SECONDS)
 
     def _restart_workers(self, worker_group: WorkerGroup) -> None:
         most = worker_group.spec.max_restarts
         count = most - self._remaining_restarts
+        self._ended_since = None
         self._say(
             f"restart {count} of {most}" if count else "another host starts its ranks again, and so does this one"
         )
@@ -341,7 +367,7 @@ class Hosts(RendezvousHandler):
         if config.node_rank == 0:
             store.delete_key(ENDED)
         number = store.add("starts", 0) + 1
-        deadline = time.monotonic() + config.timeout
+        deadline = time.monotonic() + max(config.timeout, 60.0)  # another host may kill a stopped rank for 30 s
         if store.add(f"start {number}", 1) == config.nnodes:
             store.add("starts", 1)
         while store.add("starts", 0) < number:
@@ -354,16 +380,22 @@ class Hosts(RendezvousHandler):
 
     def ended(self) -> int | None:
         """The exit code with which rank zero has ended the run; None if it has not, or is lost."""
+        store = self._store
+
+        def look() -> int | None:
+            return int(store.get(ENDED)) if store is not None and store.check([ENDED]) else None
+
         try:
-            if self._store is not None and self._store.check([ENDED]):
-                return int(self._store.get(ENDED))
-        except dist.DistError:  # the first host has left
-            pass
-        return None
+            return look() if self._config.nnodes == 1 else within(self._config.timeout, look)
+        except (dist.DistError, TimeoutError):  # the first host has left
+            return None
 
     def num_nodes_waiting(self) -> int:
         store = self._store
-        return 0 if store is None or self._config.nnodes == 1 else store.add(f"start {store.add('starts', 0) + 1}", 0)
+        if store is None or self._config.nnodes == 1:
+            return 0
+        # In a thread: behind a link that is cut torch would wait without limit, and no signal would end that.
+        return within(self._config.timeout, lambda: store.add(f"start {store.add('starts', 0) + 1}", 0))
 
     def get_backend(self) -> str:
         return "hosts"
@@ -392,8 +424,6 @@ def _listen(config: LaunchConfig) -> tuple[socket.socket | None, NetworkNamespac
         obstacle = f"interface={config.interface}"
     elif not is_loopback(config.master_addr):
         obstacle = f"master_addr={config.master_addr}"
-    elif not has_one_thread():  # a fork would wait for ever for what other threads hold
-        obstacle = "this process has several threads"
     else:
         try:
             network, inside = new_network(config.master_addr, config.master_port)

@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 import torch.distributed as dist
 
 from distributed.info import default_worker_name, get_world_size, is_loopback
-from distributed.launch.elastic import LAUNCHER
 from distributed.launch.isolation import why_not_isolated
+from distributed.launch.processes import LAUNCHER
 
 _LISTENING = "0A"
 

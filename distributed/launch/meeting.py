@@ -221,14 +221,15 @@ def _call_ranks(store: dist.Store, missing: set[int], deadline: float, own: Mapp
         for rank in [rank for rank in sorted(missing) if store.check([f"{call}/request/{rank}"])]:
             try:
                 request = _opened(call, store.get(f"{call}/request/{rank}"))
-            except ValueError:  # any process that reaches the store can write there
+                number, host, likeness = str(request["number"]), str(request["host"]), dict(request["likeness"])
+            except (KeyError, TypeError, ValueError):  # any process that reaches the store can write there
                 log.warning("rank %d does not have the token of this run (%s), and is ignored", rank, TOKEN)
                 store.delete_key(f"{call}/request/{rank}")
                 continue
             missing.discard(rank)
-            numbers.append(request["number"])
-            if differences := _differences(own, request["likeness"]):
-                line = f"rank {rank} on {request['host']} differs from rank 0: {', '.join(differences)}"
+            numbers.append(number)
+            if differences := _differences(own, likeness):
+                line = f"rank {rank} on {host} differs from rank 0: {', '.join(differences)}"
                 if _mixed:
                     log.warning("%s; the bits of one program on one machine are not promised", line)
                 else:
@@ -280,7 +281,7 @@ def _request_place(rank: int, timeout: timedelta, deadline: float, own: Mapping[
 def _opened(call: str, signed: bytes) -> dict[str, Any]:
     """The content of a request. Raises ValueError where its signature is wrong."""
     signature, _, text = signed.decode().partition(" ")
-    if not hmac.compare_digest(signature, _signature(call, text)):
+    if not hmac.compare_digest(signature.encode(), _signature(call, text).encode()):
         raise ValueError("wrong signature")
     content: dict[str, Any] = json.loads(text)
     return content

@@ -8,6 +8,8 @@ import ctypes
 import fcntl
 import importlib
 import os
+import secrets
+import selectors
 import signal
 import socket
 import struct
@@ -19,7 +21,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from distributed.launch.elastic import FINAL, SAME_REQUEST_SECONDS
+from distributed.launch.elastic import SAME_REQUEST_SECONDS, handling
+from distributed.launch.meeting import TOKEN
+from distributed.launch.processes import FINAL, PREEMPTIONS
 
 ANSWER_SECONDS, LEAVE_SECONDS, _POLL_SECONDS = 5.0, 10.0, 0.1
 _STORE_BYTES = 100 * 2**20  # of a cluster of this host alone: only output goes through its object store
@@ -71,20 +75,30 @@ class Host:
                     continue
                 if socket.inet_ntoa(found) == address:
                     break
+            else:
+                interface = ""
             lacks = [path for path in (folder, program[0]) if path.startswith("/") and not Path(path).exists()]
             return address, interface, free.getsockname()[1], " and no ".join(lacks)
 
-    def run(self, program: Sequence[str], folder: str, variables: Mapping[str, str]) -> Iterator[bytes | int]:
-        """Runs Python with these arguments; yields its output, then its exit code."""
+    def run(
+        self, program: Sequence[str], folder: str, variables: Mapping[str, str]
+    ) -> Iterator[tuple[str, bytes] | int]:
+        """Runs Python with these arguments; yields its output, ("out" or "err", bytes), then its exit code."""
         self.process = subprocess.Popen(
             [sys.executable, *program], cwd=folder, env=os.environ | dict(variables), stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE,
             preexec_fn=lambda: ctypes.CDLL(None).prctl(1, signal.SIGKILL),
         )  # fmt: skip
-        with self.process as process:
-            assert process.stdout is not None
-            while data := os.read(process.stdout.fileno(), 65536):
-                yield data
+        with self.process as process, selectors.DefaultSelector() as selector:
+            for pipe, name in ((process.stdout, "out"), (process.stderr, "err")):
+                assert pipe is not None
+                selector.register(pipe, selectors.EVENT_READ, name)
+            while selector.get_map():
+                for key, _ in selector.select():
+                    if data := os.read(key.fd, 65536):
+                        yield key.data, data
+                    else:
+                        selector.unregister(key.fileobj)
         yield process.returncode
 
     def signal(self, number: int) -> None:
@@ -148,6 +162,7 @@ def launch(
         BusyError: the workers have no room within `cluster.wait`.
     """
     cluster = check(cluster, workers)
+    variables = {TOKEN: os.environ.get(TOKEN) or secrets.token_hex(), **variables}
     ray = importlib.import_module("ray")
     ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])
     resources = {"CPU": cluster.cpus} | ({"GPU": cluster.gpus} if cluster.gpus else {})
@@ -169,19 +184,17 @@ def launch(
                 if isinstance(value, int):
                     code = value
                 else:
-                    sys.stderr.buffer.write(value)
-                    sys.stderr.flush()
+                    stream = sys.stdout if value[0] == "out" else sys.stderr
+                    stream.buffer.write(value[1])
+                    stream.flush()
         except ray.exceptions.RayError as error:
             say(f"worker{number}: {str(error).splitlines()[0]}")
         codes[number] = code
 
     def start(number: int) -> None:
-        own = [f"launch.node_rank={number}", f"launch.interface={places[number][1]}"]
+        own = [f"launch.node_rank={number}", *(f"launch.interface={name}" for name in [places[number][1]] if name)]
         threading.Thread(target=follow, args=(number, actors[number], [*program, *common, *own]), daemon=True).start()
 
-    before = {
-        n: signal.signal(n, lambda n, _: signals.append((time.monotonic(), n))) for n in (signal.SIGTERM, signal.SIGINT)
-    }
     try:
         group = ray.util.placement_group(
             [resources] * workers, strategy="SPREAD" if cluster.spread else "PACK",
@@ -205,29 +218,29 @@ def launch(
             f"launch.nnodes={workers}",
             f"launch.master_addr={address}",
             f"launch.master_port={port}",
+            f"workers={workers}",
         ]
-        for number in range(workers):
-            start(number)
-        restarts = sent = 0
-        while 0 not in codes:
-            time.sleep(_POLL_SECONDS)
-            for since, number in signals[sent:]:
-                sent += 1
-                if since - signals[0][0] > SAME_REQUEST_SECONDS:
-                    return 128 + number  # the actors end below
-                actors[0].signal.remote(int(number))
-            lost = next((number for number, code in codes.items() if number and code and code not in FINAL), None)
-            if lost is not None and not signals and restarts < max_restarts:
-                restarts += 1
-                say(f"worker{lost} is lost; restart {restarts} of {max_restarts}")
-                del codes[lost]
-                actors[lost] = actor(lost)
-                start(lost)
-        deadline = time.monotonic() + LEAVE_SECONDS
-        while len(codes) < workers and time.monotonic() < deadline:
-            time.sleep(_POLL_SECONDS)
-        return codes[0] if codes[0] >= 0 else 1
+        with handling(lambda n, _: signals.append((time.monotonic(), signal.SIGTERM if n in PREEMPTIONS else n))):
+            for number in range(workers):
+                start(number)
+            restarts = sent = 0
+            while 0 not in codes:
+                time.sleep(_POLL_SECONDS)
+                for since, number in signals[sent:]:
+                    sent += 1
+                    if since - signals[0][0] > SAME_REQUEST_SECONDS:
+                        return 128 + number  # the actors end below
+                    actors[0].signal.remote(int(number))
+                lost = next((number for number, code in codes.items() if number and code and code not in FINAL), None)
+                if lost is not None and not signals and restarts < max_restarts:
+                    restarts += 1
+                    say(f"worker{lost} is lost; restart {restarts} of {max_restarts}")
+                    del codes[lost]
+                    actors[lost] = actor(lost)
+                    start(lost)
+            deadline = time.monotonic() + LEAVE_SECONDS
+            while len(codes) < workers and time.monotonic() < deadline:
+                time.sleep(_POLL_SECONDS)
+            return codes[0] if codes[0] >= 0 else 1
     finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
         ray.shutdown()  # ends the actors, and gives back what they have reserved

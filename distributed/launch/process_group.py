@@ -14,8 +14,8 @@ import torch
 import torch.distributed as dist
 
 from distributed.info import GOODBYE_SECONDS, check_timeout, get_world_info, stay_on_loopback
-from distributed.launch.elastic import FOLLOWS
 from distributed.launch.meeting import ended_after, meet, within
+from distributed.launch.processes import FOLLOWS, LAUNCHER
 
 with contextlib.suppress(ImportError, AttributeError):  # of a torch without RPC
     # Now, before there is a group, which default arguments of its functions would keep for ever.
@@ -145,7 +145,8 @@ def _obey_dismissal(store: dist.Store, rank: int, ended: threading.Event) -> Non
                 # os._exit drops buffered output. The main thread may be in an operation that nothing else ends.
                 sys.stdout.flush()
                 sys.stderr.flush()
-                os._exit(FOLLOWS)
+                # A fork may not end with 0: torch's agent would take it for one that has returned nothing yet.
+                os._exit(FOLLOWS if LAUNCHER in os.environ else 0)
 
 
 def dismiss_others() -> None:

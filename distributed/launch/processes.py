@@ -11,6 +11,18 @@ from pathlib import Path
 PREEMPTIONS = (signal.SIGUSR1, signal.SIGUSR2)
 """Signals that announce the end of a job. Slurm and others send them to every process of it."""
 
+LAUNCHER = "DISTRIBUTED_LAUNCHER_PID"
+"""Environment variable of a rank that `launch` has started: the number of the agent's process, with which it ends."""
+
+FOLLOWS = os.EX_TEMPFAIL
+"""Exit code of a rank that ends because rank zero does: that one reports the cause."""
+
+STOPPED = (130, 143)
+"""Exit codes of a rank zero that has saved and stopped, for SIGINT and for SIGTERM."""
+
+FINAL = (2, 3, os.EX_IOERR, *STOPPED)
+"""Exit codes after which nothing is started again: bad config, numbers that are not finite, a disk that has failed."""
+
 _PR_SET_PDEATHSIG = 1
 
 log = logging.getLogger(__name__)

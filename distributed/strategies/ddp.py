@@ -31,6 +31,7 @@ from distributed.launch.process_group import (
     stop_process_group,
 )
 from distributed.partition import TensorDimensionPartitioner
+from distributed.reduce import mean_of_sums
 from distributed.strategies.common.sum_over_ranks import bytes_sent, gather_rows, sum_over_ranks
 from distributed.strategies.common.work import (
     ChunkStrategy,
@@ -75,11 +76,10 @@ def ddp(*, plan: WorkPlan, timeout: float, overlap: bool = True, bucket_mb: floa
     check_timeout(timeout)
     if isinstance(bucket_mb, bool) or not isinstance(bucket_mb, int | float) or bucket_mb <= 0:
         raise ValueError(f"bucket_mb={bucket_mb!r}: must be a size above 0; type strategy.bucket_mb=25")
+    if not fits(plan._replace(reduce=mean_of_sums)):
+        raise ValueError("strategy=ddp: every rank takes a run of consecutive chunks; type partitioner=batch")
     if not fits(plan):
-        raise ValueError(
-            "strategy=ddp: every rank takes a run of consecutive chunks, and sees the gradients of no single chunk of "
-            "another; type partitioner=batch, and reducer=mean or reducer=sum"
-        )
+        raise ValueError("strategy=ddp: no rank sees the gradients of single chunks; type reducer=mean or reducer=sum")
     if not isinstance(overlap, bool):
         raise ValueError(f"overlap={overlap!r}: must be true or false; type strategy.overlap=true")
     work = plan.work

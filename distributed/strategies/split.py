@@ -15,10 +15,11 @@ from typing import Any, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor
+from torch.distributed.optim import DistributedOptimizer
 
 from distributed import autograd
 from distributed.calls.session import current, missing_workers, stop_rpc
-from distributed.calls.torch_rpc import DistributedOptimizer, rpc
+from distributed.calls.torch_rpc import rpc
 from distributed.calls.watching import lost_before
 from distributed.errors import worker_error
 from distributed.info import check_timeout

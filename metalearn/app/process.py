@@ -7,6 +7,7 @@ import gc
 import logging
 import os
 import select
+import signal
 import socket
 import sys
 import time
@@ -18,7 +19,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from metalearn.errors import ConfigError, DataError, DiskError, RunError, printable
 from metalearn.reporting.provenance import own_version, version_of
 from metalearn.reporting.to_stderr import ToStderr
-from metalearn.runs.signals import INTERRUPTED, end_with_parent
+from metalearn.runs.signals import INTERRUPTED, PREEMPTIONS, end_with_parent
 from metalearn.storage.files import comes_from_disk, is_disk_fault, unwritten
 
 if TYPE_CHECKING:  # metalearn predict, which has no config, starts without Hydra
@@ -65,6 +66,8 @@ def end_with_starter() -> None:
     if started_by_launcher():
         if os.getppid() != int(os.environ["DISTRIBUTED_LAUNCHER_PID"]):  # it died before the line above
             sys.exit(1)
+        for number in PREEMPTIONS:  # its launcher handles them
+            signal.signal(number, signal.SIG_IGN)
     elif os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
         try:
             store = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])

@@ -6,11 +6,10 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
+from typing import TYPE_CHECKING
 
 import torch
 
-from distributed.launch import on_ray
-from distributed.launch.elastic import CannotListenError, LaunchConfig, check_isolation, launch
 from distributed.launch.isolation import CannotIsolateError
 from distributed.launch.processes import has_one_thread
 from metalearn.app.job import Job
@@ -30,6 +29,11 @@ from metalearn.reporting.logging import log_to_terminal
 from metalearn.runs import checkpoint, folder
 from metalearn.runs.folder import FolderState
 
+if TYPE_CHECKING:
+    # Imported where they are used: torch's agent imports for half a second, which only a launcher needs.
+    from distributed.launch.elastic import LaunchConfig
+    from distributed.launch.on_ray import Cluster
+
 HANDED_ON = ("METALEARN_", "WANDB_", "MLFLOW_", "NCCL_", "PYTHONPATH")
 """How the names of those environment variables begin that ranks on other hosts get from here."""
 
@@ -47,11 +51,13 @@ def start(rank_main: Callable[[Job], int], parts: Parts) -> int:
         print(printable(done))
         return OK
     check_run(parts, state.snapshot if state else None)
+    from distributed.launch import elastic, on_ray
+
     with _refusals():  # before the run folder is made or changed
         if computes_elsewhere(job.config):
             on_ray.check(_ray_cluster(job), job.workers)
         else:
-            check_isolation(_launch_config(job))
+            elastic.check_isolation(_launch_config(job))
     if state is None:
         log_to_terminal(logging.WARNING)  # what has become of this host's ranks
     else:
@@ -77,6 +83,8 @@ def launch_ranks(rank_main: Callable[[Job], int], job: Job, *, max_restarts: int
     and cannot use a GPU; where there are such, or the ranks are on other hosts, each rank is a program that is given
     the job's arguments, and composes it again.
     """
+    from distributed.launch import elastic, on_ray
+
     program = [*job.program.arguments, *job.arguments]
     config = _launch_config(job)
     with _refusals():
@@ -89,7 +97,7 @@ def launch_ranks(rank_main: Callable[[Job], int], job: Job, *, max_restarts: int
         check_gpus(job.config.device, config.workers, gpus)
         forks = gpus == 0 and has_one_thread()
         run = partial(exit_code_of_process, partial(rank_main, job)) if forks else [sys.executable, *program]
-        return launch(run, config, max_restarts=max_restarts, say=log.warning)
+        return elastic.launch(run, config, max_restarts=max_restarts, say=log.warning)
 
 
 def check_gpus(device: str, workers: int, gpus: int) -> None:
@@ -101,7 +109,9 @@ def check_gpus(device: str, workers: int, gpus: int) -> None:
         )
 
 
-def _launch_config(job: Job) -> LaunchConfig:
+def _launch_config(job: Job) -> "LaunchConfig":
+    from distributed.launch.elastic import LaunchConfig
+
     settings = job.config.launch
     return LaunchConfig(
         job.workers // settings.nnodes, settings.nnodes, settings.node_rank, settings.master_addr,
@@ -109,15 +119,20 @@ def _launch_config(job: Job) -> LaunchConfig:
     )  # fmt: skip
 
 
-def _ray_cluster(job: Job) -> on_ray.Cluster:
+def _ray_cluster(job: Job) -> "Cluster":
+    from distributed.launch.on_ray import Cluster
+
     settings, device = job.config.launch.ray, job.config.device
     gpus = {"cpu": 0, "cuda": 1, "auto": None}[device] if settings.gpus == "auto" else settings.gpus
-    return on_ray.Cluster(settings.address, settings.cpus, gpus, settings.spread, settings.wait, settings.grows)
+    return Cluster(settings.address, settings.cpus, gpus, settings.spread, settings.wait, settings.grows)
 
 
 @contextmanager
 def _refusals() -> Iterator[None]:
     """Makes what the launcher refuses an error of the config."""
+    from distributed.launch import on_ray
+    from distributed.launch.elastic import CannotListenError
+
     try:
         yield
     except CannotIsolateError as error:

@@ -16,9 +16,9 @@ import torch
 from omegaconf import DictConfig, OmegaConf, read_write
 
 from distributed.errors import StoppedByLeader
-from distributed.info import GOODBYE_SECONDS, get_world_info
-from distributed.launch.elastic import FOLLOWS
+from distributed.info import GOODBYE_SECONDS, get_world_info, on_one_host
 from distributed.launch.meeting import note_end
+from distributed.launch.processes import FOLLOWS
 from metalearn.app.job import Job
 from metalearn.app.parts import Parts
 from metalearn.app.preflight import UNKNOWN, check_unseen, described, seen_in, warn_of_seen_drawers
@@ -250,8 +250,12 @@ def _train_and_close(parts: Parts, folder: FolderState) -> int:
         log.debug("ended by DiskError: %s", error)  # for train.log
         raise
     except (ConfigError, DataError, RunError, ConnectionError, TimeoutError) as error:
-        return report_error(error, DISK if comes_from_disk(error) else FAILED)
+        code = DISK if comes_from_disk(error) else FAILED
+        if not isinstance(error, ConnectionError | TimeoutError):  # no worker is lost: it would fail so again
+            note_end(code)
+        return report_error(error, code)
     except Exception as error:
+        note_end(DISK if is_disk_fault(error) else FAILED)
         if (why := without_memory(error)) is not None:
             return report_error(RunError(why), FAILED)
         if is_disk_fault(error):
@@ -270,7 +274,8 @@ def closing(strategy: Strategy) -> Iterator[None]:
     try:
         yield
     except BaseException as error:
-        if strategy.drives and get_world_info().rank == 0 and not isinstance(error, ConnectionError | TimeoutError):
+        lost_or_stopped = ConnectionError | TimeoutError | KeyboardInterrupt
+        if strategy.drives and get_world_info().rank == 0 and not isinstance(error, lost_or_stopped):
             note_end(DIVERGED if isinstance(error, DivergedError) else DISK if comes_from_disk(error) else FAILED)
         strategy.close(failure=error)
         raise
@@ -300,7 +305,8 @@ def serve(parts: Parts, drive: Callable[[Strategy], object]) -> int:
         # Rank zero gets the same signals, if they are for the whole run. It saves, then ends this rank too.
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         # If the agent of this host alone is stopped, rank zero does not know of it.
-        later = threading.Timer(GOODBYE_SECONDS, os._exit, (FOLLOWS,))
+        # On one host the agent itself kills after 30 s, and rank zero may need this one to save (split).
+        later = threading.Timer(25.0 if on_one_host() else GOODBYE_SECONDS, os._exit, (FOLLOWS,))
         later.daemon = True
         signal.signal(signal.SIGTERM, lambda *_: None if later.is_alive() else later.start())
         with closing(strategy), suppress(Paused):
@@ -358,14 +364,16 @@ def train(parts: Parts, folder: FolderState, strategy: Strategy, stop: StopSigna
         log.info("%s", paused)
         return OK
     except Stopped as stopped:
-        note_end(stop.exit_code)
-        strategy.dismiss()
-        if stop.requested:  # by the user, or by an agent of several; only this one knows whether the others go on
-            strategy.close(failure=stopped)
-        else:
+        # Read now: an agent answers the end of ranks that are dismissed by SIGTERM to this one.
+        asked, code = stop.requested, stop.exit_code  # False and 0 if a file has asked for it
+        if not asked:
             write_result(job.run_dir, result_of(job, PRUNED, trainer.state))
+        note_end(code)
+        strategy.dismiss()
+        if asked:  # by the user, or by an agent of several, so only that agent knows whether the others go on
+            strategy.close(failure=stopped)
         log.info("%s", stopped)
-        return stop.exit_code  # 0 if a file has asked for it
+        return code
     except DivergedError as error:
         write_result(job.run_dir, result_of(job, "diverged", trainer.state) | {"steps": error.step - 1})
         raise

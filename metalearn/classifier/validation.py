@@ -130,11 +130,7 @@ def report_with_tuned(
     validated = [cross_validated(of_network, y, k, heads, fold) for of_network in (features, by_fold)]
     answers = [torch.zeros_like(y) for _ in validated]
     for number in range(len(by_fold)):
-        others, head = fold != number, heads[0]
-        inner = folds_of(y[others], k, most=over.folds, seed=over.seed)
-        if len(heads) > 1 and (inner >= 0).any():
-            scored = cross_validated(features[others], y[others], k, heads, inner)
-            head = chosen_head(scored, y[others], inner >= 0)
+        head = _head_for_fold(features, fold != number, over)
         for answer, scored in zip(answers, validated, strict=True):
             answer[fold == number] = scored.scores[head][fold == number].argmax(dim=1)
     right = [(answer == y)[asked] for answer in answers]
@@ -229,6 +225,15 @@ def folds_of(y: Tensor, k: int, *, most: int = FOLDS, seed: int = 0) -> Tensor:
         fold[shuffled] = (torch.arange(len(members)) + first) % folds
         first += len(members)  # so that the folds are equally large over all classes
     return fold
+
+
+def _head_for_fold(features: Tensor, others: Tensor, over: Validation) -> str:
+    """The head that cross-validation over the other pictures chooses."""
+    y, k, heads = over.y[others], len(over.classes), over.heads
+    inner = folds_of(y, k, most=over.folds, seed=over.seed)
+    if len(heads) == 1 or not (inner >= 0).any():
+        return heads[0]
+    return chosen_head(cross_validated(features[others], y, k, heads, inner), y, inner >= 0)
 
 
 def cross_validated(

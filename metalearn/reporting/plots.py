@@ -4,7 +4,7 @@ import re
 import textwrap
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from metalearn.reporting.charts import Chart, Line, chart, new_figure, percent, save
 from metalearn.reporting.loggers import Row, rows_of
@@ -150,6 +150,19 @@ def curve_of(run_dir: Path) -> Curve:
     return Curve(run_dir.name, metric, [row["step"] for row in rows], seconds, [row[metric] for row in rows])
 
 
+def _spread_out(axes: Any) -> None:
+    """Turns the horizontal axis into a logarithmic one, linear near 0, if a line of it is `_LONGER` than another."""
+    lines = [sorted(x for x in line.get_xdata() if x > 0) for line in axes.get_lines()]
+    ends = [line[-1] for line in lines if line]
+    if ends and max(ends) >= _LONGER * min(ends):
+        first = min(line[0] for line in lines if line)
+        axes.set_xscale("symlog", linthresh=first, linscale=0.3)
+        axes.set_xlim(left=0)
+        # A power of ten in the linear part would touch the 0.
+        axes.set_xticks([0, *(tick for tick in axes.get_xticks() if first <= tick <= max(ends))])
+        axes.xaxis.set_major_formatter("{x:,.10g}")
+
+
 def comparison(curves: Sequence[Curve], path: Path) -> Path:
     """Draws the validations of several runs with the same metric, against wall-clock minutes and against meta-steps.
 
@@ -178,16 +191,7 @@ def comparison(curves: Sequence[Curve], path: Path) -> Path:
             for set_formatter in (left.yaxis.set_major_formatter, left.yaxis.set_minor_formatter):
                 set_formatter(percent)
         for axes in (left, right):
-            # Logarithmic, and linear near 0, if a line is `_LONGER` than another.
-            lines = [sorted(x for x in line.get_xdata() if x > 0) for line in axes.get_lines()]
-            ends = [line[-1] for line in lines if line]
-            if ends and max(ends) >= _LONGER * min(ends):
-                first = min(line[0] for line in lines if line)
-                axes.set_xscale("symlog", linthresh=first, linscale=0.3)
-                axes.set_xlim(left=0)
-                # A power of ten in the linear part would touch the 0.
-                axes.set_xticks([0, *(tick for tick in axes.get_xticks() if first <= tick <= max(ends))])
-                axes.xaxis.set_major_formatter("{x:,.10g}")
+            _spread_out(axes)
             axes.grid(alpha=0.3)
         figure.legend(*right.get_legend_handles_labels(), loc="outside right upper", fontsize="small")
         figure.savefig(path, format="png", dpi=120)

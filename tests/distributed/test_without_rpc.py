@@ -42,6 +42,6 @@ def test_local_and_ddp_need_no_rpc(own: list[str], tmp_path: Path) -> None:
 
 def test_one_folder_imports_torchs_rpc() -> None:
     paths = [path for room in ("distributed", "metalearn") for path in ROOT.glob(f"{room}/**/*.py")]
-    rpc = ("torch.distributed.rpc", "torch.distributed.autograd", "torch.distributed.optim")
+    rpc = ("torch.distributed.rpc", "torch.distributed.autograd")
     found = {path.parent.relative_to(ROOT) for path in paths if any(name.startswith(rpc) for name in imported(path))}
     assert found == {Path("distributed/calls")}

@@ -103,13 +103,13 @@ def test_a_rank_whose_starter_has_died_ends(start: Start) -> None:
 def test_an_actor_gives_output_and_exit_code(tmp_path: Path) -> None:
     program = "import os, sys; os.write(1, f'{os.getcwd()} {os.environ[\"X\"]}'.encode()); sys.exit(3)"
     *output, code = on_ray.Host().run(["-c", program], str(tmp_path), {"X": "y"})
-    assert (b"".join(output), code) == (f"{tmp_path} y".encode(), 3)  # type: ignore[arg-type]
+    assert (output, code) == ([("out", f"{tmp_path} y".encode())], 3)
 
 
 def test_an_actor_passes_signals_on() -> None:
     host = on_ray.Host()
     events = host.run(["-c", "import os, time; os.write(1, b'up'); time.sleep(1e9)"], "/", {})
-    assert next(events) == b"up"
+    assert next(events) == ("out", b"up")
     host.signal(signal.SIGTERM)
     assert list(events) == [-signal.SIGTERM]
 

@@ -13,7 +13,6 @@ from tests.sweeps.programs import FIXED, completed, rows
 pytestmark = pytest.mark.thorough
 
 
-@slow  # tests/faults/test_membership.py has this pause in the default set
 @pytest.mark.parametrize("strategy", ["rpc", "ddp"])
 def test_a_file_pauses_all_ranks_after_a_saved_step(tmp_path: Path, strategy: str) -> None:
     def run(name: str) -> Program:

@@ -154,7 +154,7 @@ def test_no_picture_chooses_the_head_that_it_is_asked_with() -> None:
 
     def chosen(features: torch.Tensor, y: torch.Tensor) -> str:
         over = validation.Validation(y, ["a", "b", "c"], [""] * 24, heads, folds=5, seed=0)
-        return validation._chosen_by_others(features, fold != 1, over)
+        return validation._head_for_fold(features, fold != 1, over)
 
     first = chosen(features, y)
     for seed in range(5):
