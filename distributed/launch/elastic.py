@@ -269,6 +269,7 @@ class _Entry:
             code = 1
         finally:
             atexit._run_exitfuncs()  # a process of multiprocessing does not
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)  # it may wait for the other ranks now, and has nothing to save
         if code:
             sys.exit(code)
 
