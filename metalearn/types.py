@@ -380,8 +380,8 @@ class Optimizer(Protocol):
 class DrawsByNumber(Protocol):
     """A `TaskSource` whose tasks are numbers of pictures, so that a GPU can keep the pictures and gather them."""
 
-    def shots_of(self, split: str) -> int:
-        """The support pictures of a class of a task."""
+    def shots_of(self, split: str) -> int | None:
+        """The support pictures of a class of a task; None where they differ, and then no task is drawn by numbers."""
         ...
 
     def bytes_of(self, split: str) -> int:

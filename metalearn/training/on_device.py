@@ -256,7 +256,9 @@ class PicturesByNumber:
     def __init__(self, work: DeviceWork, tasks: int) -> None:
         source = work.source
         assert isinstance(source, DrawsByNumber)
-        self._source, self._tasks, self._shots = source, tasks, source.shots_of("train")
+        shots = source.shots_of("train")
+        assert shots is not None  # else `feed_of` has taken `WholeEpisodes`
+        self._source, self._tasks, self._shots = source, tasks, shots
         pictures = source.pictures_of("train")
         side, width, *colours = pictures.shape[1:]
         if side != width:
@@ -348,6 +350,8 @@ def feed_of(work: DeviceWork, tasks: int, chunk: Chunk) -> Feed:
     # The class that makes the episodes must also draw their numbers: a class around it may change them.
     makes = next((kind for kind in type(source).__mro__ if "episodes" in vars(kind)), None)
     if makes is None or "numbers" not in vars(makes) or not isinstance(source, DrawsByNumber):
+        return WholeEpisodes(work, numbers)
+    if source.shots_of("train") is None:
         return WholeEpisodes(work, numbers)
     free = 2**34
     if work.device.type == "cuda":  # also what torch keeps for later

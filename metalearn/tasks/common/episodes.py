@@ -343,8 +343,9 @@ class _PictureTasks(UnlimitedTasks):
 
     # As `metalearn.types.DrawsByNumber`
 
-    def shots_of(self, split: str) -> int:
-        return most_shots(self._shapes[split].shots)
+    def shots_of(self, split: str) -> int | None:
+        shots = self._shapes[split].shots
+        return shots if isinstance(shots, int) else None
 
     def bytes_of(self, split: str) -> int:
         return int(self._sizes(split).sum()) * int(self._splits[split].pictures(0)[0].nbytes)
@@ -359,10 +360,9 @@ class _PictureTasks(UnlimitedTasks):
         return torch.from_numpy(draw_many(draws, indices.numpy()))
 
     def episodes(self, split: str, indices: Tensor) -> Any:
-        numbers, has_one_shape = indices.tolist(), isinstance(self._shapes[split].shots, int)
+        numbers, shots = indices.tolist(), self.shots_of(split)
         augment = self._augment if split == "train" else ()
-        if has_one_shape and not augment:
-            shots = self.shots_of(split)
+        if shots is not None and not augment:
             return image_episode(np.stack([self._drawn(split, index, shots) for index in numbers]), shots=shots)
         tasks = [self._task(split, index) for index in numbers]
         if augment:
@@ -370,7 +370,7 @@ class _PictureTasks(UnlimitedTasks):
                 rng = self._seeds.generator(split, index, _AUGMENT)
                 changed = (augmented_pictures(batch.x[0], augment, rng).unsqueeze(0) for batch in task)
                 tasks[place] = Episode(*(Batch(x, batch.y) for x, batch in zip(changed, task, strict=True)))
-        if has_one_shape:
+        if shots is not None:
             return Episode(*(Batch(*map(torch.cat, zip(*part, strict=True))) for part in zip(*tasks, strict=True)))
         return tasks[0] if len(tasks) == 1 else tasks
 
@@ -391,16 +391,7 @@ class _PictureTasks(UnlimitedTasks):
         )  # fmt: skip
 
 
-class _VaryingPictureTasks(_PictureTasks):
-    """Tasks whose numbers of shots differ."""
-
-    # Here, apart from `numbers`: a GPU gathers tasks by the numbers of their pictures only where one class has both
-    # (`feed_of` in training/on_device.py), and `numbers` are those of tasks of one shape.
-    def episodes(self, split: str, indices: Tensor) -> Any:
-        return super().episodes(split, indices)
-
-
-class _MetaDatasetTasks(_VaryingPictureTasks):
+class _MetaDatasetTasks(_PictureTasks):
     """Tasks with different numbers of classes, shots and queries, see `sizes_of_task`."""
 
     def _begun(self, split: str, index: int) -> tuple[np.random.Generator, list[int]]:
@@ -438,9 +429,7 @@ def picture_tasks(
         ValueError: a negative seed, or `rotations` is not true or false.
     """
     true_or_false("rotations", rotations)
-    shots = shapes["test"].shots
-    kind = _PictureTasks if isinstance(shots, int) else _VaryingPictureTasks
-    kind = _MetaDatasetTasks if shots == META_DATASET else kind
+    kind = _MetaDatasetTasks if shapes["test"].shots == META_DATASET else _PictureTasks
     return kind(load, shapes, rotations, augment, seeds, samples)
 
 
