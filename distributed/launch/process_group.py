@@ -3,6 +3,7 @@
 import atexit
 import contextlib
 import os
+import signal
 import sys
 import threading
 import time
@@ -153,6 +154,9 @@ def dismiss_others() -> None:
     """On rank zero, which has noted the run's end: ends the processes of all other ranks, wherever they are, if they
     have called `end_when_dismissed`."""
     assert _store is not None
+    if LAUNCHER in os.environ:
+        # Our agent answers the first end by SIGTERM to this process, and waits 30 s for it. It has nothing left to save.
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
     _store.set("dismissed", "")
     _await_keys(_store, "gone", range(1, get_world_info().world_size), GOODBYE_SECONDS)
 

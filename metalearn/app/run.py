@@ -364,16 +364,14 @@ def train(parts: Parts, folder: FolderState, strategy: Strategy, stop: StopSigna
         log.info("%s", paused)
         return OK
     except Stopped as stopped:
-        # Read now: an agent answers the end of ranks that are dismissed by SIGTERM to this one.
-        asked, code = stop.requested, stop.exit_code  # False and 0 if a file has asked for it
-        if not asked:
+        if not stop.requested:  # a file has asked for it
             write_result(job.run_dir, result_of(job, PRUNED, trainer.state))
-        note_end(code)
-        strategy.dismiss()
-        if asked:  # by the user, or by an agent of several, so only that agent knows whether the others go on
-            strategy.close(failure=stopped)
+        note_end(stop.exit_code)
         log.info("%s", stopped)
-        return code
+        strategy.dismiss()
+        if stop.requested:  # by the user, or by an agent of several, so only that agent knows whether the others go on
+            strategy.close(failure=stopped)
+        return stop.exit_code
     except DivergedError as error:
         write_result(job.run_dir, result_of(job, "diverged", trainer.state) | {"steps": error.step - 1})
         raise

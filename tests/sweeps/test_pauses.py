@@ -27,7 +27,7 @@ def test_a_file_pauses_all_ranks_after_a_saved_step(tmp_path: Path, strategy: st
     until(lambda: len(metrics(paused)) > 3, "the first steps")
     (paused / "stop").touch()
     outcome = program.wait()
-    assert outcome.code == 0, outcome.text
+    assert outcome.code == 0 and "SIGTERM" not in outcome.text, outcome.text  # the agent would wait 30 s for the rank
     result: dict[str, Any] = json.loads((paused / "result.json").read_text())
     assert result["status"] == "pruned" and 3 < result["steps"] < 80
     assert (paused / "checkpoints/last").resolve().name == f"step_{result['steps']:06d}"
