@@ -265,6 +265,5 @@ if __name__ == "__main__":
         importlib.import_module("sympy")  # which torch's optimizers load
         for name in importlib.import_module("metalearn.app.sweep").preload():
             importlib.import_module(name)
-        importlib.import_module("distributed.launch.elastic")  # which launchers load
         importlib.import_module("metalearn.config.compose").compose_config([])  # fills the caches of Hydra's grammar
     become(serve(socket.socket(fileno=int(sys.argv[1]))))

@@ -81,11 +81,8 @@ def check_isolation(config: LaunchConfig) -> None:
         CannotIsolateError: `launch` would raise it.
     """
     if config.isolate is True:
-        listener, network, _ = _listen(config)
-        if listener is not None:
-            listener.close()
-        if network is not None:
-            network.close()
+        with _listening(config):
+            pass
 
 
 def launch(
@@ -113,12 +110,7 @@ def launch(
         CannotListenError: the launcher cannot listen on `master_addr`:`master_port`.
         CannotIsolateError: `isolate` is true, and the ranks cannot have a network of their own.
     """
-    listener, network, obstacle = _listen(config)
-    with ExitStack() as stack:
-        if listener is not None:
-            stack.callback(listener.close)
-        if network is not None:
-            stack.callback(network.close)
+    with _listening(config) as (listener, network, obstacle):
         if network is None:
             stop = _Stop()
             with handling(stop):
@@ -186,16 +178,14 @@ class _Stop:
     def __init__(self) -> None:
         self.number: int | None = None
         self._since = 0.0
-        self.agent: LocalElasticAgent | None = None
+        self.agent: Agent | None = None
 
     def __call__(self, number: int, frame: FrameType | None) -> None:
         if self.number is None:
             self.number, self._since = int(signal.SIGTERM) if number in PREEMPTIONS else number, time.monotonic()
             raise SignalException(f"stopped by signal {number}", signal.Signals(self.number))
         if time.monotonic() - self._since > SAME_REQUEST_SECONDS and self.agent is not None:
-            for worker in self.agent.get_worker_group().workers:
-                if worker.id:
-                    os.kill(worker.id, signal.SIGKILL)
+            self.agent.kill_ranks()
 
 
 def _run_agent(
@@ -288,6 +278,12 @@ class Agent(LocalElasticAgent):
         self._ended_since: float | None = None
         self.ended: int | None = None  # how the run has ended, after a failure that nothing is to repeat
 
+    def kill_ranks(self) -> None:
+        for worker in self.get_worker_group().workers:
+            if worker.id:
+                with suppress(ProcessLookupError):
+                    os.kill(worker.id, signal.SIGKILL)
+
     def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
         if self._stop.number is not None:  # its exception was lost, in code that catches all
             raise SignalException("stopped", signal.Signals(self._stop.number))
@@ -296,9 +292,7 @@ class Agent(LocalElasticAgent):
             self._ended_since = self._ended_since or time.monotonic()
             if time.monotonic() - self._ended_since > LEAVE_SECONDS:
                 self._say(f"a rank did not end within {LEAVE_SECONDS:g} s after the run, and is killed")
-                for worker in worker_group.workers:
-                    with suppress(ProcessLookupError):
-                        os.kill(worker.id, signal.SIGKILL)
+                self.kill_ranks()
         if result.state not in (WorkerState.FAILED, WorkerState.UNHEALTHY):
             return result
         codes = {rank: failure.exitcode for rank, failure in result.failures.items()}
@@ -412,6 +406,17 @@ class Hosts(RendezvousHandler):
 
     def shutdown(self) -> bool:
         return True
+
+
+@contextmanager
+def _listening(config: LaunchConfig) -> Iterator[tuple[socket.socket | None, NetworkNamespace | None, str]]:
+    """What `_listen` opens, until it is closed."""
+    listener, network, obstacle = _listen(config)
+    with ExitStack() as stack:
+        for opened in (listener, network):
+            if opened is not None:
+                stack.callback(opened.close)
+        yield listener, network, obstacle
 
 
 def _listen(config: LaunchConfig) -> tuple[socket.socket | None, NetworkNamespace | None, str]:

@@ -82,20 +82,6 @@ def new_network(address: str, port: int) -> tuple[NetworkNamespace, socket.socke
     return NetworkNamespace(namespaces), socket.socket(fileno=listener)
 
 
-def network_of(pid: int) -> NetworkNamespace | None:
-    """The network of a process of this user, to enter it; None if it is this process's own.
-
-    Raises:
-        OSError: there is no such process, or it is another user's.
-    """
-    if not sys.platform.startswith("linux"):
-        return None
-    names = [name for name in ("user", "net") if not Path(f"/proc/{pid}/ns/{name}").samefile(f"/proc/self/ns/{name}")]
-    if "net" not in names:
-        return None
-    return NetworkNamespace([os.open(f"/proc/{pid}/ns/{name}", os.O_RDONLY | os.O_CLOEXEC) for name in names])
-
-
 def _make_network(parent: socket.socket, address: str, port: int) -> NoReturn:
     """Runs in a fork: makes the network; sends the descriptors of a listening socket and of the namespaces."""
     try:

@@ -11,7 +11,6 @@ from typing import Any, NamedTuple
 from omegaconf import DictConfig, OmegaConf
 
 from metalearn.algorithms.common.wrappers import ensemble, joined
-from metalearn.app import ranks
 from metalearn.app.job import Job, Program, Role, role_of, to_job
 from metalearn.app.parts import Parts, assemble, put_together, trained_otherwise
 from metalearn.app.preflight import UNKNOWN, check_unseen, warn_of_seen_drawers
@@ -98,6 +97,8 @@ def evaluate_members(request: Request, members: Sequence[Member], notes: Sequenc
     counted = check_unseen(seen, parts.source, request.split, job.config.seen_classes)
     match role_of(job):
         case Role.LAUNCHER:
+            from metalearn.app import ranks
+
             with creating("output", request.output):
                 request.output.mkdir(parents=True, exist_ok=True)
             return ranks.launch_ranks(partial(evaluate_members, request, members, notes), job, max_restarts=0)

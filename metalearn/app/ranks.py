@@ -1,4 +1,7 @@
-"""The launcher: starts the ranks of this host, and waits for them."""
+"""The launcher: starts the ranks of this host, and waits for them.
+
+Only launchers import this module: torch's agent imports for half a second.
+"""
 
 import logging
 import os
@@ -6,33 +9,21 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
-from typing import TYPE_CHECKING
 
 import torch
 
+from distributed.launch import elastic, on_ray
 from distributed.launch.isolation import CannotIsolateError
 from distributed.launch.processes import has_one_thread
 from metalearn.app.job import Job
 from metalearn.app.parts import Parts
-from metalearn.app.process import (
-    OK,
-    exit_code_of_process,
-)
+from metalearn.app.process import OK, exit_code_of_process
 from metalearn.app.run import ask_rank_zero, check_run, look_into_folder
 from metalearn.config.check import computes_elsewhere
-from metalearn.errors import (
-    ConfigError,
-    RunError,
-    printable,
-)
+from metalearn.errors import ConfigError, RunError, printable
 from metalearn.reporting.logging import log_to_terminal
 from metalearn.runs import checkpoint, folder
 from metalearn.runs.folder import FolderState
-
-if TYPE_CHECKING:
-    # Imported where they are used: torch's agent imports for half a second, which only a launcher needs.
-    from distributed.launch.elastic import LaunchConfig
-    from distributed.launch.on_ray import Cluster
 
 HANDED_ON = ("METALEARN_", "WANDB_", "MLFLOW_", "NCCL_", "PYTHONPATH")
 """How the names of those environment variables begin that ranks on other hosts get from here."""
@@ -51,8 +42,6 @@ def start(rank_main: Callable[[Job], int], parts: Parts) -> int:
         print(printable(done))
         return OK
     check_run(parts, state.snapshot if state else None)
-    from distributed.launch import elastic, on_ray
-
     with _refusals():  # before the run folder is made or changed
         if computes_elsewhere(job.config):
             on_ray.check(_ray_cluster(job), job.workers)
@@ -83,8 +72,6 @@ def launch_ranks(rank_main: Callable[[Job], int], job: Job, *, max_restarts: int
     and cannot use a GPU; where there are such, or the ranks are on other hosts, each rank is a program that is given
     the job's arguments, and composes it again.
     """
-    from distributed.launch import elastic, on_ray
-
     program = [*job.program.arguments, *job.arguments]
     config = _launch_config(job)
     with _refusals():
@@ -109,37 +96,30 @@ def check_gpus(device: str, workers: int, gpus: int) -> None:
         )
 
 
-def _launch_config(job: Job) -> "LaunchConfig":
-    from distributed.launch.elastic import LaunchConfig
-
+def _launch_config(job: Job) -> elastic.LaunchConfig:
     settings = job.config.launch
-    return LaunchConfig(
+    return elastic.LaunchConfig(
         job.workers // settings.nnodes, settings.nnodes, settings.node_rank, settings.master_addr,
         settings.master_port, settings.interface, settings.isolate, job.config.strategy.timeout,
     )  # fmt: skip
 
 
-def _ray_cluster(job: Job) -> "Cluster":
-    from distributed.launch.on_ray import Cluster
-
+def _ray_cluster(job: Job) -> on_ray.Cluster:
     settings, device = job.config.launch.ray, job.config.device
     gpus = {"cpu": 0, "cuda": 1, "auto": None}[device] if settings.gpus == "auto" else settings.gpus
-    return Cluster(settings.address, settings.cpus, gpus, settings.spread, settings.wait, settings.grows)
+    return on_ray.Cluster(settings.address, settings.cpus, gpus, settings.spread, settings.wait, settings.grows)
 
 
 @contextmanager
 def _refusals() -> Iterator[None]:
     """Makes what the launcher refuses an error of the config."""
-    from distributed.launch import on_ray
-    from distributed.launch.elastic import CannotListenError
-
     try:
         yield
     except CannotIsolateError as error:
         raise ConfigError(
             f"launch.isolate=true: these ranks cannot have a network of their own: {error}; type launch.isolate=auto"
         ) from error
-    except CannotListenError as error:
+    except elastic.CannotListenError as error:
         raise ConfigError(f"{error}; type another launch.master_addr or launch.master_port") from error
     except on_ray.RefusedError as error:
         raise ConfigError(f"launch=ray: {error}") from error

@@ -68,12 +68,14 @@ def run_job(job: Job) -> int:
     announce(job)
     set_up_process(job.config.threads)
     with importing():  # torch among others: keys and choices are known to be right, and the threads are set
-        from metalearn.app import ranks, run
+        from metalearn.app import run
         from metalearn.app.parts import assemble
     set_up_torch(job.config)
     parts = assemble(job)
     match role_of(job):
         case Role.LAUNCHER:
+            from metalearn.app import ranks
+
             return ranks.start(run_job, parts)
         case Role.LEADER:
             return run.lead(parts)
