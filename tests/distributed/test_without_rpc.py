@@ -1,5 +1,6 @@
 """A torch whose RPC cannot be imported: what needs none trains, is evaluated and resumes."""
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -26,8 +27,9 @@ RUN = [
 
 def run(program: str, folder: Path) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-c", HIDDEN.format(program)]
-    environment = {"PYTHONPATH": str(ROOT), "PATH": "/usr/bin:/bin", "HOME": str(folder), "OMP_NUM_THREADS": "1"}
-    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=200)
+    return subprocess.run(
+        command, cwd=folder, env=os.environ | {"PYTHONPATH": str(ROOT)}, capture_output=True, text=True, timeout=200
+    )
 
 
 @pytest.mark.thorough
