@@ -155,7 +155,7 @@ def dismiss_others() -> None:
     have called `end_when_dismissed`."""
     assert _store is not None
     if LAUNCHER in os.environ:
-        # Our agent answers the first end by SIGTERM to this process, and waits 30 s for it. It has nothing left to save.
+        # Our agent answers the first end by SIGTERM to this process, which has nothing left to save, and waits 30 s.
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
     _store.set("dismissed", "")
     _await_keys(_store, "gone", range(1, get_world_info().world_size), GOODBYE_SECONDS)
