@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.func import functional_call, grad, jvp, vjp
 from torch.utils import _pytree as pytree
+from torch.utils.checkpoint import get_device_states, set_device_states
 
 from metalearn.algorithms.common.inner import SGD, InnerOptimizer, adam, conjugate_gradient, momentum, rmsprop, sgd
 from metalearn.checks import Invalid, first_line, one_of, real_number, whole_number
@@ -54,13 +55,13 @@ def descent(
         optimizer: of this module.
         memory: `all` keeps the graph of every step. `points` keeps the variables after every step, and the derivative
             computes each step once again (Chen et al. 2016, arXiv 1604.06174). `log` keeps log₂(steps) points of the
-            path, and computes each step up to log₂(steps) times again (Griewank 1992). Only `all` has a second
-            derivative.
+            path, and computes each step up to log₂(steps) times again (Griewank 1992). A step that is computed again
+            draws the same random numbers of torch. Only `all` has a second derivative.
         last: only this number of last steps has a derivative (Shaban et al. 2019, arXiv 1810.10667), and `start` has
             none; None: all have.
 
     Raises:
-        ValueError: a number out of range, or another `memory`.
+        ValueError: a number out of range, another `memory`, or an inner loss that does not depend on `w`.
     """
     whole_number("steps", steps, at_least=0)
     one_of("memory", memory, ("all", "points", "log"))
@@ -128,6 +129,9 @@ def implicit(
         steps: of conjugate gradient; or terms of the series.
         rate: of the series; below 2 / the largest eigenvalue of H.
 
+    Warns:
+        UserWarning: `w` is no minimum, or the solver has not solved the system to 5%.
+
     Raises:
         ValueError: another solver, a number out of range, or a rate without use.
     """
@@ -135,10 +139,11 @@ def implicit(
     whole_number("steps", steps, at_least=1)
     if (rate is None) == (solver == "neumann"):
         raise Invalid("rate", rate, "belongs to solver='neumann', which needs it", "give both, or neither")
-    w, (tensors, whole) = _detached(w), _parted(_detached(outer))
+    w, outer = _detached(w), _detached(outer)
+    tensors, whole = _parted(outer)
     of_w, of_outer = grad(lambda w, tensors: objective(w, whole(tensors)), argnums=(0, 1))(w, tensors)
     slope: Callable[[Tree], Tree] = lambda at: grad(inner)(at, outer, 0)  # noqa: E731
-    pull = vjp(slope, w)[1]
+    at_w, pull = vjp(slope, w)
     form = pytree.tree_structure(w)
 
     def curvature(v: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -146,9 +151,15 @@ def implicit(
         (product,) = pull(pytree.tree_unflatten([value[0] for value in v.values()], form))
         return {name: value.unsqueeze(0) for name, value in _named(product).items()}
 
+    _check_minimum(w, _named(at_w), _named(pull(at_w)[0]), float(inner(w, outer, 0)))
     right = {name: value.unsqueeze(0) for name, value in _named(of_w).items()}
     if rate is None:
-        solution, _ = conjugate_gradient(curvature, right, steps)
+        solution, residual = conjugate_gradient(curvature, right, steps)
+        if residual > TOLERANCE:
+            _warn(
+                f"after steps={steps} of conjugate gradient {float(residual):.1g} of the right-hand side is left: type "
+                "more steps, if the Hessian of the inner loss is positive definite at w"
+            )
     else:
         real_number("rate", rate, above=0)
         term = solution = right
@@ -157,9 +168,36 @@ def implicit(
             term = {name: value - rate * image[name] for name, value in term.items()}
             solution = {name: value + term[name] for name, value in solution.items()}
         solution = {name: rate * value for name, value in solution.items()}
+        left = _norm(term) / max(_norm(right), 1e-300)
+        if not left <= TOLERANCE:
+            _warn(
+                f"the last of steps={steps} terms of the series is {left:.1g} times the first: type more steps, or a "
+                "smaller rate where it grows"
+            )
     cross = vjp(lambda tensors: grad(inner)(w, whole(tensors), 0), tensors)[1]
     (indirect,) = cross(pytree.tree_unflatten([value[0] for value in solution.values()], form))
     return whole(pytree.tree_map(torch.sub, of_outer, indirect), keep=False)
+
+
+TOLERANCE = 0.05
+"""What may be left of a system, or of the way to a minimum, without a warning."""
+
+
+def _warn(text: str) -> None:
+    warnings.warn(f"implicit: {text}", stacklevel=4)  # where `implicit` is called, through its decorator
+
+
+def _norm(values: dict[str, Tensor]) -> float:
+    return float(torch.stack([value.square().sum() for value in values.values()]).sum().sqrt())
+
+
+def _check_minimum(w: Tree, slope: dict[str, Tensor], image: dict[str, Tensor], loss: float) -> None:
+    """Warns if the best step down the gradient moves `w` and lowers the inner loss; `image` is H times the slope."""
+    square, along = _norm(slope) ** 2, sum(float((value * image[name]).sum()) for name, value in slope.items())
+    length = square / along if along > 0 else float("inf")
+    fall = square * length / 2 if square else 0.0
+    if fall > TOLERANCE * abs(loss) and length * square**0.5 > TOLERANCE * _norm(_named(w)):
+        _warn("w is no minimum of the inner loss, which falls along its gradient: descend longer before")
 
 
 # The steps
@@ -178,7 +216,10 @@ def _step_of(inner: InnerLoss, rate: Rate, optimizer: InnerOptimizer, plain: boo
 
     def step(point: _Point, outer: Tree, number: int) -> _Point:
         w, state = point
-        directions, state = optimizer.direct(_named(slope(w, outer, number)), state, number)
+        slopes = slope(w, outer, number)
+        if number == 0:
+            _check_depends(inner, w, outer, slopes)
+        directions, state = optimizer.direct(_named(slopes), state, number)
         rates = rate(outer, number) if callable(rate) else rate
         leaves, form = pytree.tree_flatten(w)
         each = [rates] * len(leaves) if isinstance(rates, float | int | Tensor) else _like(rates, form)
@@ -186,6 +227,23 @@ def _step_of(inner: InnerLoss, rate: Rate, optimizer: InnerOptimizer, plain: boo
         return pytree.tree_unflatten(moved, form), state
 
     return step
+
+
+def _check_depends(inner: InnerLoss, w: Tree, outer: Tree, slopes: Tree) -> None:
+    """Raises ValueError if the inner loss does not depend on `w`; slopes of zeros may be those of a minimum, too."""
+    learns = []
+    try:
+        if any(bool(slope.any()) for slope in pytree.tree_leaves(slopes)):
+            return
+        copies = pytree.tree_map(lambda leaf: leaf.detach().requires_grad_(), w)
+        learns = pytree.tree_leaves(copies)
+        with torch.enable_grad():
+            loss = inner(copies, _detached(outer), 0)
+        grads = torch.autograd.grad(loss, learns, allow_unused=True) if loss.requires_grad else [None]
+    except RuntimeError:  # within a transform of torch.func, which allows none of this
+        return
+    if learns and all(slope is None for slope in grads):
+        raise ValueError("inner: its loss at step 0 does not depend on w; compute it from the first argument")
 
 
 def _like(rates: Tree, form: pytree.TreeSpec) -> list[Any]:
@@ -218,7 +276,8 @@ def _walk(step: _Step, point: _Point, outer: Tree, first: int, end: int) -> _Poi
 
 class _ComputedAgain(torch.autograd.Function):
     """The end of a path, whose derivative computes the steps again: from every point of the path, if these are `kept`;
-    else it goes back by halves, and keeps the point in the middle of each."""
+    else it goes back by halves, and keeps the point in the middle of each. A point goes with the state of torch's
+    random numbers there: an inner loss with dropout has the same masks again."""
 
     @staticmethod
     def forward(
@@ -227,9 +286,12 @@ class _ComputedAgain(torch.autograd.Function):
         ctx.save_for_backward(*leaves)
         ctx.step, ctx.form, ctx.first, ctx.end, ctx.points = step, form, first, end, []
         point, outer = pytree.tree_unflatten(leaves, form)
+        ctx.noise = noise = _noise(point)
         for number in range(first, end):
             if kept:
-                ctx.points.append(point)
+                if not noise[0].equal((now := _noise(point))[0]) or now[1][0]:  # else 5 kB a step for nothing
+                    noise = now
+                ctx.points.append((point, noise))
             point = step(point, outer, number)
         return tuple(value.clone() for value in pytree.tree_leaves(point))
 
@@ -239,14 +301,16 @@ class _ComputedAgain(torch.autograd.Function):
         point, outer = pytree.tree_unflatten(ctx.saved_tensors, ctx.form)
         sums = pytree.tree_map(torch.zeros_like, outer)
 
-        def back(point: _Point, slope: _Point, first: int, end: int) -> _Point:
+        def back(point: _Point, noise: _Noise, slope: _Point, first: int, end: int) -> _Point:
             nonlocal sums
             if end == first:
                 return slope
+            _set_noise(noise)
             if end - first > 1:
                 middle = (first + end) // 2
-                slope = back(_walk(ctx.step, point, outer, first, middle), slope, middle, end)
-                return back(point, slope, first, middle)
+                halfway = _walk(ctx.step, point, outer, first, middle)
+                slope = back(halfway, _noise(halfway), slope, middle, end)
+                return back(point, noise, slope, first, middle)
             leaves, form = pytree.tree_flatten(_detached((point, outer)))
             learns = [leaf.requires_grad_() for leaf in leaves if leaf.is_floating_point()]
             with torch.enable_grad():
@@ -263,12 +327,27 @@ class _ComputedAgain(torch.autograd.Function):
             return slope
 
         slope = pytree.tree_unflatten(slopes, pytree.tree_structure(point))
+        after = _noise(point)
         with second_order_attention():
-            for number, kept in reversed(list(enumerate(ctx.points, ctx.first))):
-                slope = back(kept, slope, number, number + 1)
+            for number, (kept, noise) in reversed(list(enumerate(ctx.points, ctx.first))):
+                slope = back(kept, noise, slope, number, number + 1)
             if not ctx.points:
-                slope = back(point, slope, ctx.first, ctx.end)
+                slope = back(point, ctx.noise, slope, ctx.first, ctx.end)
+        _set_noise(after)
         return None, None, None, None, None, *pytree.tree_leaves((slope, sums))
+
+
+_Noise = tuple[Tensor, tuple[list[int], list[Tensor]]]
+"""The states of torch's random numbers on the host and on GPUs."""
+
+
+def _noise(point: _Point) -> _Noise:
+    return torch.get_rng_state(), get_device_states(*pytree.tree_leaves(point))
+
+
+def _set_noise(noise: _Noise) -> None:
+    torch.set_rng_state(noise[0])
+    set_device_states(*noise[1])
 
 
 def _named(tree: Tree) -> dict[str, Tensor]:

@@ -1,5 +1,7 @@
 """The toolbox for bilevel programs, in float64: against finite differences, closed forms, and each other."""
 
+import re
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -178,6 +180,62 @@ def test_log_memory_keeps_no_step_for_the_derivative() -> None:
     assert {following for following, _ in node.next_functions if following is not None} == {  # type: ignore[union-attr]
         torch.autograd.graph.get_gradient_edge(outer["weights"]).node
     }
+
+
+@pytest.mark.parametrize("memory", ["points", "log"])
+def test_a_step_computed_again_draws_the_same_masks(memory: str) -> None:
+    def dropped(w: Any, outer: Any, step: int) -> Tensor:
+        errors = torch.nn.functional.dropout(X, 0.5) @ w - Y
+        return errors.square().mean() + outer * w.square().sum()
+
+    def of(memory: str) -> tuple[float, float]:
+        torch.manual_seed(3)
+        decay = torch.tensor(0.1, dtype=DOUBLE, requires_grad=True)
+        end = descent(dropped, drawn(3, 1, seed=9), decay, steps=9, rate=0.1, memory=memory)
+        (slope,) = torch.autograd.grad(end.square().sum(), decay)
+        return float(slope), float(torch.rand(()))
+
+    assert of(memory) == pytest.approx(of("all"), rel=1e-12), "or the caller's numbers are others afterwards"
+
+
+@pytest.mark.parametrize("memory", ["all", "points", "log"])
+def test_an_inner_loss_without_its_variables_is_refused(memory: str) -> None:
+    bias = torch.ones((), requires_grad=True)
+    with pytest.raises(ValueError, match="inner: its loss at step 0 does not depend on w"):
+        descent(lambda w, outer, step: outer * bias, drawn(3, seed=9), bias, steps=2, rate=0.1, memory=memory)
+    saddle = descent(lambda w, outer, step: outer * w.square().sum(), torch.zeros(3), bias, steps=2, rate=0.1)
+    assert saddle.equal(torch.zeros(3)) and forward(
+        lambda w, outer, step: outer * w.square().sum(), torch.zeros(3), bias, bias, steps=2, rate=0.1
+    )[1].equal(torch.zeros(3))
+
+
+HESSIAN = {"apart": [0.1, 1.0, 10.0], "indefinite": [-1.0, 1.0, 2.0]}
+
+
+@pytest.mark.parametrize(
+    ("hessian", "at", "settings", "message"),
+    [
+        ("apart", 1.0, {"steps": 1}, "after steps=1 of conjugate gradient 0.5 of the right-hand side is left"),
+        ("apart", 0.0, {"steps": 3}, "w is no minimum of the inner loss"),
+        ("indefinite", 1.0, {"steps": 1}, "if the Hessian of the inner loss is positive definite"),
+        ("apart", 1.0, {"solver": "neumann", "steps": 9, "rate": 0.3}, "a smaller rate where it grows"),
+        ("apart", 1.0, {"solver": "neumann", "steps": 9, "rate": 1e30}, "a smaller rate where it grows"),
+        ("apart", 1.0, {"steps": 3}, None),
+        ("apart", 1.0, {"solver": "neumann", "steps": 1500, "rate": 0.15}, None),
+    ],
+)
+def test_what_the_implicit_gradient_lacks_is_said(hessian: str, at: float, settings: Any, message: str | None) -> None:
+    """The minimum is at 1 in each direction; warnings are errors of tests."""
+    curvature = torch.tensor(HESSIAN[hessian], dtype=DOUBLE)
+
+    def bowl(w: Any, outer: Any, step: int) -> Tensor:
+        return (curvature * (w - outer).square()).sum() / 2 + 1
+
+    w, outer = torch.full((3,), at, dtype=DOUBLE), torch.ones(3, dtype=DOUBLE)
+    with nullcontext() if message is None else pytest.warns(UserWarning, match=re.escape(message)):
+        slope = implicit(bowl, lambda w, outer: (w + 1).square().sum() / 2, w, outer, **settings)
+    if message is None:
+        torch.testing.assert_close(slope, torch.full((3,), 2.0, dtype=DOUBLE))
 
 
 @pytest.mark.parametrize(
