@@ -22,7 +22,7 @@ from hydra_async_sweeper.space import (
     to_plain,
 )
 from hydra_async_sweeper.sweep import SweepRun, TaskTraits
-from hydra_async_sweeper.trials import StartedTrial
+from hydra_async_sweeper.trials import COMPLETED, FinishedTrial, FinishedTrials, StartedTrial
 from hydra_plugins.async_sweeper import IslandsConf
 
 PARSER = OverridesParser.create()
@@ -136,6 +136,26 @@ def test_overrides_keep_the_order_of_the_command_line() -> None:
     assert list(planned.space) == ["z", "x", "+y"]
     assert planned.overrides({"x": 0.1, "+y": "q", "z": 2}) == ["z=2", "a=1", "x=0.1", "b=2", "+y=q"]
     assert as_overrides({"x": 1e-05, "n": 3}) == ["x=1e-05", "n=3"]
+
+
+@pytest.mark.parametrize("later", ["x=0.05", "++x=0.05", "~x", "x=1,2", "x=interval(0,2)"])
+def test_a_searched_key_is_given_once(later: str) -> None:
+    """Otherwise the records would name values of `x` that never ran."""
+    searched = "x=interval(0.0,1.0)"
+    with pytest.raises(SpaceError) as caught:
+        plan("y=1,2", searched, "z=3", later)
+    assert str(caught.value).startswith(f"{later}: comes after {searched}, which searches")
+    assert "+x" not in plan_of([later], {"+x": "interval(0.0,1.0)"}, list).space
+    assert list(plan("x=0.05", searched)) == ["x"]  # as with Hydra's own sweepers, the last one counts
+
+
+def test_the_best_command_has_the_order_of_its_trial() -> None:
+    best = FinishedTrial(0, {"a": "{b:1,c:2}"}, COMPLETED, (0.5,), 0, None, "", None)
+    sweep = object.__new__(SweepRun)  # _command needs these alone
+    sweep._plan, sweep._task = plan_of(["a=choice({b:1,c:2},{b:2})", "a.b=3"], {}, list), TaskTraits(program="app.py")
+    sweep._settings = settings(sweep._plan.space)
+    sweep._ended = lambda: FinishedTrials([best], ["value"], ["minimize"])  # type: ignore[method-assign]
+    assert sweep._command() == "python app.py 'a={b:1,c:2}' a.b=3"
 
 
 def test_directions_follow_from_the_objectives() -> None:

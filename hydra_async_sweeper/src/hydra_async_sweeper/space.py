@@ -68,17 +68,24 @@ def plan_of(arguments: Sequence[str], params: Mapping[str, Any], options: Callab
         options: from the name of a config group to its options.
 
     Raises:
-        SpaceError: a sweep that describes no space.
+        SpaceError: a sweep that describes no space, or a searched key that comes once more.
     """
     parser = OverridesParser.create()
     typed = parser.parse_overrides(list(arguments))
-    keys = {override.get_key_element() for override in typed}
-    more = parser.parse_overrides([f"{key}={value}" for key, value in params.items() if key not in keys])
+    keys = {override.get_key_element().lstrip("+~") for override in typed}
+    more = parser.parse_overrides([f"{key}={value}" for key, value in params.items() if key.lstrip("+~") not in keys])
     space: Space = {}
     template: list[tuple[str, bool]] = []
+    searched: dict[str, str | None] = {}
     for override in (*more, *typed):
         key = override.get_key_element()
+        name = key.lstrip("+~")
+        if name in searched:  # the last one would count, but the records would have the values of the first
+            raise SpaceError(
+                f"{override.input_line}: comes after {searched[name]}, which searches this key; leave one of them out"
+            )
         if override.is_sweep_override():
+            searched[name] = override.input_line
             space[key] = dimension_of(override, options)
             template.append((key, True))
         else:

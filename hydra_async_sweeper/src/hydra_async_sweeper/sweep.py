@@ -35,7 +35,7 @@ from hydra_async_sweeper.slots import (
     line_of,
     write_atomically,
 )
-from hydra_async_sweeper.space import SpaceError, SweepPlan, as_overrides, combinations, plan_of, size, to_plain
+from hydra_async_sweeper.space import SpaceError, SweepPlan, combinations, plan_of, size, to_plain
 from hydra_async_sweeper.trials import FAILED, FinishedTrials, StartedTrial, StudyError
 
 if TYPE_CHECKING:
@@ -262,8 +262,8 @@ class SweepRun:
             words = ["-m", *self._plan.arguments, *kept, *new]
         else:
             groups = tuple(f"{group}=" for group in task.groups_of_sweeps)
-            fixed = [text for text, searched in self._plan.template if not searched and not text.startswith(groups)]
-            words = [*fixed, *as_overrides(best[0].params), *task.best_run]
+            overrides = self._plan.overrides(best[0].params)  # in the order of the trial: a later one may count
+            words = [*(text for text in overrides if not text.startswith(groups)), *task.best_run]
         return f"python {task.program} {shlex.join(words)}".rstrip()
 
     def _check_failures(self) -> None:
