@@ -179,9 +179,9 @@ def check_unseen(seen: Seen, source: TaskSource, split: str, choice: str) -> dic
     if found.trained_on or found.validated_on:
         also = f", and {found.validated_on} more were validated on" if found.validated_on else ""
         raise ConfigError(
-            f"dataset: {found.trained_on} of its {found.classes} {split} classes were trained on before{also}; type "
-            f"the dataset and dataset.split of the training, or {KEY}={REPORT} to evaluate on them and count them in "
-            "the result"
+            f"dataset: {found.trained_on} of its {found.classes} {split} classes were trained on before{also}, as "
+            f"their names say; type the dataset and dataset.split of the training, or {KEY}={REPORT} to evaluate on "
+            "them and count them in the result"
         )
     return shown
 

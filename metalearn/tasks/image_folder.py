@@ -69,6 +69,7 @@ def by_lists(root: Path, names: Collection[str], lists: str) -> dict[str, list[s
             "type dataset.split=/path/to/lists, dataset.split=folders or dataset.split=[0.64,0.16,0.2]"
         )
     splits: dict[str, list[str]] = {}
+    folder_of = {one_form(name): name for name in names}
     for split in SPLITS:
         path = next((path for path in (place / f"{split}.txt", place / f"{split}.csv") if path.is_file()), None)
         if path is None:
@@ -80,7 +81,8 @@ def by_lists(root: Path, names: Collection[str], lists: str) -> dict[str, list[s
             lines = path.read_text(encoding="utf-8-sig").splitlines()
         except (OSError, ValueError) as error:
             raise DataError(f"dataset.split={lists}: {path} cannot be read: {error}") from error
-        splits[split] = [PurePosixPath(line.strip()).as_posix() for line in lines if line.strip()]
+        listed = [PurePosixPath(line.strip()).as_posix() for line in lines if line.strip()]
+        splits[split] = [folder_of.get(one_form(name), name) for name in listed]
         if len(splits[split]) < 2:
             few = f"{path} lists {len(splits[split])} classes; a split needs at least 2"
             raise DataError(f"dataset.split={lists}: {few}")

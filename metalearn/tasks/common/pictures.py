@@ -8,6 +8,7 @@ import os
 import unicodedata
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import cache
 from io import BytesIO
 from pathlib import Path, PurePosixPath
 from typing import NamedTuple
@@ -92,6 +93,8 @@ def _of_8_bits(image: Image.Image) -> Image.Image:
     upright, clear = ImageOps.exif_transpose(image), image.info.get("transparency")
     if image.mode.startswith("I;16") or (image.mode == "I" and image.format in ("PNG", "PPM")):
         values = np.asarray(upright, np.uint32)
+        if values.max() < _MOST_OF_12_BITS:
+            _warn_of_12_bits()
         # Pillow turns TIFF pictures of 8 bits in which 0 is white, but not those of 16.
         inverted = getattr(image, "tag_v2", {}).get(_PHOTOMETRIC) == _WHITE_IS_ZERO
         small = (((65535 - values if inverted else values) + 128) // 257).astype(np.uint8)
@@ -104,6 +107,17 @@ def _of_8_bits(image: Image.Image) -> Image.Image:
         white = Image.new("RGBA", upright.size, "white")
         return Image.alpha_composite(white, upright.convert("RGBA")).convert("RGB")
     return upright
+
+
+_MOST_OF_12_BITS = 4096
+
+
+@cache
+def _warn_of_12_bits() -> None:
+    log.warning(
+        "some pictures of 16 bits have no value above 4095, as cameras and microscopes of 12 bits write them, and come "
+        "out nearly black; multiply their values by 16"
+    )
 
 
 def reason(error: Exception) -> str:

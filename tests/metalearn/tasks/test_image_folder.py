@@ -140,6 +140,14 @@ def test_lists_say_which_class_is_where(place: str, tmp_path: Path) -> None:
         assert classes_shown(tasks, split, known) == set(classes)
 
 
+def test_a_list_may_write_accents_in_another_form(tmp_path: Path) -> None:
+    known = put(tmp_path / "animals", ANIMALS | {"kr\u00e4he": 5})
+    for split, classes in LISTED.items():
+        (tmp_path / f"{split}.txt").write_text("\n".join(classes + ["kra\u0308he"] * (split == "val")))
+    tasks = source(tmp_path / "animals", split=str(tmp_path))
+    assert classes_shown(tasks, "val", known) == {*LISTED["val"], "kr\u00e4he"}
+
+
 def test_list_order_and_folder_do_not_change_a_task(tmp_path: Path) -> None:
     episodes = []
     for place, step in (("here", 1), ("there", -1)):

@@ -10,6 +10,7 @@ import pytest
 from numpy.typing import NDArray
 from PIL import Image
 
+from metalearn.tasks.common import pictures
 from metalearn.tasks.common.pictures import PictureForm, Pixels, decoded, formed
 
 SIZE = 12
@@ -46,6 +47,16 @@ def test_16_bits_are_brought_to_8(suffix: str, tmp_path: Path) -> None:
         narrow = read(path, channels).reshape(SIZE, SIZE, -1)
         assert np.abs(narrow - wide[:, :, None] / 257).max() <= 0.5
         assert (narrow.min(), narrow.max()) == (0, 255)
+
+
+def test_12_bits_in_16_are_said_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    pictures._warn_of_12_bits.cache_clear()
+    for name, brightest in (("usual", 65535), ("dark", 4095), ("darker", 1000)):
+        Image.fromarray(np.linspace(0, brightest, SIZE * SIZE).astype(np.uint16).reshape(SIZE, SIZE)).save(
+            tmp_path / f"{name}.png"
+        )
+        read(tmp_path / f"{name}.png", 1)
+        assert caplog.text.count("multiply their values by 16") == (name != "usual")
 
 
 def test_a_tiff_whose_white_is_0_is_turned(tmp_path: Path) -> None:
