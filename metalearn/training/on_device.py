@@ -150,6 +150,11 @@ AHEAD = 16
 MOST_PROCESSES = 16
 """Processes that draw with `trainer.draw_ahead=auto`."""
 
+PATIENCE = 10
+"""Seconds in which a process must have drawn the tasks of a step. Tasks on which it takes longer gain nothing by it."""
+
+_NO_PROCESSES = "no processes draw tasks ahead, so the run draws them: %s"
+
 Made = Callable[[int], list[Tensor]]
 """The tasks of a step by its number, in tensors on the host."""
 
@@ -176,7 +181,10 @@ class Ahead:
         if processes:
             # Forks, since a source of the user's own may not be of use elsewhere. They only draw.
             context = multiprocessing.get_context("fork")
-            self._pool = ProcessPoolExecutor(processes, context, _begin, (made, os.getpid()))
+            try:
+                self._pool = ProcessPoolExecutor(processes, context, _begin, (made, os.getpid()))
+            except OSError as error:  # its locks lie in /dev/shm, which may be full or read-only
+                log.warning(_NO_PROCESSES, error)
         elif thread:
             self._pool = ThreadPoolExecutor(1, "tasks ahead")
         self._most = 2 * processes or AHEAD
@@ -194,12 +202,12 @@ class Ahead:
                 self._next += 1
             if self._pool and self._waiting:
                 assert self._next - len(self._waiting) == step, "steps are taken in order"
-                tasks = self._waiting.popleft().result()
+                tasks = self._waiting.popleft().result(PATIENCE if forks else None)
                 return [torch.from_numpy(value) for value in tasks] if forks else tasks
-        except BrokenExecutor as error:  # they were killed, or could not be started
+        except (BrokenExecutor, TimeoutError) as error:  # they were killed or stopped, or could not be started
             if not forks:
                 raise
-            log.warning("no processes draw tasks ahead, so the run draws them: %s", str(error) or type(error).__name__)
+            log.warning(_NO_PROCESSES, str(error) or f"none came within {PATIENCE} s")
             self.stop()
         except Exception:
             if not forks:

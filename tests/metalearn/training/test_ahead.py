@@ -1,5 +1,6 @@
 """Tasks that are drawn ahead of the step, in a thread or in forks, which may fail or be killed."""
 
+import errno
 import os
 import signal
 import subprocess
@@ -13,6 +14,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from metalearn.training import on_device
 from metalearn.training.on_device import Ahead, processes_for
 from tests.runs import ROOT, alive, until
 
@@ -100,6 +102,33 @@ def test_without_its_forks_the_run_draws_the_tasks(
     for step in range(2, 30):
         assert ahead.of(step)[1].tolist() == list(range(step))
     assert caplog.text.count("so the run draws them") == 1 and ahead._pool is None
+
+
+def test_a_fork_that_hangs_does_not_hold_up_the_run(
+    drawing: Callable[..., Ahead], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(on_device, "PATIENCE", 0.5)
+    ahead = drawing(made, last=10_000)
+    ahead.of(1)
+    forks = forks_of(ahead)
+    for number in forks:
+        os.kill(number, signal.SIGSTOP)
+    for step in range(2, 30):
+        assert ahead.of(step)[1].tolist() == list(range(step))
+    assert "none came within 0.5 s" in caplog.text and ahead._pool is None
+    ended(forks)
+
+
+def test_without_a_place_for_locks_the_run_draws_the_tasks(
+    drawing: Callable[..., Ahead], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: Any, **__: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("multiprocessing.context.BaseContext.Lock", full)
+    ahead = drawing(made)
+    assert [ahead.of(step)[1].tolist() for step in (1, 2)] == [[0], [0, 1]]
+    assert "so the run draws them: [Errno 28] No space left on device" in caplog.text
 
 
 def test_a_fork_ignores_stop_signals_and_ends_with_its_run(
