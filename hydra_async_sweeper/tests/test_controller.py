@@ -47,6 +47,15 @@ def once(folder: Path, first: Work) -> Work:
     return work
 
 
+@pytest.mark.parametrize("library", ["numpy.float32", "numpy.array", "torch.tensor", "fractions.Fraction"])
+def test_a_number_of_another_library_is_a_number(tmp_path: Path, library: str) -> None:
+    module, _, name = library.partition(".")
+    number = getattr(pytest.importorskip(module), name)(0.5)
+    work = lambda *_: {"status": "COMPLETED", "value": {"val": {"mse": number}}}  # noqa: E731
+    with controller(tmp_path, work, 1) as (sweep, study):
+        assert sweep.run() == 0 and results(study) == [(0, COMPLETED, (0.5,))]
+
+
 # Signals
 
 

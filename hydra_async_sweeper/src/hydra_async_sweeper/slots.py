@@ -221,8 +221,7 @@ class _Nursery:
                 os.dup2(log.fileno(), stream)
             sys.stdout = sys.stderr = log
             outcome = self._work(number, overrides)
-            # A task may return what JSON cannot hold.
-            write_atomically(_outcome_path(self._folder, number), json.dumps(outcome, default=repr))
+            write_atomically(_outcome_path(self._folder, number), json.dumps(outcome, default=plain))
             code = 0
         except KeyboardInterrupt:
             code = 130
@@ -237,6 +236,14 @@ class _Nursery:
                 sys.stderr.flush()
             finally:
                 os._exit(code)
+
+
+def plain(value: Any) -> Any:
+    """What JSON cannot hold: numbers of other libraries as they are, numpy's and torch's among them; else its text."""
+    try:
+        return value.tolist() if hasattr(value, "tolist") else float(value)
+    except (TypeError, ValueError):
+        return str(value)
 
 
 def die_with_parent() -> None:
