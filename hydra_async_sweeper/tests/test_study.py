@@ -236,6 +236,28 @@ def test_a_run_says_how_many_seconds_it_took() -> None:
     assert result_of(ended, ["val.mse"], 1, searching=True, stopping=False).seconds == 12.5
 
 
+@pytest.mark.parametrize(
+    ("value", "objective", "outcome", "reason"),
+    [
+        (None, None, FAILED, "the task returned None"),
+        ([0.5, None], None, FAILED, "the task returned [0.5, None]"),
+        ({"loss": None}, ["loss"], FAILED, "the task returned {'loss': None}"),
+        ({"status": "completed", "loss": None}, ["loss"], DIVERGED, ""),  # a result.json: null is not finite
+        (0.5, ["loss"], FAILED, "objective=loss: the task returned no such field, but 0.5"),
+        ({"val": {"f1": 0.5, "name": "b"}, "loss": 1}, ["val.f2"], FAILED,
+         "objective=val.f2: the task returned no such field, but val.f1, loss; type hydra.sweeper.objective=val.f1"),
+        ({"loss": 1}, None, FAILED, "objective=val.accuracy: the task returned no such field, but loss; type"),
+        ({"val.f1": 0.5}, ["val.f1"], COMPLETED, ""),
+    ],
+)  # fmt: skip
+def test_a_failure_says_what_the_task_returned(
+    value: object, objective: list[str] | None, outcome: str, reason: str
+) -> None:
+    ended = TrialExit(0, 0, {"status": "COMPLETED", "value": value})
+    result = result_of(ended, objective, 1, searching=True, stopping=False)
+    assert result.outcome == outcome and result.failure.startswith(reason) and bool(result.failure) == bool(reason)
+
+
 def test_a_watch_reads_a_resumed_trial_from_its_start(tmp_path: Path) -> None:
     """A trial that goes back puts a shorter file in the place of the one that was read."""
     seen: list[tuple[int, float]] = []

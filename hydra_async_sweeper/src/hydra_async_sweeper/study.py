@@ -34,6 +34,7 @@ from hydra_async_sweeper.trials import (
     StartedTrial,
     StudyError,
     TrialResult,
+    leaves,
 )
 
 END, PARENT, RETRIES = "end", "parent", "retries"
@@ -243,21 +244,13 @@ def distribution(dimension: Dimension) -> BaseDistribution:
 
 
 def _differences(folder: Path, noted: Mapping[str, Any], now: Mapping[str, Any]) -> str:
-    before, after = dict(_leaves(noted)), dict(_leaves(now))
+    before, after = dict(leaves(noted)), dict(leaves(now))
     keys = sorted(key for key in before.keys() | after.keys() if before.get(key) != after.get(key))
     lines = [f"{key}: {before.get(key, 'absent')} → {after.get(key, 'absent')}" for key in keys]
     return (
         f"{folder} holds another sweep:\n  " + "\n  ".join(lines) + "\n"
         "type hydra.sweeper.study_name=NAME to keep both, or the same values to resume"
     )
-
-
-def _leaves(node: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
-    if isinstance(node, Mapping) and node:
-        for name, value in node.items():
-            yield from _leaves(value, f"{prefix}.{name}" if prefix else str(name))
-    else:
-        yield prefix, node
 
 
 @contextlib.contextmanager

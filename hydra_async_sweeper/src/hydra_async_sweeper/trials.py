@@ -2,7 +2,7 @@
 
 import math
 import operator
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
 from hydra_async_sweeper.islands import ScoredTrial
@@ -142,19 +142,24 @@ def _of_run(run: Mapping[str, Any], objective: Sequence[str] | None, count: int,
 
 
 def _of_value(value: Any, objective: Sequence[str] | None, count: int) -> TrialResult:
-    if isinstance(value, Mapping):
-        usual = next((name for name in METRICS if _field(value, name) is not _MISSING), METRICS[0])
-        objective = objective or [usual]
+    fields = dict(leaves(value)) if isinstance(value, Mapping) else {}
+    if fields and objective is None:
+        objective = [next((name for name in METRICS if name in fields), METRICS[0])]
+    missing = [name for name in objective or () if name not in fields]
+    if missing:
+        names = [name for name, field in fields.items() if _is_numbers(field)]
+        hint = f"{', '.join(names)}; type hydra.sweeper.objective={names[0]}" if names else repr(value)
+        reason = f"objective={', '.join(missing)}: the task returned no such field, but {hint}"
+        return TrialResult(FAILED, failure=reason)
     if objective is None:
-        values = list(value) if isinstance(value, list | tuple) else [value]
+        numbers = list(value) if isinstance(value, list | tuple) else [value]
     else:
-        values = [_field(value, name) for name in objective]
-        missing = [name for name, number in zip(objective, values, strict=True) if number is _MISSING]
-        if missing:
-            return TrialResult(FAILED, failure=f"objective={', '.join(missing)}: the trial has returned no such field")
-    numbers = [math.nan if number is None else number for number in values]
+        numbers = [fields[name] for name in objective]
+    if "status" in fields:  # of a result.json, which has null for a number that is not finite
+        numbers = [math.nan if number is None else number for number in numbers]
     if len(numbers) != count or not _is_numbers(numbers):
-        return TrialResult(FAILED, failure=f"the trial has returned {value!r}; it must return {count} numbers")
+        must = "a number" if count == 1 else f"{count} numbers"
+        return TrialResult(FAILED, failure=f"the task returned {value!r}; it must return {must}")
     return TrialResult(COMPLETED if all(map(math.isfinite, numbers)) else DIVERGED, tuple(map(float, numbers)))
 
 
@@ -163,16 +168,13 @@ def _is_numbers(value: Any) -> bool:
     return bool(values) and all(isinstance(v, int | float) and not isinstance(v, bool) for v in values)
 
 
-_MISSING = object()
-
-
-def _field(value: Any, name: str) -> Any:
-    """The field with a dotted name; JSON has None for a number that is not finite."""
-    for part in name.split("."):
-        if not isinstance(value, Mapping) or part not in value:
-            return _MISSING
-        value = value[part]
-    return value
+def leaves(node: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """(dotted name, value) of whatever is no mapping, or an empty one."""
+    if isinstance(node, Mapping) and node:
+        for name, value in node.items():
+            yield from leaves(value, f"{prefix}.{name}" if prefix else str(name))
+    else:
+        yield prefix, node
 
 
 # All trials of a sweep
