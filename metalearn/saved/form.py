@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from metalearn.storage.files import creating, read_object, whole_folder
+from metalearn.storage.files import beside, creating, exchanged, read_object, whole_folder
 
 if TYPE_CHECKING:  # commands ask for the kind of a folder before they set the threads, which torch reads at its import
     from torch import Tensor
@@ -72,7 +72,7 @@ def replacing(key: str, folder: Path, kind: Kind) -> Iterator[Path]:
         ConfigError: something else is there, or it cannot be written.
     """
     final = folder.resolve()
-    replaced, temporary = replaced_by(final), final.with_name(f".{final.name}.{os.getpid()}.tmp")
+    replaced, temporary = replaced_by(final), beside(final)
     with creating(key, folder):
         if replaced.exists():
             shutil.rmtree(replaced) if folder.exists() else replaced.rename(folder)
@@ -92,12 +92,13 @@ def replacing(key: str, folder: Path, kind: Kind) -> Iterator[Path]:
                     shutil.copytree(path, temporary / path.name, symlinks=True)
                 else:
                     shutil.copy2(path, temporary / path.name, follow_symlinks=False)
-            # After a kill between these two, readers find the old one where it is now.
-            final.rename(replaced)
-            temporary.rename(final)
+            if not exchanged(temporary, final):
+                # After a kill between these two, readers find the old one where it is now.
+                final.rename(replaced)
+                temporary.rename(final)
         finally:
             shutil.rmtree(temporary, ignore_errors=True)
-        shutil.rmtree(replaced)
+        shutil.rmtree(replaced, ignore_errors=True)
 
 
 def replaced_by(folder: Path) -> Path:

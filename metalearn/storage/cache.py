@@ -226,7 +226,10 @@ def library_of(what: str, name: str, sources: Sequence[Path], defines: Sequence[
 
         def compiled(folder: str) -> Path:
             words = [*command, *files, "-o", str(Path(folder) / file)]
-            subprocess.run(words, capture_output=True, text=True, check=True, timeout=COMPILE_SECONDS)
+            done = subprocess.run(words, capture_output=True, text=True, timeout=COMPILE_SECONDS)
+            if done.returncode < 0 or "signal" in done.stderr:  # for want of memory, say: other kernels have other bits
+                done = subprocess.run(words, capture_output=True, text=True, timeout=COMPILE_SECONDS)
+            done.check_returncode()
             return Path(folder) / file
 
         def make() -> list[bytes]:

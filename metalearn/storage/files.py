@@ -1,8 +1,10 @@
 """Files: JSON that is read, files and folders that are written whole or not at all, locks, and disks that are full."""
 
 import contextlib
+import ctypes
 import errno
 import functools
+import glob
 import json
 import logging
 import os
@@ -92,7 +94,7 @@ def whole_folder(key: str, folder: Path) -> Iterator[Path]:
     """
     refuse_nameless(key, folder)
     refuse_used(key, folder)
-    temporary = folder.with_name(f".{folder.name}.{os.getpid()}.tmp")
+    temporary = beside(folder)
     try:
         with creating(key, folder):
             temporary.mkdir(parents=True)
@@ -100,6 +102,25 @@ def whole_folder(key: str, folder: Path) -> Iterator[Path]:
             temporary.replace(folder)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
+
+
+def beside(folder: Path) -> Path:
+    """Where a process fills what becomes `folder`. What killed ones have left there is removed."""
+    for path in folder.parent.glob(f".{glob.escape(folder.name)}.*.tmp"):
+        try:
+            os.kill(int(path.name.split(".")[-2]), 0)
+        except ProcessLookupError:
+            shutil.rmtree(path, ignore_errors=True)
+        except (ValueError, PermissionError):  # no name of ours; or another user's process
+            continue
+    return folder.with_name(f".{folder.name}.{os.getpid()}.tmp")
+
+
+def exchanged(one: Path, other: Path) -> bool:
+    """Exchanges two folders in one step, so that neither name is ever missing; False where the system cannot."""
+    exchange = getattr(ctypes.CDLL(None), "renameat2", None)  # Linux; not on every file system
+    here, flag = -100, 2  # AT_FDCWD, RENAME_EXCHANGE: paths are from the current folder
+    return exchange is not None and exchange(here, os.fsencode(one), here, os.fsencode(other), flag) == 0
 
 
 def refuse_nameless(key: str, folder: Path) -> None:

@@ -2,6 +2,8 @@
 
 import json
 import shutil
+import subprocess
+import threading
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -94,6 +96,33 @@ def test_what_a_kill_left_of_a_replacement_is_made_good(moved: bool, folder: Pat
         with replacing("path", folder, KIND) as temporary:
             fill(temporary, KIND, {}, CONTENT | {"rate": rate})
         assert load(folder, KIND).meta["rate"] == rate and not left.exists()
+
+
+def test_a_name_is_never_missing_and_killed_ones_are_swept_up(folder: Path) -> None:
+    with subprocess.Popen(["true"]) as ended:
+        pass
+    left, others = (folder.with_name(f".saved.{name}.tmp") for name in (ended.pid, "me"))
+    left.mkdir()
+    others.mkdir()
+    missing, over = list[str](), threading.Event()
+
+    def look() -> None:
+        while not over.is_set():
+            try:
+                (folder / META).stat()
+            except FileNotFoundError:
+                missing.append("was missing")
+
+    reader = threading.Thread(target=look)
+    reader.start()
+    try:
+        for _ in range(30):
+            with replacing("path", folder, KIND) as temporary:
+                fill(temporary, KIND, {}, CONTENT)
+    finally:
+        over.set()
+        reader.join()
+    assert not missing and sorted(path.name for path in folder.parent.iterdir()) == [".saved.me.tmp", "saved"]
 
 
 def test_links_beside_what_is_replaced_stay_links(folder: Path) -> None:

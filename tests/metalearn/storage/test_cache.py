@@ -145,3 +145,21 @@ def test_an_empty_name_of_the_folder_is_none(tmp_path: Path, monkeypatch: pytest
     monkeypatch.chdir(tmp_path)
     assert is_made() and not is_made()
     assert (tmp_path / "own" / "metalearn" / "pictures.npy").exists() and not list(tmp_path.glob("*.npy"))
+
+
+def test_a_compiler_that_a_signal_ends_is_asked_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, told: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "one.c").write_text("int one(void) { return 1; }")
+    compiler = cache.compiler_of_machine()
+    if compiler is None:
+        pytest.skip("there is no compiler")
+    script = tmp_path / "cc"
+    script.write_text(
+        f"#!/bin/sh\n[ $1 = --version ] || [ -e {tmp_path}/killed ] || {{ touch {tmp_path}/killed; kill -KILL $$; }}\n"
+        f'exec {" ".join(compiler)} "$@"\n'
+    )
+    script.chmod(0o755)
+    monkeypatch.setenv("CC", str(script))
+    library = cache.library_of("the number", "one", [tmp_path / "one.c"])
+    assert library is not None and library.one() == 1 and (tmp_path / "killed").exists(), told.text
