@@ -137,21 +137,70 @@ def test_the_wheel_holds_the_sources_and_nothing_else(lone_python: Path) -> None
     assert {path.relative_to(packages) for path in files} == ours
 
 
-def test_what_a_sweep_leaves_out_or_cannot_use_is_said(tmp_path: Path) -> None:
-    def swept(*overrides: str) -> tuple[int, str]:
-        command = [sys.executable, str(HERE / "foreign_app.py"), "-m", *OVERRIDES, "hydra.sweeper.sampler=random",
-                   "hydra.sweep.dir=sweep", "x=interval(-5,5)", *overrides]  # fmt: skip
-        env = os.environ | {"PYTHONPATH": str(HERE.parent / "src")}
-        done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=120)
-        return done.returncode, done.stdout + done.stderr
+def swept(folder: Path, app: Path, *overrides: str) -> tuple[int, str]:
+    command = [sys.executable, str(app), "-m", *OVERRIDES, *overrides]
+    env = os.environ | {"PYTHONPATH": str(HERE.parent / "src")}
+    done = subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, timeout=120)
+    return done.returncode, done.stdout + done.stderr
 
+
+def test_what_a_sweep_leaves_out_or_cannot_use_is_said(tmp_path: Path) -> None:
+    search = ("hydra.sweeper.sampler=random", "hydra.sweep.dir=sweep", "x=interval(-5,5)")
+    app = HERE / "foreign_app.py"
     for refused, line in (
         ("hydra.sweep.subdir=one", "error: hydra.sweep.subdir=one: all trials would share this folder; leave it out"),
         ("hydra.sweeper.pruner=median", "error: hydra.sweeper.pruner=median: reads a field of metrics.jsonl"),
     ):
-        code, text = swept("hydra.sweeper.n_trials=3", refused)
+        code, text = swept(tmp_path, app, *search, "hydra.sweeper.n_trials=3", refused)
         assert code == 2 and line in text and "Traceback" not in text, text
-    assert swept("hydra.sweeper.n_trials=1", "hydra.sweep.subdir=one", "hydra.sweep.dir=other")[0] == 0
-    assert swept("hydra.sweeper.n_trials=3")[0] == 0
-    code, text = swept("hydra.sweeper.n_trials=2")
+    other = ("hydra.sweep.subdir=one", "hydra.sweep.dir=other")
+    assert swept(tmp_path, app, *search, "hydra.sweeper.n_trials=1", *other)[0] == 0
+    assert swept(tmp_path, app, *search, "hydra.sweeper.n_trials=3")[0] == 0
+    code, text = swept(tmp_path, app, *search, "hydra.sweeper.n_trials=2")
     assert code == 0 and "hydra.sweeper.n_trials=2: 3 trials have begun already, and all of them count" in text, text
+
+
+TYPED = """
+from dataclasses import dataclass, field
+from enum import Enum
+from pathlib import Path
+import hydra
+from hydra.core.config_store import ConfigStore
+from omegaconf import MISSING
+
+Colour = Enum("Colour", "RED BLUE")
+
+@dataclass
+class MySQL:
+    port: int = 3306
+
+@dataclass
+class Config:
+    db: MySQL = MISSING
+    colour: Colour = Colour.RED
+    place: Path = Path("a b")
+    raw: bytes = b"x"
+    ports: dict[Colour, MySQL] = field(default_factory=lambda: {Colour.BLUE: MySQL()})
+    x: float = 0.0
+
+ConfigStore.instance().store(name="config", node=Config)
+ConfigStore.instance().store(group="db", name="mysql", node=MySQL)
+
+@hydra.main(version_base="1.3", config_path=None, config_name="config")
+def main(config):
+    assert (config.place, config.raw) == (Path("a b"), b"x")
+    return config.x + config.colour.value
+
+main()
+"""
+"""An app with a structured config, as in Hydra's tutorials, of every type that OmegaConf has."""
+
+
+def test_a_config_may_have_values_of_any_type(tmp_path: Path) -> None:
+    (tmp_path / "app.py").write_text(TYPED)
+    search = ("colour=RED,BLUE", "x=1,2", "+db=mysql", "hydra.sweep.dir=sweep")
+    for started in (True, False):
+        code, text = swept(tmp_path, tmp_path / "app.py", *search)
+        assert code == 0 and ("trial 3: starts" in text) == started and "colour=RED x=1 +db=mysql" in text, text
+    code, text = swept(tmp_path, tmp_path / "app.py", *search, "place=c")
+    assert code == 2 and "config.place: a b → c" in text, text

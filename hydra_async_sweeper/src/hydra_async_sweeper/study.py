@@ -23,6 +23,7 @@ from optuna.trial import FrozenTrial, TrialState
 from hydra_async_sweeper.islands import ScoredTrial, fold, offspring
 from hydra_async_sweeper.population import decide
 from hydra_async_sweeper.settings import SweeperSettings
+from hydra_async_sweeper.slots import plain
 from hydra_async_sweeper.space import Category, Dimension, Params, Space, values_of
 from hydra_async_sweeper.trials import (
     COMPLETED,
@@ -79,7 +80,7 @@ class Study:
             if ends and all(end and (end["outcome"], end["values"]) == (COMPLETED, None) for end in ends):
                 path.unlink()  # nothing is left to resume, so the task runs again, as with Hydra's own sweepers
                 self._study = self._open(name, directions)
-            noted, identity = self._study.user_attrs.get("identity"), json.loads(json.dumps(identity))
+            noted, identity = self._study.user_attrs.get("identity"), json.loads(json.dumps(identity, default=plain))
             if noted is None:
                 self._study.set_user_attr("identity", identity)
             elif noted != identity:

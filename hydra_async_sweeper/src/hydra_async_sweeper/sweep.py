@@ -205,8 +205,9 @@ class SweepRun:
         islands.pop("island_size", None)  # it stays as it was when the study was made
         return {
             "space": to_plain(self._plan.space),
-            "config": _without(OmegaConf.to_container(base), self._task.free_keys), "objective": settings.objective,
-            "directions": settings.directions, "sampler": settings.sampler, "seed": settings.seed, "islands": islands,
+            "config": _without(OmegaConf.to_container(base, enum_to_str=True), self._task.free_keys),
+            "objective": settings.objective, "directions": settings.directions, "sampler": settings.sampler,
+            "seed": settings.seed, "islands": islands,
             **({"population": settings.population._asdict()} if settings.population else {}),
         }  # fmt: skip
 
