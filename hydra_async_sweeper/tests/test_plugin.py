@@ -204,3 +204,13 @@ def test_a_config_may_have_values_of_any_type(tmp_path: Path) -> None:
         assert code == 0 and ("trial 3: starts" in text) == started and "colour=RED x=1 +db=mysql" in text, text
     code, text = swept(tmp_path, tmp_path / "app.py", *search, "place=c")
     assert code == 2 and "config.place: a b → c" in text, text
+
+
+def test_the_first_line_says_how_to_resume_in_a_dated_folder(tmp_path: Path) -> None:
+    search = ("hydra.sweeper.n_trials=1", "x=interval(-5,5)")
+    first = swept(tmp_path, HERE / "foreign_app.py", *search)[1]
+    (folder,) = tmp_path.glob("multirun/*/*")
+    override = f"hydra.sweep.dir={folder.relative_to(tmp_path)}"
+    assert first.splitlines()[0].endswith(f"to resume this sweep, type the same command with {override}"), first
+    code, text = swept(tmp_path, HERE / "foreign_app.py", *search, override)
+    assert code == 0 and "starts" not in text and "to resume" not in text, text

@@ -101,6 +101,10 @@ def sweep(
                     f"hydra.sweep.subdir={plain['subdir']}: all trials would share this folder; leave it out, or type "
                     "'hydra.sweep.subdir=${hydra:job.num}'"
                 )
+        dates = OmegaConf.get_cache(config).get("now", {}).values()  # what `${now:…}` has become
+        if not folder.exists() and any(date in str(folder) for date in dates):
+            again = shlex.quote(f"hydra.sweep.dir={folder}")
+            log.info("each start makes a new folder; to resume this sweep, type the same command with %s", again)
         # Nothing must be imported before the fork that starts threads, as optuna's dependencies may.
         with _creating("hydra.sweep.dir", folder):
             slots = TrialSlots(
