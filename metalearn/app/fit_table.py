@@ -4,6 +4,7 @@ import argparse
 import io
 import logging
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +33,11 @@ def fit(options: argparse.Namespace, others: Sequence[str]) -> int:
     refuse_used("--out", options.out)
     set_up_process(options.threads)
     log_to_stderr()
-    frame, target = read(options.folder), options.target
+    from metalearn.tables.estimators import PFNClassifier, estimator
+
+    model, target = estimator(options.network, plugins=options.plugins or ()), options.target
+    of_classes = isinstance(model, PFNClassifier)
+    frame = read(options.folder, [target] if of_classes else ())
     if target not in frame:
         names = [str(name) for name in frame]
         hint = nearest(target, names) or f"; it has {', '.join(names[:10])}{', …' if len(names) > 10 else ''}"
@@ -40,31 +45,21 @@ def fit(options: argparse.Namespace, others: Sequence[str]) -> int:
     without = frame[target].isna()
     if without.all():
         raise ConfigError(f"--target={target}: is missing in every row of {options.folder}; type another column")
-    from metalearn.tables.estimators import PFNClassifier, estimator
-
-    model = estimator(options.network, plugins=options.plugins or ())
-    if isinstance(model, PFNClassifier):
-        frame[target] = _as_written(options.folder, target, frame[target])
+    csv = options.folder.suffix.lower() == ".csv"
+    # Other labels of a CSV file than whole numbers stay texts: as numbers, 01 and 1, or 2 and 2.0, would be one class.
+    if csv and of_classes and frame[target].dropna().str.fullmatch("0|-?[1-9][0-9]{0,14}").all():
+        frame[target] = frame[target].astype(float)
     x, y = frame[~without].drop(columns=target), frame.loc[~without, target].to_numpy()
     # Where some are missing, pandas makes real numbers of whole ones. From 2⁵³ on all of them are whole.
     if y.dtype.kind == "f" and ((y % 1 == 0) & (abs(y) < 2**53)).all():
         y = y.astype(np.int64)
-    if isinstance(model, PFNClassifier) and len(set(y.tolist())) < 2:
+    if of_classes and len(set(y.tolist())) < 2:
         raise ConfigError(f"--target={target}: has one class, {y[0]}; type a column of two classes or more")
     model.fit(x, y).save(options.out)
     lines = [f"{len(y)} rows, {x.shape[1]} columns", *cross_validated(model, x, y, options.folds)]
     if without.any():
         lines.append(f"{without.sum()} rows without {target} are left out; metalearn predict answers for such rows")
     return print_all(printable("\n".join([*lines, f"all in {options.out}"])))
-
-
-def _as_written(path: Path, target: str, labels: Any) -> Any:
-    """The labels of a CSV file as texts, unless all are whole numbers that are written as such: as numbers, 01 and 1,
-    or 2 and 2.0, would be one class. Those of other files, as they are."""
-    if path.suffix.lower() != ".csv":
-        return labels
-    texts = read(path, [target])[target]
-    return labels if texts.dropna().str.fullmatch("0|-?[1-9][0-9]{0,14}").all() else texts
 
 
 def cross_validated(model: Any, x: Any, y: Any, folds: int) -> list[str]:
@@ -127,7 +122,8 @@ def predict(options: argparse.Namespace) -> int:
 
 
 def read(path: Path, texts: Sequence[str] = ()) -> Any:
-    """The data frame of a file. In a CSV file, the columns `texts` are read as texts, whatever they look like.
+    """The data frame of a file. In a CSV file, the columns `texts` are read as texts, whatever they look like, and of
+    texts, only an empty cell is missing.
 
     Raises:
         ValueError: it cannot be read, or has no rows.
@@ -140,8 +136,13 @@ def read(path: Path, texts: Sequence[str] = ()) -> Any:
         csv = path.suffix.lower() == ".csv"
         if csv:
             # A blank line is a row of a table of one column, but not at its ends.
-            content = io.BytesIO(path.read_bytes().strip(b"\r\n"))
-            frame = pd.read_csv(content, dtype=dict.fromkeys(texts, str), skip_blank_lines=False)
+            content = path.read_bytes().strip(b"\r\n")
+            read_csv = partial(pd.read_csv, skip_blank_lines=False)
+            frame = read_csv(io.BytesIO(content), dtype=str, keep_default_na=False, na_values="")
+            # NA, None and the like are missing among numbers; among texts they are values.
+            for name, cells in read_csv(io.BytesIO(content)).items():
+                if cells.dtype.kind in "iuf" and name not in texts:
+                    frame[name] = cells.to_numpy()
         else:
             frame = pd.read_parquet(path)
     except (OSError, ValueError) as error:

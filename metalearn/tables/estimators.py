@@ -407,7 +407,9 @@ _TRUTHS = {"true": "True", "false": "False"}
 
 def _text(value: Any) -> str | None:
     """A cell that is no number as a text, the same whatever type a reader has given it; None for a missing one."""
-    if value is None or str(value) in ("<NA>", "NaT") or value != value:  # pandas' NA equals nothing, nor differs
+    import pandas as pd
+
+    if pd.api.types.is_scalar(value) and pd.isna(value):
         return None
     if isinstance(value, float | np.floating) and float(value).is_integer():
         value = int(value)  # of whole numbers among missing ones, pandas makes real ones

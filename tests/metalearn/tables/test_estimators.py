@@ -322,9 +322,26 @@ def test_a_blank_line_is_a_row_and_one_class_is_refused(
     (tmp_path / "asked.csv").write_text("size\n-3\n\n3\n\n5\n\n")
     assert predict.main(["made", "asked.csv", "--out", "answers.csv", "--plugins", "tests"]) == 0
     assert len(pd.read_csv("answers.csv")) == 5
-    (tmp_path / "one.csv").write_text("size,label\n1,None\n2,mild\n3,mild\n")
+    (tmp_path / "one.csv").write_text("size,label\n1,\n2,mild\n3,mild\n")
     assert fit.main(["one.csv", "--target", "label", *network(runs), "--out", "other"]) == 2
     assert "--target=label: has one class, mild" in capsys.readouterr().err
+
+
+def test_a_written_word_is_a_class_or_category(runs: dict[str, Path], tmp_path: Path) -> None:
+    """Of texts, only an empty cell is missing; among numbers, R's NA is too."""
+    words, wide = ["None", "NA", "red", "<NA>", ""], ["1", "NA", "3", "", "5"]
+    lines = [f"{words[n % 5]},{wide[n % 5]},{words[n % 5]}\n" for n in range(20)]
+    (tmp_path / "known.csv").write_text("kind,size,label\n" + "".join(lines))
+    assert fit.main(["known.csv", "--target", "label", *network(runs), "--out", "made"]) == 0
+    model = PFNClassifier.load(tmp_path / "made", plugins=PLUGINS)
+    assert model.classes_.tolist() == ["<NA>", "NA", "None", "red"]
+    assert model._columns == [{"name": "kind", "categories": ["<NA>", "NA", "None", "red"]}, {"name": "size"}]
+    assert model._cells[:4].tolist()[0] == [2, 1] and model._cells[1, 1].isnan()
+    (tmp_path / "asked.csv").write_text("kind,size\nNA,NA\nred,7\n,7\n")
+    assert predict.main(["made", "asked.csv", "--out", "answers.csv", "--plugins", "tests"]) == 0
+    asked = pd.DataFrame({"kind": ["NA", "red", None], "size": [None, 7.0, 7.0]})
+    found = pd.read_csv("answers.csv", keep_default_na=False)
+    np.testing.assert_allclose(found.iloc[:, 1:].astype(float), model.predict_proba(asked))
 
 
 @pytest.mark.parametrize(
