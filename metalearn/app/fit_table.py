@@ -55,7 +55,13 @@ def fit(options: argparse.Namespace, others: Sequence[str]) -> int:
         y = y.astype(np.int64)
     if of_classes and len(set(y.tolist())) < 2:
         raise ConfigError(f"--target={target}: has one class, {y[0]}; type a column of two classes or more")
-    model.fit(x, y).save(options.out)
+    try:
+        model.fit(x, y)
+    except ValueError as error:
+        if not str(error).startswith("y: "):
+            raise
+        raise ConfigError(f"--target={target}: {str(error)[3:].replace('path=', '--network=')}") from error
+    model.save(options.out)
     lines = [f"{len(y)} rows, {x.shape[1]} columns", *cross_validated(model, x, y, options.folds)]
     if without.any():
         lines.append(f"{without.sum()} rows without {target} are left out; metalearn predict answers for such rows")

@@ -49,6 +49,7 @@ numbers stand for; they are `named` if they came from a data frame. numpy's type
 
 COLUMNS = "columns.json"  # how the columns of a table become the numbers that a program reads
 LEVELS = (0.05, 0.5, 0.95)  # quantiles that the program of a regressor gives
+FOR_NUMBERS = "for numbers, give a run of algorithm=pfn model.head=bars"
 
 log = logging.getLogger("metalearn")
 
@@ -268,14 +269,17 @@ class PFNClassifier(ClassifierMixin, _Reader):  # type: ignore[misc]
             ValueError: what scikit-learn refuses, no such run, or more classes than the network was made for.
         """
         X, y = _checked(self, X, y)  # noqa: N806
-        check_classification_targets(y)
-        classes, numbers = np.unique(y, return_inverse=True)
         self._reads()
+        try:
+            check_classification_targets(y)
+        except ValueError as error:
+            raise ConfigError(f"y: {error} path={self.path} predicts classes; {FOR_NUMBERS}") from error
+        classes, numbers = np.unique(y, return_inverse=True)
         most = self._opened().taught.config.model.classes
         if len(classes) > most:
             raise ConfigError(
                 f"y: has {len(classes)} classes, and path={self.path} was made for {most}; give fewer, or a run with "
-                f"model.classes={len(classes)} or more"
+                f"model.classes={len(classes)} or more; {FOR_NUMBERS}"
             )
         columns = _columns(X)
         self._learn(columns, _numbers(X, columns), torch.from_numpy(numbers))
@@ -305,8 +309,18 @@ class PFNRegressor(RegressorMixin, _Reader):  # type: ignore[misc]
         Raises:
             ValueError: what scikit-learn refuses, or no such run.
         """
-        X, y = _checked(self, X, y, y_numeric=True)  # noqa: N806
+        import pandas as pd
+
         self._reads()
+        cells = pd.Series(np.ravel(y))
+        if cells.dtype.kind not in "biufc":
+            words = cells.dropna().astype(str)
+            for word in words[pd.to_numeric(words, errors="coerce").isna()]:
+                raise ConfigError(
+                    f"y: holds {word!r}, and path={self.path} predicts numbers; give numbers, or for classes a run of "
+                    "algorithm=pfn model.head=classes"
+                )
+        X, y = _checked(self, X, y, y_numeric=True)  # noqa: N806
         columns = _columns(X)
         self._learn(columns, _numbers(X, columns), torch.from_numpy(y.astype(np.float64)))
         return self

@@ -54,6 +54,11 @@ def network(runs: dict[str, Path]) -> list[str]:
     return ["--network", str(runs["classes"]), "--plugins", "tests"]
 
 
+def classifier(runs: dict[str, Path], x: Any, y: Any) -> PFNClassifier:
+    fitted: PFNClassifier = PFNClassifier(runs["classes"], plugins=PLUGINS).fit(x, y)
+    return fitted
+
+
 def frame(rows: int = 40, seed: int = 0) -> tuple[Any, Any]:
     rng = np.random.default_rng(seed)
     x = pd.DataFrame({
@@ -142,6 +147,27 @@ def test_larger_tables_are_said_and_what_does_not_fit_is_refused(
         PFNRegressor(runs["numbers"]).fit(x, x[:, 0]).predict_quantiles(x, [1])
 
 
+def test_a_target_of_another_kind_names_the_network_to_give(
+    runs: dict[str, Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    x = pd.DataFrame({"size": np.arange(22.0), "price": ["1,125", "2,250"] * 11, "sold": ["yes", "no"] * 11})
+    x["day"] = pd.date_range("2024-01-01", periods=22)
+    for name, value in (("price", "'1,125'"), ("sold", "'yes'"), ("day", "'2024-01-01'")):
+        with pytest.raises(ValueError, match=f"y: holds {value}, and path=.* predicts numbers; .* model.head=classes"):
+            PFNRegressor(runs["numbers"]).fit(x[["size"]], x[name])
+    with pytest.raises(
+        ValueError, match=r"y: Unknown label type: continuous.* path=.* predicts classes.* model.head=bars"
+    ):
+        classifier(runs, x[["size"]], np.arange(22) / 3)
+    x.assign(mass=np.arange(22) / 3).to_csv("known.csv", index=False)
+    other = ["--network", str(runs["numbers"])]
+    assert fit.main(["known.csv", "--target", "price", *other, "--out", "made"]) == 2
+    assert "--target=price: holds '1,125', and --network=" in capsys.readouterr().err
+    assert fit.main(["known.csv", "--target", "mass", *network(runs), "--out", "made"]) == 2
+    said = capsys.readouterr().err
+    assert "--target=mass: has 22 classes, and --network=" in said and "model.head=bars" in said
+
+
 def test_what_is_saved_answers_with_the_same_bits(runs: dict[str, Path], tmp_path: Path) -> None:
     x, y = frame()
     asked, _ = frame(seed=1)
@@ -160,11 +186,6 @@ def test_what_is_saved_answers_with_the_same_bits(runs: dict[str, Path], tmp_pat
         PFNClassifier.load(runs["classes"])
     with pytest.raises(ValueError, match=r"give a run of algorithm=pfn model=table model.head=classes"):
         PFNClassifier.load(tmp_path / "numbers")
-
-
-def classifier(runs: dict[str, Path], x: Any, y: Any) -> PFNClassifier:
-    fitted: PFNClassifier = PFNClassifier(runs["classes"], plugins=PLUGINS).fit(x, y)
-    return fitted
 
 
 @pytest.mark.parametrize(("offset", "scale"), [(1.7e9, 1.0), (1.7e12, 1e3), (0.0, 1e20), (0.0, 1e300), (0.0, 1e-300)])
