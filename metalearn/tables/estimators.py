@@ -57,7 +57,9 @@ log = logging.getLogger("metalearn")
 class _Reader(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no types
     """What both estimators share: the network, and how cells become numbers."""
 
-    def __init__(self, path: str | os.PathLike[str], *, plugins: Sequence[str] = (), device: str = "cpu") -> None:
+    def __init__(
+        self, path: str | os.PathLike[str] | None = None, *, plugins: Sequence[str] = (), device: str = "cpu"
+    ) -> None:
         self.path, self.plugins, self.device = path, plugins, device
 
     def _learn(self, columns: list[dict[str, Any]], cells: Tensor, targets: Tensor) -> None:
@@ -218,6 +220,10 @@ class _Reader(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no types
 
     def _opened(self) -> Learner:
         """The trained learner, read once for the same parameters."""
+        if self.path is None:
+            raise ConfigError(
+                f"path: missing; type {type(self).__name__}('outputs/pfn_tables/seed0'), a run of your own"
+            )
         source = (os.fspath(self.path), tuple(self.plugins), self.device)
         if getattr(self, "_read", None) != source:
             self._learner, self._read = load(self.path, plugins=self.plugins, device=self.device), source

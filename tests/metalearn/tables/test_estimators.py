@@ -168,6 +168,12 @@ def test_a_target_of_another_kind_names_the_network_to_give(
     assert "--target=mass: has 22 classes, and --network=" in said and "model.head=bars" in said
 
 
+@pytest.mark.parametrize("kind", [PFNClassifier, PFNRegressor])
+def test_an_estimator_without_a_network_says_what_to_type(kind: Any) -> None:
+    with pytest.raises(ValueError, match=rf"path: missing; type {kind.__name__}\('outputs/pfn_tables/seed0'\)"):
+        kind().fit([[0.0], [1.0]], [0, 1])
+
+
 def test_what_is_saved_answers_with_the_same_bits(runs: dict[str, Path], tmp_path: Path) -> None:
     x, y = frame()
     asked, _ = frame(seed=1)
