@@ -470,16 +470,22 @@ def quantiles(count: int) -> NumberHead:
         return centre + scale * raw.sort(dim=2).values
 
     def pinball(outputs: Tensor, y: Tensor) -> Tensor:
-        over, at = y - outputs, levels(y.device, y.dtype)
-        return 2 * torch.maximum(at * over, (at - 1) * over).mean(dim=2)
+        over, level = y - outputs, levels(y.device, y.dtype)
+        return 2 * torch.maximum(level * over, (level - 1) * over).mean(dim=2)
 
-    def between(outputs: Tensor, asked: Tensor) -> Tensor:
-        place = (asked.to(outputs) * count - 0.5).clamp(0, count - 1)
+    def at(outputs: Tensor, asked: Tensor) -> Tensor:
+        places, asked = outputs.double(), asked.double().clamp(1e-12, 1 - 1e-12)
+        place = (asked * count - 0.5).clamp(0, count - 1)
         low = place.floor().long()
         high = (low + 1).clamp(max=count - 1)
-        return torch.lerp(outputs[..., low], outputs[..., high], place - low)
+        within = torch.lerp(places[..., low], places[..., high], place - low)
+        # Beyond, a normal tail through the outermost quantile and the one a tenth further in: neighbours are too noisy.
+        normal, inner = torch.special.ndtri(levels(outputs.device, torch.float64)), max(1, count // 10)
+        rises = torch.stack([places[..., inner] - places[..., 0], places[..., -1] - places[..., -1 - inner]], dim=2)
+        beyond = torch.special.ndtri(asked) - torch.special.ndtri(asked).clamp(normal[0], normal[-1])
+        return (within + rises[..., (asked > 0.5).long()] / (normal[inner] - normal[0]) * beyond).to(outputs)
 
-    return _number_head("quantiles", count, outputs, pinball, Predictive(lambda x: x.mean(2, keepdim=True), between))
+    return _number_head("quantiles", count, outputs, pinball, Predictive(lambda x: x.mean(2, keepdim=True), at))
 
 
 def _number_head(

@@ -3,6 +3,7 @@
 import math
 from functools import partial
 from itertools import product
+from typing import Any
 
 import pytest
 import torch
@@ -245,6 +246,19 @@ def test_rising_order_and_levels_of_quantiles() -> None:
     head = quantiles(4)
     outputs = head.outputs(torch.tensor([[[3.0, 1.0, 2.0, 4.0]]]), torch.zeros(1, 1, 1), torch.ones(1, 1, 1))
     assert outputs.tolist() == [[[1.0, 2.0, 3.0, 4.0]]]  # at the levels 1/8, 3/8, 5/8 and 7/8
-    assert head.predictive.quantiles(outputs, torch.tensor([0.01, 0.125, 0.25, 0.75, 0.99])).tolist() == [
-        [[1.0, 1.0, 1.5, 3.5, 4.0]]
-    ]
+    found = head.predictive.quantiles(outputs, torch.tensor([0.125, 0.25, 0.75, 0.875]))
+    assert found.tolist() == [[[1.0, 1.5, 3.5, 4.0]]]
+
+
+@pytest.mark.parametrize("count", [9, 100])
+@pytest.mark.parametrize(
+    ("quantile", "below", "least"),
+    [(torch.special.ndtri, torch.special.ndtr, 0), (lambda p: (p / (1 - p)).log(), torch.sigmoid, 0.007)],
+)
+def test_an_interval_beyond_the_outer_quantiles_covers(count: int, quantile: Any, below: Any, least: float) -> None:
+    """A normal distribution, whose tails are those assumed, and the logistic one, whose tails are heavier."""
+    outputs = quantile((torch.arange(count, dtype=FLOAT64) + 0.5) / count).view(1, 1, -1)
+    for coverage in (0.95, 0.99, 0.999):
+        levels = torch.tensor([(1 - coverage) / 2, (1 + coverage) / 2], dtype=FLOAT64)
+        low, high = below(quantiles(count).predictive.quantiles(outputs, levels)[0, 0])
+        assert coverage - least <= high - low + 1e-4 and high - low < coverage + 0.003
