@@ -29,9 +29,9 @@ from metalearn.app.process import (
     set_up_process,
 )
 from metalearn.config.check import check_rank_variables, started_as_rank
-from metalearn.config.compose import PROVIDER, compose_config, compose_sweeper, own_error, resolved, sweep_jobs
+from metalearn.config.compose import PROVIDER, compose_config, compose_sweeper, own_error, parsed, resolved, sweep_jobs
 from metalearn.config.options import CONF, groups, search_flags
-from metalearn.config.values import AUTO, FREE_KEYS, experiment_of, quoted, run_name
+from metalearn.config.values import AUTO, FREE_KEYS, SEARCHED, experiment_of, quoted, run_name
 from metalearn.errors import ConfigError, DataError, printable
 from metalearn.runs.signals import STOPPED
 from metalearn.storage.files import is_disk_fault, read_json, unwritten
@@ -100,6 +100,8 @@ def run_sweep(program: Program, overrides: Sequence[str], run_job: RunJob) -> in
             _assemble(program, typed)
         paths = [str(ROOT), sys.path[0], os.environ.get("PYTHONPATH", "")]
         os.environ["PYTHONPATH"] = os.pathsep.join(dict.fromkeys(filter(None, paths)))  # for a launcher's Pythons
+        searched = [override.get_key_element() for override in parsed(overrides) if override.is_sweep_override()]
+        os.environ[SEARCHED] = ",".join([*(sweeper.get("params") or ()), *searched])
         return run_grid_by_hydra(lambda config: exit_code_of(lambda: run_job(job_of(config, program))), folder)
     checked = check_trials(program, overrides, sweeper)
     if isinstance(checked, int):

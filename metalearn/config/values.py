@@ -5,7 +5,7 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
@@ -88,13 +88,28 @@ _LONGEST_FOLDER_NAME = 120
 """The most bytes of a folder's name."""
 
 
-def folder_name(overrides: str) -> str:
-    """The name of a multirun job's folder: its overrides, with `-` for `/`. A long name is cut and made unique by a
-    digest."""
+SEARCHED = "METALEARN_SEARCHED"
+"""The environment variable that tells the jobs of a multirun, wherever they run, which keys have several values."""
+
+
+def folder_name(overrides: str, first: str = "") -> str:
+    """A folder's name for these overrides, with `-` for `/`. A long one is cut, and begins with `first`; a name that is
+    changed is made unique by a digest."""
     name, digest = overrides.replace("/", "-"), hashlib.sha256(overrides.encode()).hexdigest()[:8]
-    if len(name.encode()) <= _LONGEST_FOLDER_NAME:
+    if name == overrides and len(name.encode()) <= _LONGEST_FOLDER_NAME:
         return name
-    return f"{name.encode()[: _LONGEST_FOLDER_NAME - 9].decode(errors='ignore')}-{digest}"
+    room = _LONGEST_FOLDER_NAME - 9
+    if first and len(name.encode()) > room:
+        name = f"{first},{name}".replace("/", "-")
+    return f"{name.encode()[:room].decode(errors='ignore')}-{digest}"
+
+
+def _trial_folder(overrides: str, number: int, study: str | None, typed: Sequence[str]) -> str:
+    """The folder of a job of a multirun: its number where a study keeps the jobs' parameters, else its overrides."""
+    if study is not None:
+        return f"trial_{number:04d}"
+    searched = os.environ.get(SEARCHED, "").split(",")
+    return folder_name(overrides, ",".join(text for text in typed if text.partition("=")[0] in searched))
 
 
 def run_name(seed: object, changed: Mapping[str, object]) -> str:
@@ -150,8 +165,7 @@ def _of_sagemaker(name: str) -> str | int | None:
 
 RESOLVERS: dict[str, Callable[..., Any]] = {
     "folder_name": folder_name,
-    # The folder of a job of a multirun: its number where a study keeps the jobs' parameters, else its overrides.
-    "trial_folder": lambda overrides, number, study: folder_name(overrides) if study is None else f"trial_{number:04d}",
+    "trial_folder": _trial_folder,
     # The folder of the study, if there is one, below the experiment's folder.
     "study_folder": lambda study: "" if study is None else f"/{study}",
     "run_group": run_group,

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from metalearn.app.ranks import check_gpus
-from metalearn.config.values import folder_name
+from metalearn.config.values import RESOLVERS, folder_name
 from metalearn.errors import ConfigError
 from tests.runs import ROOT
 
@@ -36,9 +36,22 @@ def test_help_may_be_cut_by_its_reader() -> None:
 
 
 def test_a_folder_of_a_multirun_is_one_short_name() -> None:
-    assert folder_name("init_from=../../y/s20,seed=1") == "init_from=..-..-y-s20,seed=1"
+    assert folder_name("seed=1,init_from=../y/s20").startswith("seed=1,init_from=..-y-s20-")
+    assert folder_name("init_from=y/s20") != folder_name("init_from=y-s20")
     long = folder_name("name=" + "ü" * 100)
     assert len(long.encode()) <= 120 and long != folder_name("name=" + "ü" * 101)
+
+
+def test_a_long_folder_name_begins_with_the_searched_keys(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("METALEARN_SEARCHED", "trainer.steps,seed")
+    names = set()
+    for searched in (("seed=0", "trainer.steps=2"), ("seed=1", "trainer.steps=2"), ("seed=1", "trainer.steps=20")):
+        typed = [*(f"algorithm.a_long_key_{number}=0.125" for number in range(9)), *searched]
+        names.add(name := RESOLVERS["trial_folder"](",".join(typed), 0, None, typed))
+        assert name.startswith(f"{','.join(searched)},algorithm.") and len(name) <= 120
+    assert len(names) == 3
+    assert RESOLVERS["trial_folder"]("a=1,seed=0", 0, None, ["seed=0", "a=1"]) == "a=1,seed=0"
+    assert RESOLVERS["trial_folder"]("seed=0", 7, "search", ["seed=0"]) == "trial_0007"
 
 
 def test_too_few_gpus_are_refused_where_gpus_are_asked_for() -> None:
