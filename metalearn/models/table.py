@@ -483,7 +483,8 @@ def quantiles(count: int) -> NumberHead:
         normal, inner = torch.special.ndtri(levels(outputs.device, torch.float64)), max(1, count // 10)
         rises = torch.stack([places[..., inner] - places[..., 0], places[..., -1] - places[..., -1 - inner]], dim=2)
         beyond = torch.special.ndtri(asked) - torch.special.ndtri(asked).clamp(normal[0], normal[-1])
-        return (within + rises[..., (asked > 0.5).long()] / (normal[inner] - normal[0]) * beyond).to(outputs)
+        values: Tensor = within + rises[..., (asked > 0.5).long()] / (normal[inner] - normal[0]) * beyond
+        return values.to(outputs)
 
     return _number_head("quantiles", count, outputs, pinball, Predictive(lambda x: x.mean(2, keepdim=True), at))
 

@@ -4,6 +4,7 @@ more. Needs scikit-learn: pip install 'metalearn-train[tables]'."""
 import logging
 import os
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Self
 
@@ -45,7 +46,8 @@ TABLE = Kind("table", 1, {
     "columns": [{"name": str}], "named": bool, "classes": list | None, "labels_as": str | None,
 }, ("cells", "targets"))  # fmt: skip
 """Its tensors are `cells`, the known rows as numbers, and `targets`. A column of texts has `categories`, which its
-numbers stand for; they are `named` if they came from a data frame. numpy's type of the labels is `labels_as`."""
+numbers stand for, and one of dates a `unit`; they are `named` if they came from a data frame. numpy's type of the
+labels is `labels_as`."""
 
 COLUMNS = "columns.json"  # how the columns of a table become the numbers that a program reads
 LEVELS = (0.05, 0.5, 0.95)  # quantiles that the program of a regressor gives
@@ -208,6 +210,8 @@ class _Reader(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no types
         """The outputs [n, d] of the network. Those of a row have the same bits in any call."""
         check_is_fitted(self)
         is_frame = _is_frame(X)
+        if is_frame and not len(X):
+            raise ConfigError("X: has no rows")
         checked = validate_data(
             self, X, reset=False, dtype=None, ensure_all_finite="allow-nan", skip_check_array=is_frame
         )
@@ -253,11 +257,11 @@ class _Reader(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no types
 class PFNClassifier(ClassifierMixin, _Reader):  # type: ignore[misc]
     """Classes of the rows of a table, by a run of `algorithm=pfn` with `model.head=classes`.
 
-    X is an array or a data frame. Columns of texts, categories and truth values become the numbers of their sorted
-    values, which are compared as texts, with `true` as True; a value that no known row has, NaN and None are missing
-    values. If the network standardises, columns are shifted and scaled in float64, so that any unit will do. The order
-    of columns and classes has no influence, so no ensemble over orders is needed. The keys and values of the known rows
-    are computed once, in `fit`.
+    X is an array or a data frame. Dates become days since 1970. Columns of texts, categories and truth values become
+    the numbers of their sorted values, which are compared as texts, with `true` as True; a value that no known row has,
+    NaN and None are missing values. If the network standardises, columns are shifted and scaled in float64, so that any
+    unit will do. The order of columns and classes has no influence, so no ensemble over orders is needed. The keys and
+    values of the known rows are computed once, in `fit`.
 
     Args:
         path: as for `metalearn.load`.
@@ -407,6 +411,9 @@ def _columns(X: Any) -> list[dict[str, Any]]:  # noqa: N803
     columns: list[dict[str, Any]] = []
     for name, cells in pd.DataFrame(X).items():
         columns.append({"name": str(name)})
+        if _as_days(cells) is not None:
+            columns[-1]["unit"] = "days since 1970-01-01"
+            continue
         if _as_numbers(cells) is not None:
             continue
         values = {text: value for value in cells if (text := _text(value)) is not None}
@@ -437,6 +444,19 @@ def _text(value: Any) -> str | None:
     return _TRUTHS.get(text.lower(), text)
 
 
+def _as_days(column: Any) -> NDArray[np.float64] | None:
+    """Dates as days since 1970, and durations as days, NaN for what is missing; None if it holds something else."""
+    import pandas as pd
+
+    kind = pd.api.types.infer_dtype(column)
+    if kind.startswith("date"):
+        column = pd.to_datetime(column, utc=True) - pd.Timestamp("1970-01-01", tz="UTC")
+    elif not kind.startswith("timedelta"):
+        return None
+    days: NDArray[np.float64] = (pd.to_timedelta(column) / pd.Timedelta(days=1)).to_numpy(np.float64)
+    return days
+
+
 def _as_numbers(column: Any) -> NDArray[np.float64] | None:
     """A column as numbers, NaN for what is missing; None if it holds something else."""
     if column.dtype.kind not in "iufO":
@@ -455,13 +475,17 @@ def _numbers(X: Any, columns: Sequence[dict[str, Any]]) -> Tensor:  # noqa: N803
     numbered: list[NDArray[np.float64]] = []
     for (name, cells), column in zip(pd.DataFrame(X).items(), columns, strict=True):
         if "categories" not in column:
-            numbers = _as_numbers(cells)
+            of_dates = "unit" in column
+            numbers = _as_days(cells) if of_dates else _as_numbers(cells)
             if numbers is None:
                 texts = pd.Series([_text(value) for value in cells], dtype=object)
-                numbers = _as_numbers(texts)
-            if numbers is None:
-                strange = next(iter(texts[texts.notna() & pd.to_numeric(texts, errors="coerce").isna()]), "no numbers")
-                raise ConfigError(f"X: column {name} holds {strange!r}; the known rows have numbers there")
+                dates = partial(pd.to_datetime, format="ISO8601", utc=True)
+                parsed = (dates if of_dates else pd.to_numeric)(texts, errors="coerce")
+                for strange in texts[texts.notna() & parsed.isna()]:
+                    kind = "dates" if of_dates else "numbers"
+                    raise ConfigError(f"X: column {name} holds {strange!r}; the known rows have {kind} there")
+                numbers = _as_days(parsed) if of_dates else parsed.to_numpy(np.float64)
+            assert numbers is not None
             if np.isinf(numbers).any():
                 raise ConfigError(f"X: column {name} holds infinity; NaN stands for a missing value")
             numbered.append(numbers)

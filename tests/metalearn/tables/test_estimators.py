@@ -250,6 +250,45 @@ def test_numeric_texts_are_numbers_also_after_saving(runs: dict[str, Path], tmp_
         np.testing.assert_array_equal(other.predict_proba(texts), fitted.predict_proba(texts))
 
 
+def test_dates_are_days_and_no_rows_are_refused(runs: dict[str, Path], tmp_path: Path) -> None:
+    days = pd.Series(pd.date_range("2024-01-01", periods=20).repeat(2), name="day")
+    number = (days - pd.Timestamp(0)).dt.days.astype(float)
+    label = (np.arange(40) % 3 == 0).astype(int)
+    known = classifier(runs, number.to_frame(), label)
+    asked = pd.to_datetime(pd.Series(["2024-01-20", "2024-01-21", "2030-01-01", None]))
+    expected = known.predict_proba(pd.DataFrame({"day": (asked - pd.Timestamp(0)).dt.days}))
+    assert len(np.unique(expected[:, 0])) == 4  # days that are not known differ, also from a missing one
+    texts, lasted = asked.astype(str).where(asked.notna()), asked - pd.Timestamp(0)
+    dates = (days, days.dt.tz_localize("UTC"), days.dt.date, days.astype(object))
+    for of_known, of_asked in (
+        *((kind, cells) for kind in dates for cells in (asked, texts)),
+        (days - pd.Timestamp(0), lasted),
+    ):
+        found = classifier(runs, pd.DataFrame({"day": of_known}), label).predict_proba(pd.DataFrame({"day": of_asked}))
+        np.testing.assert_array_equal(found, expected)
+    fitted = classifier(runs, days.to_frame(), label)
+    fitted.save(tmp_path / "saved")
+    again = PFNClassifier.load(tmp_path / "saved", plugins=PLUGINS)
+    np.testing.assert_array_equal(again.predict_proba(asked.to_frame("day")), expected)
+    with pytest.raises(ValueError, match="X: column day holds 'Monday'; the known rows have dates there"):
+        fitted.predict(pd.DataFrame({"day": ["Monday"]}))
+    with pytest.raises(
+        ValueError, match="X: column day holds '2024-01-20 00:00:00'; the known rows have numbers there"
+    ):
+        known.predict(asked.to_frame("day"))
+    with pytest.raises(ValueError, match="X: has no rows"):
+        fitted.predict_proba(days[:0].to_frame())
+
+
+def test_intervals_and_sparse_columns_are_saved(runs: dict[str, Path], tmp_path: Path) -> None:
+    x = np.random.default_rng(0).normal(size=40)
+    table = pd.DataFrame({"size": pd.cut(x, 4), "count": pd.arrays.SparseArray(np.round(x))})
+    fitted = classifier(runs, table, x > 0)
+    fitted.save(tmp_path / "saved")
+    again = PFNClassifier.load(tmp_path / "saved", plugins=PLUGINS)
+    np.testing.assert_array_equal(again.predict_proba(table), fitted.predict_proba(table))
+
+
 def test_the_fitted_table_is_saved_not_the_changed_one(runs: dict[str, Path], tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     array = rng.normal(size=(20, 2))
