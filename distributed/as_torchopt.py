@@ -25,10 +25,10 @@ def install() -> None:
     Raises:
         RuntimeError: `torchopt.distributed` has been imported already.
     """
-    known = sys.modules.get("torchopt.distributed")
-    if known is distributed:
+    imported = sys.modules.get("torchopt.distributed")
+    if imported is distributed:
         return
-    if known is not None:
+    if imported is not None:
         raise RuntimeError("torchopt.distributed has been imported already; call install() before that")
     sys.modules["torchopt.distributed"] = distributed
     for name, part in (("api", api), ("autograd", autograd), ("world", world)):

@@ -96,11 +96,11 @@ def backward(
         ConnectionError: a worker does not answer.
         TimeoutError: the pass did not end within the session's time limit.
     """
-    wanted = None if inputs is None else _leaves(inputs)
+    leaves = None if inputs is None else _leaves(inputs)
     gradients = _new_gradients(autograd_ctx_id, _list(tensors), retain_graph)
     with _lock:
         for leaf, gradient in gradients.items():
-            if wanted is None or any(leaf is chosen for chosen in wanted):
+            if leaves is None or any(leaf is other for other in leaves):
                 leaf.grad = gradient if leaf.grad is None else leaf.grad + gradient
 
 
@@ -123,9 +123,9 @@ def grad(
     Raises:
         As `backward`; and ValueError for an input that no output depends on.
     """
-    wanted = _leaves(inputs)
+    leaves = _leaves(inputs)
     gradients = _new_gradients(autograd_ctx_id, _list(outputs), retain_graph)
-    selected = [gradients.get(leaf) for leaf in wanted]
+    selected = [gradients.get(leaf) for leaf in leaves]
     unused = [i for i, gradient in enumerate(selected) if gradient is None]
     if unused and not allow_unused:
         raise ValueError(

@@ -66,13 +66,13 @@ def diagnose(*, timeout: float = 30.0) -> Report | None:
     backend = start_process_group(timeout=timeout)
     try:
         device = torch.device("cuda", torch.cuda.current_device()) if backend == "nccl" else torch.device("cpu")
-        own = [measured(name, operation, backend) for name, operation in collectives(device).items()]
+        local_checks = [measured(name, operation, backend) for name, operation in collectives(device).items()]
     finally:
         stop_process_group()
     start_rpc(timeout=timeout)
     failure: BaseException | None = None
     try:
-        by_worker = list(gather(own).values())
+        by_worker = list(gather(local_checks).values())
         if get_world_info().rank != 0:
             return None
         checks = [worst(of_all) for of_all in zip(*by_worker, strict=True)]

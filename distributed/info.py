@@ -57,8 +57,8 @@ def get_world_info() -> WorldInfo:
     global _last_info
     rank, size = _number("RANK", 0), _number("WORLD_SIZE", 1)
     if ("RANK" in os.environ) != ("WORLD_SIZE" in os.environ) or rank >= size:
-        given = " and ".join(f"{name}={os.environ.get(name, 'unset')}" for name in ("RANK", "WORLD_SIZE"))
-        raise ValueError(f"{given}: both must be set, and RANK must be below WORLD_SIZE; start the program by torchrun")
+        pair = " and ".join(f"{name}={os.environ.get(name, 'unset')}" for name in ("RANK", "WORLD_SIZE"))
+        raise ValueError(f"{pair}: both must be set, and RANK must be below WORLD_SIZE; start the program by torchrun")
     local_rank = _number("LOCAL_RANK", 0)
     info = WorldInfo(rank, size, local_rank, _number("LOCAL_WORLD_SIZE", 1))
     if info != _last_info:

@@ -160,10 +160,10 @@ def module_clone(
         to = tensor.device if device is None else torch.device(device)
         if mode != "deepcopy":
             return (tensor.clone() if mode == "clone" else tensor).to(to)
-        own = tensor.detach().clone().to(to)
+        copied = tensor.detach().clone().to(to)
         if isinstance(tensor, nn.Parameter):
-            return nn.Parameter(own, requires_grad=tensor.requires_grad)
-        return own.requires_grad_(tensor.requires_grad)
+            return nn.Parameter(copied, requires_grad=tensor.requires_grad)
+        return copied.requires_grad_(tensor.requires_grad)
 
     if not isinstance(module, nn.Module):
         tree: M = pytree.tree_map(place, module)

@@ -137,11 +137,11 @@ def function(*, name: str) -> Combine:
     Raises:
         ValueError: there is no such function; when called: it fails, or does not return a gradient.
     """
-    own = find_function("name", name)
+    reducer = find_function("name", name)
 
     def combine(sums: Sequence[Tensors], counts: Sequence[int]) -> Tensors:
         try:
-            gradients = own(stack_reducer(sums), torch.tensor(counts))
+            gradients = reducer(stack_reducer(sums), torch.tensor(counts))
         except Exception as error:
             raise ValueError(f"reducer={name}: failed with {type(error).__name__}: {error}") from error
         for key, value in sums[0].items():

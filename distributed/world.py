@@ -143,7 +143,7 @@ def auto_init_rpc(
 # Rank selectors
 
 
-def _on(ranks: tuple[int, ...], chosen: Callable[[int], bool]) -> Callable[[Callable[P, T]], Callable[P, T | None]]:
+def _on(ranks: tuple[int, ...], includes: Callable[[int], bool]) -> Callable[[Callable[P, T]], Callable[P, T | None]]:
     for rank in ranks:
         if isinstance(rank, bool) or not hasattr(rank, "__index__") or index(rank) < 0:
             raise ValueError(f"rank={rank!r}: must be a whole number from 0; type on_rank(0), or on_rank(0, 2) for two")
@@ -151,7 +151,7 @@ def _on(ranks: tuple[int, ...], chosen: Callable[[int], bool]) -> Callable[[Call
     def decorate(func: Callable[P, T]) -> Callable[P, T | None]:
         @functools.wraps(func)
         def selected(*args: P.args, **kwargs: P.kwargs) -> T | None:
-            return func(*args, **kwargs) if chosen(get_world_rank()) else None
+            return func(*args, **kwargs) if includes(get_world_rank()) else None
 
         return selected
 

@@ -95,9 +95,9 @@ class Apply(Protocol):
 class Stage(NamedTuple):
     """One part of a network that is a sequence of parts.
 
-    `apply(params, h, known)` takes the outputs `h` of the stage before; `params` names the parameters that it uses. If
-    `known` is above 0, only the first `known` samples give normalisation statistics. `layers` are those of
-    `metalearn.nn.layers`, if the stage is made of them; then the network can be compiled.
+    `apply(params, h, support_size)` takes the outputs `h` of the stage before; `params` names the parameters that it
+    uses. If `support_size` is above 0, only the first `support_size` samples give normalisation statistics. `layers`
+    are those of `metalearn.nn.layers`, if the stage is made of them; then the network can be compiled.
     """
 
     name: str

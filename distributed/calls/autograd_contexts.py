@@ -158,13 +158,13 @@ def of_a_function(tensors: Iterable[Tensor]) -> Calls | None:
     if not functions or not nodes:
         return None
     if len(functions) > 1:
-        chosen = _receiver(nodes, [*functions])
-        if chosen is None:
+        ctx = _receiver(nodes, [*functions])
+        if ctx is None:
             raise RuntimeError(
                 "a remote call from a thread that a function has started: this worker computes for several autograd "
                 "contexts, and the arguments do not show which one is meant; call from the function's first thread"
             )
-        return functions[chosen]
+        return functions[ctx]
     return next(iter(functions.values()))
 
 

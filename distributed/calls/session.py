@@ -149,8 +149,8 @@ def gather(value: T, worker_names: set[str] | None = None) -> dict[str, T]:
     session = current()
     group = sorted(worker_names or session.workers)
     if session.name not in group or not set(group) <= set(session.workers):
-        known = ", ".join(session.workers)
-        raise ValueError(f"worker_names={group}: must be some of {known}, with this worker, {session.name}")
+        allowed = ", ".join(session.workers)
+        raise ValueError(f"worker_names={group}: must be some of {allowed}, with this worker, {session.name}")
     return Gathering(session.name, group, session.timeout, session.failures).gather(value)
 
 

@@ -64,8 +64,8 @@ def serve(fields: tuple[Any, ...], payload: bytes, carried: list[Any]) -> Answer
             # A call made here may have spoiled the context. The caller hears of it before it gets its answer.
             reason = autograd_contexts.reason_against(head.ctx)
             if reason is not None and head.caller != current_name():
-                told = (head.ctx, f"on {current_name()}: {reason}")
-                rpc.rpc_sync(head.caller, autograd_contexts.spoil, told, timeout=default_timeout())
+                args = (head.ctx, f"on {current_name()}: {reason}")
+                rpc.rpc_sync(head.caller, autograd_contexts.spoil, args, timeout=default_timeout())
     give_up(carried)
     return answer
 

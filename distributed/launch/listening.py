@@ -84,9 +84,9 @@ def _summary(listeners: Sequence[Listener]) -> str:
 def group_listeners() -> dict[str, list[Listener]]:
     """The addresses on which each rank of a process group listens, by worker name. All ranks must call it."""
     size = dist.get_world_size()
-    own: list[Listener] = own_listeners()
+    local_listeners: list[Listener] = own_listeners()
     gathered: list[Any] = [None] * size
-    dist.all_gather_object(gathered, own)
+    dist.all_gather_object(gathered, local_listeners)
     by_name = {default_worker_name(rank, size): gathered[rank] for rank in range(size)}
     return by_name | torchrun_listeners()
 

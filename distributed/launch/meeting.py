@@ -181,7 +181,7 @@ def meet(timeout: timedelta) -> dist.Store:
         UnlikeWorkerError: this rank, or another one, differs from rank zero.
     """
     rank, size, *_ = get_world_info()
-    own = {} if _likeness is None or on_one_host() else _likeness()  # may take seconds, which are not of the limit
+    likeness = {} if _likeness is None or on_one_host() else _likeness()  # may take seconds, which are not of the limit
     if size == 1:  # the store stays open for the next start, which needs an empty one
         return dist.PrefixStore(uuid.uuid4().hex, process_store(rank, size, timeout))
     seconds = timeout.total_seconds()
@@ -192,8 +192,8 @@ def meet(timeout: timedelta) -> dist.Store:
     deadline = time.monotonic() + seconds
     try:
         if rank == 0:
-            return _call_ranks(process_store(rank, size, timeout), missing, deadline, own)
-        return within(seconds + _MARGIN_SECONDS, partial(_request_place, rank, timeout, deadline, own))
+            return _call_ranks(process_store(rank, size, timeout), missing, deadline, likeness)
+        return within(seconds + _MARGIN_SECONDS, partial(_request_place, rank, timeout, deadline, likeness))
     except dist.DistError as error:
         raise ConnectionError(f"rank 0 of {size} has left while the others were coming: {error}") from error
     except TimeoutError as error:
@@ -212,7 +212,7 @@ def _warn_of_late_ranks(missing: set[int], world_size: int, seconds: float) -> N
         log.warning("waiting up to %g s for rank %s of %d", seconds, names, world_size)
 
 
-def _call_ranks(store: dist.Store, missing: set[int], deadline: float, own: Mapping[str, str]) -> dist.Store:
+def _call_ranks(store: dist.Store, missing: set[int], deadline: float, ours: Mapping[str, str]) -> dist.Store:
     """Rank zero's part: waits until all ranks have come, and takes them out of `missing`."""
     size, began = len(missing) + 1, time.monotonic()
     call, numbers, unlike = uuid.uuid4().hex, list[str](), list[str]()
@@ -228,7 +228,7 @@ def _call_ranks(store: dist.Store, missing: set[int], deadline: float, own: Mapp
                 continue
             missing.discard(rank)
             numbers.append(number)
-            if differences := _differences(own, likeness):
+            if differences := _differences(ours, likeness):
                 line = f"rank {rank} on {host} differs from rank 0: {', '.join(differences)}"
                 if _mixed:
                     log.warning("%s; the bits of one program on one machine are not promised", line)
@@ -249,19 +249,19 @@ def _call_ranks(store: dist.Store, missing: set[int], deadline: float, own: Mapp
     return dist.PrefixStore(call, store)
 
 
-def _differences(own: Mapping[str, str], other: Mapping[str, str]) -> list[str]:
+def _differences(local: Mapping[str, str], remote: Mapping[str, str]) -> list[str]:
     """In what another rank differs from this one, both values each."""
-    if not own or not other:
+    if not local or not remote:
         return []
-    names = [*own, *(name for name in other if name not in own)]
-    pairs = [(name, other.get(name, "nothing"), own.get(name, "nothing")) for name in names]
+    names = [*local, *(name for name in remote if name not in local)]
+    pairs = [(name, remote.get(name, "nothing"), local.get(name, "nothing")) for name in names]
     return [f"{name}={theirs:.80} instead of {ours:.80}" for name, theirs, ours in pairs if theirs != ours]
 
 
-def _request_place(rank: int, timeout: timedelta, deadline: float, own: Mapping[str, str]) -> dist.Store:
+def _request_place(rank: int, timeout: timedelta, deadline: float, likeness: Mapping[str, str]) -> dist.Store:
     """The other ranks' part: waits until rank zero has let this one in."""
     store = process_store(rank, get_world_info().world_size, timeout)
-    request = {"number": uuid.uuid4().hex, "host": socket.gethostname(), "likeness": dict(own)}
+    request = {"number": uuid.uuid4().hex, "host": socket.gethostname(), "likeness": dict(likeness)}
     answered = None
     while time.monotonic() < deadline:
         call = store.get("call").decode() if store.check(["call"]) else None

@@ -70,10 +70,10 @@ class Host:
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as control, socket.create_server((address, 0)) as free:
             for _, interface in socket.if_nameindex():
                 try:  # 0x8915: SIOCGIFADDR of linux/sockios.h
-                    found = fcntl.ioctl(control, 0x8915, struct.pack("16s24x", interface.encode()))[20:24]
+                    packed_address = fcntl.ioctl(control, 0x8915, struct.pack("16s24x", interface.encode()))[20:24]
                 except OSError:  # it has no address
                     continue
-                if socket.inet_ntoa(found) == address:
+                if socket.inet_ntoa(packed_address) == address:
                     break
             else:
                 interface = ""
@@ -192,8 +192,8 @@ def launch(
         codes[number] = code
 
     def start(number: int) -> None:
-        own = [f"launch.node_rank={number}", *(f"launch.interface={name}" for name in [places[number][1]] if name)]
-        threading.Thread(target=follow, args=(number, actors[number], [*program, *common, *own]), daemon=True).start()
+        flags = [f"launch.node_rank={number}", *(f"launch.interface={name}" for name in [places[number][1]] if name)]
+        threading.Thread(target=follow, args=(number, actors[number], [*program, *common, *flags]), daemon=True).start()
 
     try:
         group = ray.util.placement_group(

@@ -57,17 +57,17 @@ def start_process_group(*, timeout: float, backend: str | None = None, device: t
     info = get_world_info()
     patience = timedelta(seconds=timeout)
     store = _store = meet(patience)
-    chosen = backend or default_backend(device)
+    backend = backend or default_backend(device)
     rank, size = info.world_rank, info.world_size
-    if chosen == "nccl":
+    if backend == "nccl":
         torch.cuda.set_device(info.local_rank)
         # An operation that takes too long then raises in the thread that called it, which names the missing ranks;
         # else torch's watchdog ends the process by a signal.
         os.environ.setdefault("TORCH_NCCL_BLOCKING_WAIT", "1")
         check_own_cards(store, rank, size, str(torch.cuda.get_device_properties(info.local_rank).uuid), patience)
     with ended_after(timeout + GOODBYE_SECONDS):
-        dist.init_process_group(chosen, store=store, rank=rank, world_size=size, timeout=patience)
-    return chosen
+        dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=patience)
+    return backend
 
 
 def check_own_cards(store: dist.Store, rank: int, size: int, card: str, patience: timedelta) -> None:

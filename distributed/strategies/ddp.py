@@ -147,7 +147,7 @@ class _Rank(ChunkStrategy):
         row = self._row(WorkerCost(seconds if sums else 0.0, bytes_sent(templates, len(sums))))
         added, rows = sum_over_ranks(buffers, templates, subtrees, len(chunks), row)
         costs, _ = _costs_and_values(rows)
-        total = Flat([value.to(own.device) for value, own in zip(added, like.buffers, strict=True)], like.form)
+        total = Flat([value.to(buffer.device) for value, buffer in zip(added, like.buffers, strict=True)], like.form)
         return unflatten(total), costs
 
     def _on_device(self, buffers: Sequence[Tensor]) -> list[Tensor]:
@@ -269,13 +269,13 @@ class Overlapped:
         assert work.loss is not None
         self.stats = ReduceStats()
         self._sources = params
-        own = {name: nn.Parameter(p.detach().to(work.device)) for name, p in params.items()}
-        loss, _ = work.loss(dict(own), chunk, step)
+        parameters = {name: nn.Parameter(p.detach().to(work.device)) for name, p in params.items()}
+        loss, _ = work.loss(dict(parameters), chunk, step)
         for parameter, gradient in zip(
-            own.values(), torch.autograd.grad(loss, list(own.values()), allow_unused=True), strict=True
+            parameters.values(), torch.autograd.grad(loss, list(parameters.values()), allow_unused=True), strict=True
         ):
             parameter.requires_grad_(gradient is not None)
-        inner = _LossModule(own, work)
+        inner = _LossModule(parameters, work)
         # No `device_ids`: torch would bring the numbers of a chunk to the GPU, and sources read them on the host.
         self._inner, self._ddp = inner, DistributedDataParallel(inner, bucket_cap_mb=bucket_mb)
         self._ddp.register_comm_hook(self.stats, _reduce_bucket)

@@ -52,9 +52,9 @@ def rpc_autograd(*, plan: WorkPlan, timeout: float, device_maps: str = "auto") -
 
         def args(numbers: list[int]) -> tuple[dict[Subtree, list[Tensor]], Any, int, int]:
             subtrees = subtrees_of(numbers, count) if plan.only_adds else [Subtree(0, number) for number in numbers]
-            own = {subtree: [b.clone().requires_grad_() for b in plain.buffers] for subtree in subtrees}
-            leaves.update(own)
-            return own, plain.form, count, step
+            copies = {subtree: [b.clone().requires_grad_() for b in plain.buffers] for subtree in subtrees}
+            leaves.update(copies)
+            return copies, plain.form, count, step
 
         with autograd.context() as ctx:
             called = dealing.call(_losses, plan.partitioner, chunks, args, timeout)
@@ -86,16 +86,16 @@ def _gradients(ctx: int, losses: Sequence[Tensor], ranks: Sequence[int], leaves:
     pass torch would compute them first, and the other workers would wait.
     """
 
-    def part(own: bool) -> tuple[list[Tensor], list[Subtree], list[Tensor]]:
-        chosen = [loss for loss, rank in zip(losses, ranks, strict=True) if (rank == get_world_rank()) == own]
-        subtrees = [subtree for subtree in leaves if (ranks[subtree.first()] == get_world_rank()) == own]
-        return chosen, subtrees, [leaf for subtree in subtrees for leaf in leaves[subtree]]
+    def part(here: bool) -> tuple[list[Tensor], list[Subtree], list[Tensor]]:
+        part_losses = [loss for loss, rank in zip(losses, ranks, strict=True) if (rank == get_world_rank()) == here]
+        subtrees = [subtree for subtree in leaves if (ranks[subtree.first()] == get_world_rank()) == here]
+        return part_losses, subtrees, [leaf for subtree in subtrees for leaf in leaves[subtree]]
 
     (own_losses, own_subtrees, own_leaves), (other_losses, other_subtrees, other_leaves) = part(True), part(False)
     with ThreadPoolExecutor(1) as beside:
         others = beside.submit(autograd.grad, ctx, other_losses, other_leaves) if other_losses else None
-        own: Sequence[Any] = torch.autograd.grad(own_losses, own_leaves) if own_losses else ()
-        gradients = iter([*own, *(others.result() if others is not None else ())])
+        own_grads: Sequence[Any] = torch.autograd.grad(own_losses, own_leaves) if own_losses else ()
+        gradients = iter([*own_grads, *(others.result() if others is not None else ())])
     return {subtree: [next(gradients) for _ in leaves[subtree]] for subtree in [*own_subtrees, *other_subtrees]}
 
 

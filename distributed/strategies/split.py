@@ -197,10 +197,10 @@ class Pipeline(ChunkStrategy):
     def fetch(self) -> None:
         """Copies the shards' parameters and the state of their optimisers to those that the updater began with."""
         assert self._here is not None
-        own, optimizer = self._here
+        local_params, optimizer = self._here
         params, state = self.pull()
         with torch.no_grad():
-            for name, param in own.items():
+            for name, param in local_params.items():
                 param.copy_(params[name])
         optimizer.load_state_dict(state)
 

@@ -40,11 +40,11 @@ def anil(
         rate = inner_lr if order else eval_lr_factor * inner_lr
         tasks = support.x.shape[0]
         theta = model.start(params, tasks)
-        known = model.features_of(params, tasks)(support.x)  # once: no inner step changes the body
+        support_features = model.features_of(params, tasks)(support.x)  # once: no inner step changes the body
         start = per_task({name: params[name] for name in head.params}, tasks)
 
         def loss(adapted: Params, step: int) -> Tensor:
-            return objective(head.apply(adapted, known, 0), support.y, model.loss)["loss"]
+            return objective(head.apply(adapted, support_features, 0), support.y, model.loss)["loss"]
 
         for adapted in descent(loss, start, optimizer=inner, rate=constant(rate), steps=steps, order=order):
             yield model.replaced(theta, adapted)

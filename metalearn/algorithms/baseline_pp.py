@@ -63,8 +63,8 @@ def baseline_pp(
     def classify(params: Params, x: Tensor, support_x: Tensor | None = None) -> Tensor:
         return scale * cosines(features(params, x, support_x), params[VECTORS])
 
-    def classify_task(adapted: Params, known: Tensor) -> Tensor:
-        return task_scale * cosines(known, adapted[VECTORS])
+    def classify_task(adapted: Params, z: Tensor) -> Tensor:
+        return task_scale * cosines(z, adapted[VECTORS])
 
     def path(params: Params, support: Batch, steps: int, order: int) -> Iterator[Params]:
         start = {VECTORS: class_means(F.normalize(support.x, dim=2), one_hot(support, support.x.dtype))}

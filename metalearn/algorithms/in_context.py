@@ -56,13 +56,13 @@ def in_context(*, model: Model, width: int, heads: int, layers: int) -> Algorith
         return body | prefixed(SET, _draw_set(outputs, inputs, width, layers, generator))
 
     def compare(params: Params, support: Batch, x: Tensor) -> Tensor:
-        weights, known = part(SET, params), support.x.shape[1]
+        weights, context_size = part(SET, params), support.x.shape[1]
         features = model.features_of(without(SET, params), support.x.shape[0])
         seen = torch.cat([features(support.x), features(x, support.x)], dim=1)
         tokens = torch.cat([seen, label_tokens(support, x.shape[1], len(weights["head.bias"]), seen.dtype)], dim=2)
         tokens = shared_linear(tokens, weights["token.weight"], weights["token.bias"])
-        tokens = transformer(weights, tokens, known=known, heads=heads, layers=layers)
-        return shared_linear(tokens[:, known:], weights["head.weight"], weights["head.bias"])
+        tokens = transformer(weights, tokens, context_size=context_size, heads=heads, layers=layers)
+        return shared_linear(tokens[:, context_size:], weights["head.weight"], weights["head.bias"])
 
     return comparing_learner(model, compare, init)
 

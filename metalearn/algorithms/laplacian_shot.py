@@ -64,11 +64,11 @@ def laplacian_shot(
     features, learner = pretrained(model, centred=centred)
 
     def path(params: Params, support: Batch, x: Tensor, steps: int) -> Iterator[Tensor]:
-        known, queries = features(params, support, x)
-        means = class_means(known, one_hot(support, known.dtype))
+        support_features, queries = features(params, support, x)
+        means = class_means(support_features, one_hot(support, support_features.dtype))
         if rectified and x.shape[1] > 1:  # the mean of a single query is the query itself
-            queries = queries + known.mean(dim=1, keepdim=True) - queries.mean(dim=1, keepdim=True)
-            means = rectified_means(torch.cat([known, queries], dim=1), means)
+            queries = queries + support_features.mean(dim=1, keepdim=True) - queries.mean(dim=1, keepdim=True)
+            means = rectified_means(torch.cat([support_features, queries], dim=1), means)
         distances, weights = squared_distances(queries, means), affinities(queries, neighbours)
         logits = -distances
         yield logits

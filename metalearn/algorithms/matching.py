@@ -31,8 +31,8 @@ def matching(*, model: Model, scale: float) -> Algorithm:
 
     def compare(params: Params, support: Batch, x: Tensor) -> Tensor:
         features = model.features_of(params, support.x.shape[0])
-        known = features(support.x)
-        attention = (scale * cosines(features(x, support.x), known)).log_softmax(dim=2)
+        support_features = features(support.x)
+        attention = (scale * cosines(features(x, support.x), support_features)).log_softmax(dim=2)
         return log_sums(attention, support)
 
     return comparing_learner(model, compare, without_head(model))

@@ -60,12 +60,12 @@ def metaoptnet(*, model: Model, cost: float, ridge: float, scale: float) -> Algo
 
     def compare(params: Params, support: Batch, x: Tensor) -> Tensor:
         features = model.features_of(params, support.x.shape[0])
-        known, queries = features(support.x), features(x, support.x)
-        exact = known.double()
+        support_features, queries = features(support.x), features(x, support.x)
+        exact = support_features.double()
         kernel = exact @ exact.transpose(1, 2)
         eye = torch.eye(kernel.shape[1], dtype=kernel.dtype, device=kernel.device)
         alpha = support_vectors(kernel + ridge * eye, one_hot(support, kernel.dtype), cost)
-        weights = (exact.transpose(1, 2) @ alpha).to(known.dtype)
+        weights = (exact.transpose(1, 2) @ alpha).to(support_features.dtype)
         return params[SCALE] * (queries @ weights)
 
     return comparing_learner(model, compare, init)

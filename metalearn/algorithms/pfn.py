@@ -45,12 +45,12 @@ def pfn(*, model: Model) -> Algorithm:
     def adapt(params: Params, support: Batch, steps: int | None = None) -> Callable[[Tensor], Tensor]:
         """Answers for classes are logits, one for each class up to the last known one; of numbers their mean."""
         with torch.no_grad():
-            known = reads.remember(params, support)
+            context = reads.remember(params, support)
         classes = None if support.y.is_floating_point() else int(support.y.max()) + 1
 
         @torch.no_grad()
         def predict(x: Tensor) -> Tensor:
-            outputs = answers(reads, params, known, x)
+            outputs = answers(reads, params, context, x)
             return outputs[..., :classes] if reads.predictive is None else reads.predictive.mean(outputs)
 
         return predict
@@ -59,12 +59,12 @@ def pfn(*, model: Model) -> Algorithm:
     return comparing_learner(measured, reads.outputs, model.init)._replace(adapt=adapt, computes=model.loss)
 
 
-def answers(reads: InContext, params: Params, known: object, x: Tensor) -> Tensor:
+def answers(reads: InContext, params: Params, context: object, x: Tensor) -> Tensor:
     """The outputs [t, n, d] for `x` [t, n, …], computed `TOGETHER` rows at a time: the bits of a row do not depend on
     the others."""
     parts = []
     for some in x.split(TOGETHER, dim=1):
         # By copies of the last query, not zeros: their values are as harmless as its own.
         filled = torch.cat([some, some[:, -1:].expand(-1, TOGETHER - some.shape[1], *some.shape[2:])], dim=1)
-        parts.append(reads.answer(params, known, filled)[:, : some.shape[1]])
+        parts.append(reads.answer(params, context, filled)[:, : some.shape[1]])
     return torch.cat(parts, dim=1)

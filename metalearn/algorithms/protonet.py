@@ -38,8 +38,8 @@ def protonet(*, model: Model) -> Algorithm:
 
     def compare(params: Params, support: Batch, x: Tensor) -> Tensor:
         features = model.features_of(params, support.x.shape[0])
-        known = features(support.x)
-        prototypes = class_means(known, one_hot(support, known.dtype))
+        support_features = features(support.x)
+        prototypes = class_means(support_features, one_hot(support, support_features.dtype))
         return -squared_distances(features(x, support.x), prototypes)
 
     return comparing_learner(model, compare, without_head(model))

@@ -51,8 +51,8 @@ def r2d2(*, model: Model, strength: float, scale: float) -> Algorithm:
 
     def compare(params: Params, support: Batch, x: Tensor) -> Tensor:
         features = model.features_of(params, support.x.shape[0])
-        known = _with_ones(features(support.x))
-        weights = ridge(known, one_hot(support, known.dtype), params[LOG_STRENGTH].exp())
+        support_features = _with_ones(features(support.x))
+        weights = ridge(support_features, one_hot(support, support_features.dtype), params[LOG_STRENGTH].exp())
         return params[SCALE] * (_with_ones(features(x, support.x)) @ weights)
 
     return comparing_learner(model, compare, init)

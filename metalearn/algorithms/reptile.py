@@ -94,7 +94,7 @@ def reptile(
     def meta_grad(params: Params, episode: Episode, step: int) -> ChunkResult:
         (support, query) = episode
         tasks = support.x.shape[0]
-        samples = Batch(*(torch.cat([known, more], dim=1) for known, more in zip(support, query, strict=True)))
+        samples = Batch(*(torch.cat([shown, asked], dim=1) for shown, asked in zip(support, query, strict=True)))
         optimizer, latest = continued(inner, model, params, tasks) if carries else (inner, dict)
         start = model.start(weights_of(params), tasks)
         end = last(path(start, samples, inner_batch, inner_steps, optimizer))

@@ -28,8 +28,8 @@ def simpleshot(*, model: Model, centred: bool = False) -> Algorithm:
     features, learner = pretrained(model, centred=centred)
 
     def compare(params: Params, support: Batch, x: Tensor) -> Tensor:
-        known, queries = features(params, support, x)
-        return -squared_distances(queries, class_means(known, one_hot(support, known.dtype)))
+        support_features, queries = features(params, support, x)
+        return -squared_distances(queries, class_means(support_features, one_hot(support, support_features.dtype)))
 
     nearest = comparing_learner(model, compare, model.init)
     return learner(nearest.evaluate, nearest.adapt)

@@ -29,8 +29,8 @@ def supervised(*, model: Model) -> Algorithm:
 
     def outcome(params: Params, episode: Episode, step: int) -> Metrics:
         (support, query) = episode
-        known = support.x if support.x.shape[1] else None
-        values = by_sample(model.apply(per_task(params, 1), query.x, known), query.y, model.loss)
+        support_x = support.x if support.x.shape[1] else None
+        values = by_sample(model.apply(per_task(params, 1), query.x, support_x), query.y, model.loss)
         return {name: value[0] for name, value in values.items()}
 
     def adapt(params: Params, support: Batch, steps: int | None = None) -> Callable[[Tensor], Tensor]:

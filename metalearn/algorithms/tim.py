@@ -72,14 +72,14 @@ def tim(
         return -temperature / 2 * squared_distances_by_products(z, adapted[VECTORS])
 
     def path(params: Params, support: Batch, x: Tensor, steps: int) -> Iterator[Tensor]:
-        known, queries = features(params, support, x)
+        support_features, queries = features(params, support, x)
 
         def loss(adapted: Params, step: int) -> Tensor:
             marginal, conditional = entropies(logits(queries, adapted))
-            of_support = objective(logits(known, adapted), support.y)["loss"]
+            of_support = objective(logits(support_features, adapted), support.y)["loss"]
             return support_weight * of_support - marginal + conditional_weight * conditional
 
-        start = {VECTORS: class_means(known, one_hot(support, known.dtype))}
+        start = {VECTORS: class_means(support_features, one_hot(support, support_features.dtype))}
         rate = inner_lr if x.shape[1] > 1 else 0.0  # the steps would make a single query as uncertain as it can be
         for adapted in descent(loss, start, optimizer=ADAM, rate=constant(rate), steps=steps, order=0):
             yield logits(queries, adapted)

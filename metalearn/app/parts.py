@@ -265,17 +265,17 @@ def note_inputs(source: TaskSource, config: DictConfig, recorded: DictConfig | N
             OmegaConf.update(node, "model.inputs", to_note(inputs_of_source(source)))
 
 
-def chosen_loss(chosen: object, source: TaskSource) -> Loss | None:
+def chosen_loss(loss: object, source: TaskSource) -> Loss | None:
     """The loss of the tasks of a source: None is `loss=auto`, and a function is one of the user's own.
 
     Raises:
         ConfigError: it is something else.
     """
-    if chosen is None or isinstance(chosen, Loss):
-        return chosen
-    if not callable(chosen):
-        raise ConfigError(f"loss={chosen!r}: must be a function of outputs and targets, or a metalearn.types.Loss")
-    return of_function(chosen, classes=source.classes("train") is not None)
+    if loss is None or isinstance(loss, Loss):
+        return loss
+    if not callable(loss):
+        raise ConfigError(f"loss={loss!r}: must be a function of outputs and targets, or a metalearn.types.Loss")
+    return of_function(loss, classes=source.classes("train") is not None)
 
 
 def put_together(job: Job, source: TaskSource, model: Model, algorithm: Algorithm, notes: Sequence[str] = ()) -> Parts:
@@ -360,9 +360,9 @@ def initial_params(config: DictConfig, algorithm: Algorithm, run_dir: Path) -> t
         )
     # By name everywhere, as the optimiser and the files have them: an algorithm may go by their order.
     params = {name: drawn[name].to(dtype) for name in sorted(drawn)}
-    known = config.model.get("weights") is None  # a file of weights does not say what it was trained on
+    from_scratch = config.model.get("weights") is None  # a file of weights does not say what it was trained on
     if config.init_from is None:
-        return params, [], Seen(complete=known)
+        return params, [], Seen(complete=from_scratch)
     path = Path(str(config.init_from))
     if not is_folder(path) and has_checkpoints(run_dir):
         return params, [], Seen()
@@ -370,7 +370,7 @@ def initial_params(config: DictConfig, algorithm: Algorithm, run_dir: Path) -> t
     saved = read_named("init_from", path)
     start, notes = start_params(path, saved.params, params, strict=config.init_strict)
     notes += trained_otherwise("init_from", saved.meta["config"], to_container(config), ("model",))
-    seen = from_meta(saved.meta).joined(Seen(complete=known))
+    seen = from_meta(saved.meta).joined(Seen(complete=from_scratch))
     return start, notes if seen.complete else [*notes, f"init_from={path}: {UNKNOWN}"], seen
 
 

@@ -121,9 +121,9 @@ def _processor() -> str:
     info = Path("/proc/cpuinfo")
     first = info.read_text(encoding="utf-8").partition("\n\n")[0] if info.exists() else ""
     named = {name.strip(): value.strip() for name, _, value in (line.partition(":") for line in first.splitlines())}
-    known = [named[key] for key in ("model name", "cpu family", "model", "CPU implementer", "CPU part") if key in named]
-    known = known or [platform.machine(), platform.processor()]
-    return " ".join([*known, torch.backends.cpu.get_cpu_capability()])
+    parts = [named[key] for key in ("model name", "cpu family", "model", "CPU implementer", "CPU part") if key in named]
+    parts = parts or [platform.machine(), platform.processor()]
+    return " ".join([*parts, torch.backends.cpu.get_cpu_capability()])
 
 
 # The classes of an evaluation
@@ -173,13 +173,13 @@ def check_unseen(seen: Seen, source: TaskSource, split: str, choice: str) -> dic
     if identities is None:
         has_classes = source.classes(split) is not None
         return {KEY: UNKNOWN_OVERLAP} if choice == REPORT and has_classes else {}
-    found = overlap(seen, split, identities)
+    shared = overlap(seen, split, identities)
     if choice == REPORT:
-        return shown | {KEY: found._asdict() | {"complete": seen.complete}}
-    if found.trained_on or found.validated_on:
-        also = f", and {found.validated_on} more were validated on" if found.validated_on else ""
+        return shown | {KEY: shared._asdict() | {"complete": seen.complete}}
+    if shared.trained_on or shared.validated_on:
+        also = f", and {shared.validated_on} more were validated on" if shared.validated_on else ""
         raise ConfigError(
-            f"dataset: {found.trained_on} of its {found.classes} {split} classes were trained on before{also}, as "
+            f"dataset: {shared.trained_on} of its {shared.classes} {split} classes were trained on before{also}, as "
             f"their names say; type the dataset and dataset.split of the training, or {KEY}={REPORT} to evaluate on "
             "them and count them in the result"
         )

@@ -70,12 +70,12 @@ def source_of(name: str, settings: Mapping[str, Any], plugins: Sequence[str]) ->
         ConfigError: there is no such prior, or a setting is not allowed.
     """
     options = groups()["dataset"]
-    option = next((known for known in (f"{name}_prior", name) if known in options), None)
+    option = next((key for key in (f"{name}_prior", name) if key in options), None)
     if option is None:
         option, settings, plugins = "prior", {"prior": name, **settings}, [*plugins, name.partition(".")[0]]
     source = build(plain_config({"dataset": Named(option, settings)}, {"plugins": list(plugins)}), "dataset")
     if not isinstance(source, PriorTasks):
-        priors = ", ".join(known.removesuffix("_prior") for known in options if known.endswith("_prior"))
+        priors = ", ".join(option.removesuffix("_prior") for option in options if option.endswith("_prior"))
         raise ConfigError(f"NAME={name}: is no prior; type {priors}, or the name of a module of your own")
     return source
 
@@ -150,22 +150,22 @@ def learners() -> Callable[[Episode], Mapping[str, float]] | None:
         return SimpleImputer(keep_empty_features=True)
 
     def scores(task: Episode) -> dict[str, float]:
-        known, y, asked, truth = (value[0].numpy() for batch in task for value in batch)
+        context, y, asked, truth = (value[0].numpy() for batch in task for value in batch)
         real = y.ndim == 2
         forest: Any = ExtraTreesRegressor if real else ExtraTreesClassifier
         line: Any = Ridge() if real else LogisticRegression(max_iter=1000)
-        found = {
+        models = {
             "forest": make_pipeline(filled(), forest(100, random_state=0)),
             "linear": make_pipeline(filled(), StandardScaler(), line),
         }
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # that a line has not converged says that the task is hard
             if real:
-                answers = {name: made.fit(known, y[:, 0]).predict(asked) for name, made in found.items()}
+                answers = {name: model.fit(context, y[:, 0]).predict(asked) for name, model in models.items()}
                 return {name: r_squared(answer, truth[:, 0]) for name, answer in answers.items()}
             if len(np.unique(y)) < 2:
-                return dict.fromkeys(found, 0.5)
-            votes = {name: made.fit(known, y).predict_proba(asked) for name, made in found.items()}
+                return dict.fromkeys(models, 0.5)
+            votes = {name: model.fit(context, y).predict_proba(asked) for name, model in models.items()}
         return {name: area(vote, truth, np.unique(y)) for name, vote in votes.items()}
 
     return scores
@@ -191,47 +191,47 @@ def area(votes: Array, truth: Array, classes: Array) -> float:
 # The report
 
 
-def in_lines(name: str, found: PriorFigures) -> list[str]:
+def in_lines(name: str, figures: PriorFigures) -> list[str]:
     """The figures in words."""
     sizes = {
-        "rows": [shape.rows for shape in found.shapes],
-        "known rows": [shape.support for shape in found.shapes],
-        "features": [shape.features for shape in found.shapes],
-        "classes": [shape.classes for shape in found.shapes if shape.classes is not None],
+        "rows": [shape.rows for shape in figures.shapes],
+        "known rows": [shape.support for shape in figures.shapes],
+        "features": [shape.features for shape in figures.shapes],
+        "classes": [shape.classes for shape in figures.shapes if shape.classes is not None],
     }
     ranges = ", ".join(f"{what} {min(of)} to {max(of)}" for what, of in sizes.items() if of)
-    lines = [f"prior {name}: {found.tasks} tasks of as many groups; {ranges}"]
-    if found.scores:
-        means = [f"{learner} {np.mean(found.scores[learner]):.3f}" for learner in LEARNERS]
-        lines.append(f"mean {found.measure}: {', '.join(means)}, chance {found.chance:g}")
+    lines = [f"prior {name}: {figures.tasks} tasks of as many groups; {ranges}"]
+    if figures.scores:
+        means = [f"{learner} {np.mean(figures.scores[learner]):.3f}" for learner in LEARNERS]
+        lines.append(f"mean {figures.measure}: {', '.join(means)}, chance {figures.chance:g}")
         lines.append(
-            f"not learned: {found.useless:.0%} of the tasks ({found.measure} below {USELESS[found.measure]:g}, by the "
-            "better of both)"
+            f"not learned: {figures.useless:.0%} of the tasks "
+            f"({figures.measure} below {USELESS[figures.measure]:g}, by the better of both)"
         )
-    if found.constant:
-        lines.append(f"constant targets: {found.constant} of {found.tasks} tasks")
-    lines.append(f"{found.per_second:,.0f} tasks are drawn in a second of one core")
+    if figures.constant:
+        lines.append(f"constant targets: {figures.constant} of {figures.tasks} tasks")
+    lines.append(f"{figures.per_second:,.0f} tasks are drawn in a second of one core")
     return lines
 
 
-def page_of(name: str, found: PriorFigures, command: str) -> str:
+def page_of(name: str, figures: PriorFigures, command: str) -> str:
     """The figures as a page, with pictures of the first tasks."""
     ordered = [
         Line(learner, [(100 * (n + 0.5) / len(of), value) for n, value in enumerate(sorted(of))])
-        for learner, of in found.scores.items()
+        for learner, of in figures.scores.items()
     ]
-    guess = Line("chance", [(0, found.chance), (100, found.chance)], style="dashes")
+    guess = Line("chance", [(0, figures.chance), (100, figures.chance)], style="dashes")
     summaries: dict[str, Callable[[Any], Any]] = {"mean": np.mean, "worst": np.min, "median": np.median, "best": np.max}
     return page(
         "prior.html",
         title=f"Prior {name}",
-        lines=in_lines(name, found),
-        learned=chart("", [*ordered, guess], x="tasks, from the hardest, %", y=found.measure) if ordered else None,
-        heads=[found.measure, *found.scores],
+        lines=in_lines(name, figures),
+        learned=chart("", [*ordered, guess], x="tasks, from the hardest, %", y=figures.measure) if ordered else None,
+        heads=[figures.measure, *figures.scores],
         summaries=[
-            [what, *(f"{summary(of):.3f}" for of in found.scores.values())] for what, summary in summaries.items()
+            [what, *(f"{summary(of):.3f}" for of in figures.scores.values())] for what, summary in summaries.items()
         ],
-        tasks=[_sample(f"task {number}", task) for number, task in enumerate(found.shown)],
+        tasks=[_sample(f"task {number}", task) for number, task in enumerate(figures.shown)],
         made=made_with(),
         commands=[command],
     )
@@ -239,16 +239,16 @@ def page_of(name: str, found: PriorFigures, command: str) -> str:
 
 def _sample(title: str, task: Episode) -> tuple[dict[str, int], Chart]:
     """The sizes of a task, and a chart of its rows."""
-    (known, y), (asked, truth) = ((batch.x[0].double().numpy(), batch.y[0].double().numpy()) for batch in task)
-    sizes = {"known": len(known), "asked": len(asked), "features": known.shape[1]}
+    (context, y), (asked, truth) = ((batch.x[0].double().numpy(), batch.y[0].double().numpy()) for batch in task)
+    sizes = {"known": len(context), "asked": len(asked), "features": context.shape[1]}
     if y.ndim == 2:
         lines = [
             Line(name, sorted(zip(x[:, 0].tolist(), of[:, 0].tolist(), strict=True)), style="points")
-            for name, x, of in (("known", known, y), ("asked", asked, truth))
+            for name, x, of in (("known", context, y), ("asked", asked, truth))
         ]
         return sizes, chart(title, lines, x="first feature", y="target")
-    second = min(1, known.shape[1] - 1)
-    x, labels = np.concatenate([known, asked]), np.concatenate([y, truth])
+    second = min(1, context.shape[1] - 1)
+    x, labels = np.concatenate([context, asked]), np.concatenate([y, truth])
     lines = [
         Line(f"class {int(label)}", x[labels == label][:, [0, second]].tolist(), style="points")
         for label in np.unique(labels)

@@ -176,8 +176,8 @@ def ending_of(run: Callable[[], int]) -> Ending:
     except OSError as error:
         if not is_disk_fault(error):
             raise
-        told = unwritten(Path(os.fsdecode(error.filename or "a file")), error, "used")
-        return Ending(report_error(told, DISK), str(told))
+        disk_error = unwritten(Path(os.fsdecode(error.filename or "a file")), error, "used")
+        return Ending(report_error(disk_error, DISK), str(disk_error))
 
 
 def report_error(error: BaseException, code: int) -> int:
@@ -229,8 +229,8 @@ def print_all(text: str) -> int:
 
 def versions() -> str:
     """This program's version, and those of torch and hydra-core if they are installed."""
-    found = [f"metalearn {own_version() or '(a checkout that is not installed)'}"]
+    packages = [f"metalearn {own_version() or '(a checkout that is not installed)'}"]
     for name in ("torch", "hydra-core"):
         version = version_of(name)
-        found.append(f"{name} {version}" if version else f"no {name}")
-    return ", ".join(found)
+        packages.append(f"{name} {version}" if version else f"no {name}")
+    return ", ".join(packages)

@@ -216,10 +216,10 @@ def job_of(config: DictConfig, program: Program) -> Job:
     """The job of a multirun that Hydra has made this config and folder for. It draws only if told to."""
     from hydra.core.hydra_config import HydraConfig
 
-    own = HydraConfig.get()
-    folder = Path(own.runtime.output_dir)
-    flags = [f"--config-dir={place.path}" for place in own.runtime.config_sources if place.provider == PROVIDER]
-    overrides = [*flags, *own.overrides.task, f"hydra.run.dir={quoted(folder)}"]
+    hydra = HydraConfig.get()
+    folder = Path(hydra.runtime.output_dir)
+    flags = [f"--config-dir={place.path}" for place in hydra.runtime.config_sources if place.provider == PROVIDER]
+    overrides = [*flags, *hydra.overrides.task, f"hydra.run.dir={quoted(folder)}"]
     complete = resolved(config)
     if complete.run == AUTO:  # the folder, which Hydra has made, says what else is changed
         complete.run = run_name(complete.seed, {})
@@ -227,7 +227,7 @@ def job_of(config: DictConfig, program: Program) -> Job:
         if not any(text.startswith(f"{key}=") for text in overrides):
             overrides.append(f"{key}=false")
             OmegaConf.update(complete, key, False)
-    job = to_job(complete, folder, experiment_of(own.runtime.choices), None, program, overrides)
+    job = to_job(complete, folder, experiment_of(hydra.runtime.choices), None, program, overrides)
     return job._replace(in_sweep=True)
 
 

@@ -133,11 +133,11 @@ def collect(source: Source, folder: Path, out: Path, *, partly: bool) -> DrawnSe
         return "" if partly or not old.is_partial else f"a part of {old.name}, as --partial writes it"
 
     def make() -> DrawnSet:
-        found = recognised(folder, published)
-        log.info("%s: %s in %s", published.title, found.layout, found.place)
-        for line in digests(published, found):
+        raw = recognised(folder, published)
+        log.info("%s: %s in %s", published.title, raw.layout, raw.place)
+        for line in digests(published, raw):
             log.info("%s", line)
-        wrong = deviations(published, found)
+        wrong = deviations(published, raw)
         if wrong and not partly:
             raise DataError(
                 f"--from={folder}: is not {published.title} as published: {'; '.join(wrong)}. Complete it, or type "
@@ -147,21 +147,21 @@ def collect(source: Source, folder: Path, out: Path, *, partly: bool) -> DrawnSe
             log.warning("%s: %s", published.title, line)
         if not wrong:
             log.info("%s: the classes and the numbers of pictures are the published ones", published.title)
-        classes = {key: one for key, one in found.classes.items() if one.total and published.belongs(*key)}
+        classes = {key: one for key, one in raw.classes.items() if one.total and published.belongs(*key)}
         order = sorted(classes, key=lambda key: (list(SPLITS).index(key[0]), key[1]))
         total, side = sum(classes[key].total for key in order), published.side
         if not total:
             raise DataError(f"--from={folder}: has no picture of {published.title}")
         log.info("%s: %d pictures are brought to %d × %d pixels", published.title, total, side, side)
-        written = _written(published, found, [(key, classes[key]) for key in order])
-        layout = found.layout + (PARTLY if wrong else "")
+        written = _written(published, raw, [(key, classes[key]) for key in order])
+        layout = raw.layout + (PARTLY if wrong else "")
         try:
             made = write_set(out, published.name, [layout], (side, side, 3), written, total)
         finally:
             if not (out / INDEX).exists():
                 (out / PICTURES).unlink(missing_ok=True)  # many gigabytes, which could not be completed
         lines = [f"# {published.title}", "", f"{source.paper}.", "", f"Terms: {source.terms}.", ""]
-        lines += [f"{len(made.classes)} classes, {made.total} pictures, read from {found.layout}."]
+        lines += [f"{len(made.classes)} classes, {made.total} pictures, read from {raw.layout}."]
         lines += ["", "Not as published:", *(f"- {line}" for line in wrong)] if wrong else []
         write_atomically(out / ATTRIBUTION, "\n".join([*lines, ""]))
         return made
@@ -172,13 +172,13 @@ def collect(source: Source, folder: Path, out: Path, *, partly: bool) -> DrawnSe
 # Checks
 
 
-def digests(published: PublishedPictures, found: FoundSet) -> list[str]:
+def digests(published: PublishedPictures, raw: FoundSet) -> list[str]:
     """Lines that say whether the files are, byte for byte, those whose MD5 is published."""
     with (HERE / "photograph_files.csv").open(encoding="utf-8", newline="") as file:
-        known = {row["file"].lower(): row for row in csv.DictReader(file) if row["set"] == published.name}
+        published_files = {row["file"].lower(): row for row in csv.DictReader(file) if row["set"] == published.name}
     lines = []
-    for path in found.files:
-        if row := known.get(path.name.lower()):
+    for path in raw.files:
+        if row := published_files.get(path.name.lower()):
             with path.open("rb") as content:
                 md5 = hashlib.file_digest(content, partial(hashlib.md5, usedforsecurity=False)).hexdigest()
             which = "the one" if md5 == row["md5"] else f"another than the {row['md5']}"
@@ -186,12 +186,12 @@ def digests(published: PublishedPictures, found: FoundSet) -> list[str]:
     return lines
 
 
-def deviations(published: PublishedPictures, found: FoundSet) -> list[str]:
+def deviations(published: PublishedPictures, raw: FoundSet) -> list[str]:
     """Lines on what is not as published."""
-    lines = list(found.wrong)
+    lines = list(raw.wrong)
     for split in SPLITS:
         names = published.of(split)
-        counts = {name: pictures.total for (part, name), pictures in found.classes.items() if part == split}
+        counts = {name: pictures.total for (part, name), pictures in raw.classes.items() if part == split}
         if not sum(counts.values()):
             lines.append(f"{split}: there is nothing of its {len(names)} classes")
             continue
@@ -232,13 +232,13 @@ def _wrong_counts(published: PublishedPictures, split: str, counts: Mapping[str,
 
 
 def _written(
-    published: PublishedPictures, found: FoundSet, classes: Sequence[tuple[tuple[str, str], ClassPictures]]
+    published: PublishedPictures, raw: FoundSet, classes: Sequence[tuple[tuple[str, str], ClassPictures]]
 ) -> Iterator[tuple[DrawnClass, Images]]:
     """Each class with its pictures, in the order of their digests."""
     for (split, name), pictures in classes:
         whole = _formed(pictures.get(), name, published.side)
         order = sorted(range(len(whole)), key=lambda number: hashlib.sha256(whole[number].tobytes()).digest())
-        words = found.words.get(name) or name.partition(".")[2] or name
+        words = raw.words.get(name) or name.partition(".")[2] or name
         yield DrawnClass(name, words.replace("_", " "), split, [0] * len(whole)), whole[order]
 
 

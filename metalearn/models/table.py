@@ -54,16 +54,16 @@ RIDGES = (0.003, 0.1)  # the penalties of `linear`, where a feature has variance
 KeysValues = tuple[Tensor, Tensor]
 
 
-class Known(NamedTuple):
-    """What queries read of the known rows: `place` (mean and standard deviation of each feature, [t, 1, d]) and
-    `target` (those of the targets, [t, 1, 1]); the `labels` by column [t, k, m], and which of the columns are `there`,
+class Context(NamedTuple):
+    """What queries read of the context, the known rows: `place` (mean and standard deviation of each feature, [t, 1,
+    d]) and `target` (those of the targets, [t, 1, 1]); the `labels` by column [t, k, m], and which are `present`,
     [t, k]; the `columns` [t, k, d, c] of `form=rows`; of `linear` its `slopes` [t, d, 2, k] and its `answers` for the
     known rows, [t, k, m, 2]; and the keys and values of each block."""
 
     place: tuple[Tensor, Tensor]
     target: tuple[Tensor, Tensor]
     labels: Tensor
-    there: Tensor
+    present: Tensor
     columns: Tensor | None = None
     slopes: Tensor | None = None
     answers: Tensor | None = None
@@ -114,61 +114,61 @@ def table(
     def init(generator: Generator) -> Params:
         return _drawn(cells, width, layers, numbers.width if numbers else 1, frequency, linear, generator)
 
-    def known_of(params: Params, support: Batch) -> Known:
+    def context_of(params: Params, support: Batch) -> Context:
         x, y = support
         if numbers is None:
-            labels, there, target = _by_class(y, classes, x)
+            labels, present, target = _by_class(y, classes, x)
         elif y.shape[2:] != (1,) or not y.is_floating_point():
             raise ValueError(f"model.head={head}: is for one real number a row; type model.head=classes for classes")
         else:
             target = _mean_and_spread(y, standardize)
             labels = ((y - target[0]) / target[1]).transpose(1, 2)
-            there = labels.new_ones(len(y), 1, dtype=torch.bool)
-        known = Known(_mean_and_spread(x, standardize), target, labels, there)
+            present = labels.new_ones(len(y), 1, dtype=torch.bool)
+        context = Context(_mean_and_spread(x, standardize), target, labels, present)
         if cells:
-            return known
+            return context
         if linear:
-            slopes, answers = _regressions(_standardized(known, x)[0], labels)
-            known = known._replace(slopes=slopes, answers=answers)
-        return known._replace(columns=_columns(params, known, _of_cells(params, known, x)))
+            slopes, answers = _regressions(_standardized(context, x)[0], labels)
+            context = context._replace(slopes=slopes, answers=answers)
+        return context._replace(columns=_columns(params, context, _of_cells(params, context, x)))
 
-    def through(params: Params, known: Known, x: Tensor, labelled: bool) -> tuple[Tensor, list[KeysValues]]:
+    def through(params: Params, context: Context, x: Tensor, labelled: bool) -> tuple[Tensor, list[KeysValues]]:
         """The label columns' last tokens of those rows `x` that are asked, and the keys and values of the others, which
         come first if `labelled`."""
-        labels = known.labels if labelled else known.labels[:, :, :0]
-        h, kept = _tokens(params, known, x, labels), list[KeysValues]()
+        labels = context.labels if labelled else context.labels[:, :, :0]
+        h, kept = _tokens(params, context, x, labels), list[KeysValues]()
         for number in range(layers):
             last = number == layers - 1
             if cells:
-                h = _over_columns(params, f"block{number}.columns", h, known.there, heads, last)
-            earlier = None if labelled else known.blocks[number]
+                h = _over_columns(params, f"block{number}.columns", h, context.present, heads, last)
+            earlier = None if labelled else context.blocks[number]
             h, keys = _over_rows(params, f"block{number}.rows", h, labels.shape[2], earlier, heads, last)
-            h = _mlp(params, f"block{number}.mlp", h, None if cells else known.there)
+            h = _mlp(params, f"block{number}.mlp", h, None if cells else context.present)
             kept.append(keys)
         return h, kept
 
-    def read(params: Params, known: Known, h: Tensor) -> Tensor:
+    def read(params: Params, context: Context, h: Tensor) -> Tensor:
         """The outputs [t, n, …] of the tokens [t, k, n, width]."""
         h = shared_linear(_norm(params, "norm", h), params["head.in.weight"], params["head.in.bias"])
         raw = shared_linear(F.gelu(h), params["head.out.weight"], params["head.out.bias"])
         if numbers:
-            return numbers.outputs(raw[:, 0], *known.target)
+            return numbers.outputs(raw[:, 0], *context.target)
         logits = raw[..., 0].transpose(1, 2)
-        logits = torch.where(known.there.unsqueeze(1), logits, params["head.absent"])
+        logits = torch.where(context.present.unsqueeze(1), logits, params["head.absent"])
         absent = params["head.absent"].expand(*logits.shape[:2], classes - logits.shape[2])
         return torch.cat([logits, absent], dim=2)
 
     def outputs(params: Params, support: Batch, x: Tensor) -> Tensor:
-        known = known_of(params, support)
-        h, _ = through(params, known, torch.cat([support.x, x], dim=1), True)
-        return read(params, known, h)
+        context = context_of(params, support)
+        h, _ = through(params, context, torch.cat([support.x, x], dim=1), True)
+        return read(params, context, h)
 
-    def remember(params: Params, support: Batch) -> Known:
-        known = known_of(params, support)
-        return known._replace(blocks=through(params, known, support.x, True)[1])
+    def remember(params: Params, support: Batch) -> Context:
+        context = context_of(params, support)
+        return context._replace(blocks=through(params, context, support.x, True)[1])
 
-    def answer(params: Params, known: Known, x: Tensor) -> Tensor:
-        return read(params, known, through(params, known, x, False)[0])
+    def answer(params: Params, context: Context, x: Tensor) -> Tensor:
+        return read(params, context, through(params, context, x, False)[0])
 
     def apply(params: Params, x: Tensor, support_x: Tensor | None = None) -> Tensor:
         raise ValueError("model=table reads labels beside the inputs; type algorithm=pfn")
@@ -187,8 +187,8 @@ def _by_class(y: Tensor, classes: int, x: Tensor) -> tuple[Tensor, Tensor, tuple
     scale."""
     if y.is_floating_point():
         raise ValueError("model.head=classes: the targets are real numbers; type model.head=gaussian")
-    known = surroundings().ways
-    most = int(y.max()) + 1 if known is None else known
+    ways = surroundings().ways
+    most = int(y.max()) + 1 if ways is None else ways
     if most > classes:
         raise ValueError(f"model.classes={classes}: a task has {most} classes; type model.classes={most}")
     labels = (y.unsqueeze(1) == torch.arange(most, device=y.device).unsqueeze(1)).to(x.dtype)
@@ -200,16 +200,16 @@ def _mean_and_spread(x: Tensor, standardize: bool) -> tuple[Tensor, Tensor]:
     the spread is 1."""
     if not standardize:
         return x.new_zeros(len(x), 1, x.shape[2]), x.new_ones(len(x), 1, x.shape[2])
-    there = ~x.isnan()
-    count = there.sum(dim=1, keepdim=True).clamp(min=1)
-    mean = torch.where(there, x, 0.0).sum(dim=1, keepdim=True) / count
-    spread = (torch.where(there, x - mean, 0.0).square().sum(dim=1, keepdim=True) / count).sqrt()
+    present = ~x.isnan()
+    count = present.sum(dim=1, keepdim=True).clamp(min=1)
+    mean = torch.where(present, x, 0.0).sum(dim=1, keepdim=True) / count
+    spread = (torch.where(present, x - mean, 0.0).square().sum(dim=1, keepdim=True) / count).sqrt()
     return mean, torch.where(spread > 1e-6 * mean.abs().clamp(min=1e-30), spread, 1.0)
 
 
-def _standardized(known: Known, x: Tensor) -> tuple[Tensor, Tensor]:
+def _standardized(context: Context, x: Tensor) -> tuple[Tensor, Tensor]:
     """The cells `x` [t, n, d] in units of the known rows, 0 where they are missing; and which are missing."""
-    mean, spread = known.place
+    mean, spread = context.place
     missing = x.isnan()
     return torch.where(missing, 0.0, (x - mean) / spread), missing
 
@@ -233,18 +233,18 @@ def _regressions(z: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
     return torch.stack(slopes, dim=2), torch.stack(answers, dim=3).transpose(1, 2)
 
 
-def _of_cells(params: Params, known: Known, x: Tensor) -> Tensor:
+def _of_cells(params: Params, context: Context, x: Tensor) -> Tensor:
     """Numbers [t, n, d, c] for the cells `x` [t, n, d]."""
-    z, missing = _standardized(known, x)
+    z, missing = _standardized(context, x)
     seen = torch.stack([z.clamp(-3, 3), z.asinh(), missing.to(z.dtype)], dim=3)
     waves = torch.sin(z.unsqueeze(3) * params["cell.frequency"] + params["cell.phase"])
     return shared_linear(seen, params["cell.weight"], params["cell.bias"]) + waves
 
 
-def _columns(params: Params, known: Known, cells: Tensor) -> Tensor:
+def _columns(params: Params, context: Context, cells: Tensor) -> Tensor:
     """B_dk [t, k, d, c]: the summary of each feature, for each label column."""
     g = F.gelu(shared_linear(cells, params["cell.in.weight"], params["cell.in.bias"]))
-    labels = known.labels - known.labels.mean(dim=2, keepdim=True)
+    labels = context.labels - context.labels.mean(dim=2, keepdim=True)
     rows = labels.shape[2]
     alike = (labels @ g.flatten(2)).unflatten(2, g.shape[2:]) / rows
     h = shared_linear(alike, params["column.label"]) + shared_linear(
@@ -253,64 +253,64 @@ def _columns(params: Params, known: Known, cells: Tensor) -> Tensor:
     return shared_linear(F.gelu(h), params["column.out.weight"], params["column.out.bias"])
 
 
-def _tokens(params: Params, known: Known, x: Tensor, labels: Tensor) -> Tensor:
+def _tokens(params: Params, context: Context, x: Tensor, labels: Tensor) -> Tensor:
     """The first tokens [t, g, n, width] of rows `x`, the first of which have these labels [t, k, m]."""
-    seen = _of_cells(params, known, x)
+    seen = _of_cells(params, context, x)
     labelled = labels.unsqueeze(3) * params["label.weight"] + params["label.bias"]
-    asked = params["label.unknown"].expand(*known.there.shape, x.shape[1] - labels.shape[2], -1)
+    asked = params["label.unknown"].expand(*context.present.shape, x.shape[1] - labels.shape[2], -1)
     label = torch.cat([labelled, asked], dim=2)
-    if known.columns is None:
+    if context.columns is None:
         return torch.cat([seen.transpose(1, 2), label], dim=1)
     g = F.gelu(shared_linear(seen, params["cell.in.weight"], params["cell.in.bias"]))
-    sums = torch.einsum("tndc,tkdc->tknc", g, known.columns) * x.shape[2] ** -0.5
+    sums = torch.einsum("tndc,tkdc->tknc", g, context.columns) * x.shape[2] ** -0.5
     tokens = label + shared_linear(sums, params["cell.out"])
-    if known.slopes is None or known.answers is None:
+    if context.slopes is None or context.answers is None:
         return tokens
     count = labels.shape[2]
-    z = _standardized(known, x[:, count:])[0].clamp(-3, 3)
-    answers = torch.einsum("tnd,tdpk->tknp", z, known.slopes)
-    return tokens + shared_linear(torch.cat([known.answers[:, :, :count], answers], dim=2), params["linear"])
+    z = _standardized(context, x[:, count:])[0].clamp(-3, 3)
+    answers = torch.einsum("tnd,tdpk->tknp", z, context.slopes)
+    return tokens + shared_linear(torch.cat([context.answers[:, :, :count], answers], dim=2), params["linear"])
 
 
 # Blocks, of tokens [t, g, n, width]: the label columns are the last of the g
 
 
-def _over_columns(params: Params, name: str, x: Tensor, there: Tensor, heads: int, last: bool) -> Tensor:
+def _over_columns(params: Params, name: str, x: Tensor, present: Tensor, heads: int, last: bool) -> Tensor:
     """Attention over the tokens of a row. After the `last` one, only the label columns are read."""
     h = _norm(params, f"{name}.norm", x).transpose(1, 2)
-    first = x.shape[1] - there.shape[1] if last else 0
+    first = x.shape[1] - present.shape[1] if last else 0
     queries = shared_linear(h[:, :, first:], params[f"{name}.query"])
     keys, values = shared_linear(h, params[f"{name}.key_value"]).chunk(2, dim=3)
     hidden = None
-    if there.device.type != "cpu" or not there.all():  # a GPU would be waited for
-        absent = F.pad(~there, (x.shape[1] - there.shape[1], 0))
+    if present.device.type != "cpu" or not present.all():  # a GPU would be waited for
+        absent = F.pad(~present, (x.shape[1] - present.shape[1], 0))
         hidden = absent.unsqueeze(1).expand(-1, x.shape[2], -1).flatten(0, 1)
     mixed = shared_linear(products_attention(queries, keys, values, heads, hidden), params[f"{name}.out"])
     return x[:, first:] + mixed.transpose(1, 2)
 
 
 def _over_rows(
-    params: Params, name: str, x: Tensor, known: int, earlier: KeysValues | None, heads: int, last: bool
+    params: Params, name: str, x: Tensor, context_size: int, earlier: KeysValues | None, heads: int, last: bool
 ) -> tuple[Tensor, KeysValues]:
-    """Attention to known rows, the first `known` ones or `earlier` ones, and their keys and values. After the `last`
-    one, only the other rows are read."""
+    """Attention to known rows, the first `context_size` or the `earlier` ones, and their keys and values. After the
+    `last` one, only the other rows are read."""
     h = _norm(params, f"{name}.norm", x)
     if earlier is None:
-        keys, values = shared_linear(h[:, :, :known], params[f"{name}.key_value"]).chunk(2, dim=3)
+        keys, values = shared_linear(h[:, :, :context_size], params[f"{name}.key_value"]).chunk(2, dim=3)
     else:
         keys, values = earlier
     if last:
-        x, h = x[:, :, known:], h[:, :, known:]
+        x, h = x[:, :, context_size:], h[:, :, context_size:]
     queries = shared_linear(h, params[f"{name}.query"])
     return x + shared_linear(products_attention(queries, keys, values, heads), params[f"{name}.out"]), (keys, values)
 
 
-def _mlp(params: Params, name: str, x: Tensor, there: Tensor | None) -> Tensor:
-    """With `there`, the MLP also reads the mean over these columns, if there are several."""
+def _mlp(params: Params, name: str, x: Tensor, present: Tensor | None) -> Tensor:
+    """With `present`, the MLP also reads the mean over these columns, if there are several."""
     h = _norm(params, f"{name}.norm", x)
     inner = shared_linear(h, params[f"{name}.in.weight"], params[f"{name}.in.bias"])
-    if there is not None and there.shape[1] > 1:
-        shares = there.to(h.dtype) / there.sum(dim=1, keepdim=True)
+    if present is not None and present.shape[1] > 1:
+        shares = present.to(h.dtype) / present.sum(dim=1, keepdim=True)
         mean = (h * shares[:, :, None, None]).sum(dim=1, keepdim=True)
         inner = inner + shared_linear(mean, params[f"{name}.in.mean"])
     return x + shared_linear(F.gelu(inner), params[f"{name}.out.weight"], params[f"{name}.out.bias"])

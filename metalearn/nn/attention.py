@@ -270,48 +270,48 @@ def _computed(
     # With zeros, so that the last dimension is a multiple of the lanes.
     more = (-part.shape[-1] % kernels.lanes for part in (q, k, v, *others))
     filled = (F.pad(part, (0, n)) if n else part.contiguous() for part, n in zip((q, k, v, *others), more, strict=True))
-    given = dict(zip("qkvuabc", filled, strict=False))
+    operands = dict(zip("qkvuabc", filled, strict=False))
     if name == "attention":
-        results, cut = {"o": q.new_empty(*q.shape[:2], given["v"].shape[2])}, [v]
+        results, cut = {"o": q.new_empty(*q.shape[:2], operands["v"].shape[2])}, [v]
     else:
         cut = [q, k, v, v][: 3 if name == "attention_backward" else 4]
-        results = {f"g{part}": torch.zeros_like(given[part]) for part in "qkvu"[: len(cut)]}
-    kernels.attention(name, mask.every, scale, mask=mask.added, **given, **results)
+        results = {f"g{part}": torch.zeros_like(operands[part]) for part in "qkvu"[: len(cut)]}
+    kernels.attention(name, mask.every, scale, mask=mask.added, **operands, **results)
     return tuple(part[..., : like.shape[2]].contiguous() for part, like in zip(results.values(), cut, strict=True))
 
 
-# A transformer over the samples of a task, which are a set: their order changes nothing. Its first `known` samples, the
-# support set, attend to each other; every other sample attends to them and to itself.
+# A transformer over the samples of a task, which are a set: their order changes nothing. The first `context_size`
+# samples, the support set, attend to each other; every other sample attends to them and to itself.
 
 EXPANSION = 4
 """The width of a block's MLP, in widths of the transformer."""
 
 
-def set_attention(queries: Tensor, keys: Tensor, values: Tensor, known: int) -> Tensor:
-    """Scaled dot-product attention (Vaswani et al. 2017, arXiv 1706.03762, equation 1) over the known samples.
+def set_attention(queries: Tensor, keys: Tensor, values: Tensor, context_size: int) -> Tensor:
+    """Scaled dot-product attention (Vaswani et al. 2017, arXiv 1706.03762, equation 1) over the context samples.
 
     Args:
         queries, keys, values: [t, h, n, d], for h heads of d numbers.
-        known: how many samples, the first of the n, all samples attend to.
+        context_size: how many samples, the first of the n, all samples attend to.
 
     Returns:
-        [t, h, n, d]. Time and memory grow as n · known.
+        [t, h, n, d]. Time and memory grow as n · context_size.
     """
-    to_known = queries @ keys[:, :, :known].transpose(2, 3)
-    to_itself = (queries * keys)[:, :, known:].sum(dim=3, keepdim=True)
-    among_known = to_itself.new_full((*queries.shape[:2], known, 1), -math.inf)  # a known sample must not count twice
-    scores = torch.cat([to_known, torch.cat([among_known, to_itself], dim=2)], dim=3)
+    to_context = queries @ keys[:, :, :context_size].transpose(2, 3)
+    to_itself = (queries * keys)[:, :, context_size:].sum(dim=3, keepdim=True)
+    context_mask = to_itself.new_full((*queries.shape[:2], context_size, 1), -math.inf)  # a context sample counts once
+    scores = torch.cat([to_context, torch.cat([context_mask, to_itself], dim=2)], dim=3)
     weights = (scores / math.sqrt(queries.shape[3])).softmax(dim=3)
-    return weights[..., :known] @ values[:, :, :known] + weights[..., known:] * values
+    return weights[..., :context_size] @ values[:, :, :context_size] + weights[..., context_size:] * values
 
 
-def transformer(params: Params, x: Tensor, *, known: int, heads: int, layers: int) -> Tensor:
+def transformer(params: Params, x: Tensor, *, context_size: int, heads: int, layers: int) -> Tensor:
     """Pre-norm blocks (Xiong et al. 2020, arXiv 2002.04745, figure 1b) of attention and an MLP with GELU; a last norm.
 
     Args:
         params: as `draw_transformer` draws them.
         x: the samples [t, n, width].
-        known: as for `attention`.
+        context_size: as for `set_attention`.
         heads: heads of the attention; they divide the width.
         layers: the number of blocks.
 
@@ -326,7 +326,7 @@ def transformer(params: Params, x: Tensor, *, known: int, heads: int, layers: in
         block = f"block{number}"
         h = shared_linear(_norm(params, f"{block}.norm1", x), params[f"{block}.attention.in"])
         queries, keys, values = map(by_head, h.chunk(3, dim=2))
-        mixed = set_attention(queries, keys, values, known).transpose(1, 2).flatten(2)
+        mixed = set_attention(queries, keys, values, context_size).transpose(1, 2).flatten(2)
         x = x + shared_linear(mixed, params[f"{block}.attention.out"])
         h = _norm(params, f"{block}.norm2", x)
         h = F.gelu(shared_linear(h, params[f"{block}.mlp.in.weight"], params[f"{block}.mlp.in.bias"]))

@@ -110,9 +110,9 @@ def per_task(params: Params, tasks: int) -> Params:
     return {name: laid_out(p).expand(tasks, *p.shape) for name, p in params.items()}
 
 
-def apply_layers(layers: Sequence[Layer], params: Params, x: Tensor, known: int = 0) -> Tensor:
-    """Applies the layers one by one; per-task parameters have a leading task dimension. If `known` is above 0, the
-    statistics of norms are those of the first `known` samples."""
+def apply_layers(layers: Sequence[Layer], params: Params, x: Tensor, support_size: int = 0) -> Tensor:
+    """Applies the layers one by one; per-task parameters have a leading task dimension. If `support_size` is above 0,
+    the statistics of norms are those of the first `support_size` samples."""
     for layer in layers:
         match layer:
             case ChannelsLast():
@@ -120,7 +120,7 @@ def apply_layers(layers: Sequence[Layer], params: Params, x: Tensor, known: int 
             case Convolution(weight, stride, padding):
                 x = conv2d(x, params[weight], stride=stride, padding=padding)
             case Norm(scale, shift, slope):
-                x = batch_norm(x, params[scale], params[shift], slope=slope, statistics_of=known or None)
+                x = batch_norm(x, params[scale], params[shift], slope=slope, statistics_of=support_size or None)
             case Activation("leaky_relu", slope):
                 x = F.leaky_relu(x, slope) if slope else F.relu(x)
             case Activation(name):
@@ -134,7 +134,7 @@ def apply_layers(layers: Sequence[Layer], params: Params, x: Tensor, known: int 
             case Linear(weight, bias):
                 x = linear(x, params[weight], params[bias])
             case Residual(main, around):
-                x = apply_layers(main, params, x, known) + apply_layers(around, params, x, known)
+                x = apply_layers(main, params, x, support_size) + apply_layers(around, params, x, support_size)
     return x
 
 

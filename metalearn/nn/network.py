@@ -146,8 +146,8 @@ class CompiledNetwork:
         if torch.compiler.is_exporting():  # the layers one by one, in torch's operations
             if self._ignores_support or support_x is None:
                 return apply_layers(self.layers, self.unpack(params), x)
-            known, h = support_x.shape[1], torch.cat([support_x, x], dim=1)
-            return apply_layers(self.layers, self.unpack(params), h, known)[:, known:]
+            support_size, h = support_x.shape[1], torch.cat([support_x, x], dim=1)
+            return apply_layers(self.layers, self.unpack(params), h, support_size)[:, support_size:]
         ((key, row),) = params.items()
         samples = _Tasks(self._packed[key], row, x, None if self._ignores_support else support_x)
         if torch.is_grad_enabled() and samples.x.requires_grad:
@@ -224,7 +224,7 @@ class _Tasks:
         Raises:
             ValueError: samples, targets and parameters do not fit, or a derivative by the samples is wanted.
         """
-        self.shaped, self.known = shaped, 0 if support_x is None else support_x.shape[1]
+        self.shaped, self.support_size = shaped, 0 if support_x is None else support_x.shape[1]
         self.x = (x if support_x is None else torch.cat([support_x, x], dim=1)).contiguous()
         # Kernels would read beyond the memory of samples, targets and parameters that do not fit.
         if (self.x.dtype, self.x.device) != (row.dtype, row.device):
@@ -234,7 +234,7 @@ class _Tasks:
         kernels = kernels_for(row)
         assert kernels is not None
         self.plan = shaped.plan(kernels, self.x.shape[1], tuple(self.x.shape[2:]))
-        if (self.known or self.x.shape[1]) * self.plan.fewest_pixels == 1:
+        if (self.support_size or self.x.shape[1]) * self.plan.fewest_pixels == 1:
             raise ValueError("batch norm of one sample of one pixel: a single number has no variance")
         if row.shape != (len(self.x), shaped.layout.size):
             raise ValueError(f"parameters of {len(row)} tasks: must be those of {len(self.x)}, as the inputs")
@@ -253,7 +253,7 @@ class _Tasks:
             )
         y = (y if y.is_floating_point() else y.long()).contiguous()
         tasks, samples, outputs = *self.x.shape[:2], self.plan.last.used
-        shape = (tasks, samples - self.known, *((outputs,) if y.is_floating_point() else ()))
+        shape = (tasks, samples - self.support_size, *((outputs,) if y.is_floating_point() else ()))
         if y.shape != shape:
             raise ValueError(f"targets {list(y.shape)}: must be {list(shape)}, for inputs {list(self.x.shape)}")
         if y.is_floating_point() and y.dtype != dtype:
@@ -269,13 +269,13 @@ class _Tasks:
         """Has the kernels compute; `NetworkCall` explains the tensors."""
         if row.stride(1) != 1 or row.stride(0) not in (0, row.shape[1]):  # neither dense nor one row for all tasks
             row = row.contiguous()
-        call = NetworkCall(row, self.x, self.known, self.plan.last.used, self.y, self.rate, **tensors)
+        call = NetworkCall(row, self.x, self.support_size, self.plan.last.used, self.y, self.rate, **tensors)
         self.plan.kernels.network(what, self.plan.compiled.address, call)
 
     def outputs(self, row: Tensor, *, keep: bool) -> tuple[Tensor, Tensor | None]:
         """The last values [t, n, pixels, channels], and with `keep` what their gradient needs."""
         tasks, last = row.shape[0], self.plan.last
-        samples = self.x.shape[1] - self.known
+        samples = self.x.shape[1] - self.support_size
         result = row.new_empty(tasks, samples, last.height * last.width, last.channels)
         kept = row.new_empty(tasks, self.plan.compiled.values) if keep else None
         self.compute("outputs", row, result=result, kept=kept)
@@ -297,7 +297,7 @@ class _Tasks:
     def by_layers(self, row: Tensor) -> Tensor:
         """The outputs [t, n, d], by the layers one by one: they can be differentiated any number of times."""
         params = dict(zip(parameters_of(self.shaped.layers), self.shaped.layout.unpack(row), strict=True))
-        return apply_layers(self.shaped.layers, params, self.x, self.known)[:, self.known :]
+        return apply_layers(self.shaped.layers, params, self.x, self.support_size)[:, self.support_size :]
 
 
 class _RowsToOutputs(Function):
@@ -385,8 +385,8 @@ def _times(factors: Tensor, gradient: Tensor) -> Tensor:
     if factors.requires_grad or factors.stride(0) != 0:
         return factors.unsqueeze(1) * gradient
     one = _ones.get((factors.device, factors.dtype))
-    known = one is not None and one.data_ptr() == factors.data_ptr()
-    if known or (not factors.is_cuda and factors[0].item() == 1):
+    is_one = one is not None and one.data_ptr() == factors.data_ptr()
+    if is_one or (not factors.is_cuda and factors[0].item() == 1):
         return gradient
     return factors.unsqueeze(1) * gradient
 

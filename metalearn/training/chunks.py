@@ -64,9 +64,9 @@ class ChunkFunctions(NamedTuple):
 class PieceFunctions(NamedTuple):
     """The computations at both ends of a network that is cut into stages, on single samples.
 
-    `inputs` gives the inputs [1, known + n, …] of the first stage, and how many of them are support samples. From the
-    outputs [1, n, …] of the last stage, `outcome` computes the summed loss with its graph and (metrics, count), and
-    `values` the values of every sample. From these values, `faults` computes the faults of the samples.
+    `inputs` gives the inputs [1, support_size + n, …] of the first stage, and `support_size`. From the outputs
+    [1, n, …] of the last stage, `outcome` computes the summed loss with its graph and (metrics, count), and `values`
+    the values of every sample. From these values, `faults` computes the faults of the samples.
     """
 
     inputs: Callable[[str, Tensor], tuple[Tensor, int]]
@@ -79,7 +79,7 @@ def single_stages(model: Model) -> tuple[Stage, ...]:
     """The model's stages for parameters without a leading task dimension."""
 
     def single(stage: Stage) -> Stage:
-        return stage._replace(apply=lambda params, h, known: stage.apply(per_task(params, 1), h, known))
+        return stage._replace(apply=lambda params, h, support_size: stage.apply(per_task(params, 1), h, support_size))
 
     return tuple(map(single, model.stages))
 
@@ -105,9 +105,9 @@ def chunk_of(
     Raises:
         DataError: as `episodes_of`.
     """
-    given: Any
+    drawn: Any
     try:
-        given = source.episodes(split, indices)
+        drawn = source.episodes(split, indices)
     except Exception:  # of code of the user's own, which may not be able to stack what differs
         if len(indices) == 1 or source.unit(split) == "samples":
             raise
@@ -115,9 +115,9 @@ def chunk_of(
         if _alike(tasks):
             raise
         return tasks
-    if not (isinstance(given, list) and given and all(isinstance(task, Episode) for task in given)):
-        return [_episode(source, split, given, loss, first)]
-    tasks = [_episode(source, split, task, loss, first) for task in given]
+    if not (isinstance(drawn, list) and drawn and all(isinstance(task, Episode) for task in drawn)):
+        return [_episode(source, split, drawn, loss, first)]
+    tasks = [_episode(source, split, task, loss, first) for task in drawn]
     if len(tasks) != len(indices) or any(len(task.query.x) != 1 for task in tasks):
         raise DataError(
             f"{_place_of(source)}: gives a list of {len(tasks)} episodes for {len(indices)} tasks; a list has an "
@@ -132,17 +132,17 @@ def _alike(tasks: Sequence[Episode]) -> bool:
     return len({tuple(value.shape for batch in task for value in batch) for task in tasks}) == 1
 
 
-def _episode(source: TaskSource, split: str, given: Any, loss: Loss | None, first: bool) -> Episode:
+def _episode(source: TaskSource, split: str, drawn: Any, loss: Loss | None, first: bool) -> Episode:
     """What a source has given, with inputs as one tensor, and real numbers as [t, n, d]."""
     classes = source.classes(split)
     if first:
-        parts = list(given) if isinstance(given, tuple | list) else []
+        parts = list(drawn) if isinstance(drawn, tuple | list) else []
         if not (len(parts) == 2 and all(isinstance(part, tuple) and len(part) == 2 for part in parts)):
-            raise DataError(f"{_place_of(source)}: gives a {type(given).__name__}; give {EPISODE}")
+            raise DataError(f"{_place_of(source)}: gives a {type(drawn).__name__}; give {EPISODE}")
         for name, (_, y) in zip(("support", "query"), parts, strict=True):
             if not isinstance(y, Tensor):
                 raise DataError(f"{_place_of(source)}: {name}.y is a {type(y).__name__}; give {EPISODE}")
-    batches = dict(zip(("support", "query"), given, strict=True))
+    batches = dict(zip(("support", "query"), drawn, strict=True))
     for name, (x, y) in batches.items():
         try:
             batches[name] = Batch(packed(x), y.flatten(2) if classes is None and y.dim() > 3 else y)
@@ -179,8 +179,8 @@ def _check_targets(source: TaskSource, split: str, y: Tensor, classes: int | Non
     kind: Targets = "numbers" if classes is None else "labels" if real else "classes"
     what = f"{_place_of(source)}: the labels of {split} are {y.dtype} {list(y.shape)}, and classes() gives {classes}"
     if y.dtype == torch.bool or (classes is None and not real):
-        wanted = "real numbers, such as y.float()" if classes is None else "whole numbers, of torch.int64"
-        raise DataError(f"{what}; give {wanted}")
+        expected = "real numbers, such as y.float()" if classes is None else "whole numbers, of torch.int64"
+        raise DataError(f"{what}; give {expected}")
     if loss is None and kind == "labels":
         raise DataError(
             f"{what}; give whole numbers, of torch.int64, for one class of {classes}; or type loss=binary if a sample "
@@ -253,8 +253,8 @@ def piece_functions(model: Model, source: TaskSource, device: torch.device, dtyp
 
     def inputs(split: str, indices: Tensor) -> tuple[Tensor, int]:
         support, query = episodes(split, indices)
-        known = 0 if model.transductive else support.x.shape[1]
-        return torch.cat([support.x[:, :known], query.x], dim=1), known
+        support_size = 0 if model.transductive else support.x.shape[1]
+        return torch.cat([support.x[:, :support_size], query.x], dim=1), support_size
 
     def values(outputs: Tensor, split: str, indices: Tensor) -> Metrics:
         columns = by_sample(outputs, episodes(split, indices).query.y, model.loss)
@@ -280,7 +280,7 @@ def chunk_functions(
     of a GPU is computed in halves.
     """
     on_device = placing(device, dtype)
-    said, halved, seen = list[str](), list[str](), set[str]()
+    one_by_one, halved, seen = list[str](), list[str](), set[str]()
 
     def seeds_of(indices: Tensor, step: int, parts: int) -> list[PassSeeds]:
         """For each of the parts in which a chunk is computed: the whole chunk, or its tasks."""
@@ -291,9 +291,9 @@ def chunk_functions(
     def tasks_of(split: str, indices: Tensor) -> list[Episode]:
         tasks = chunk_of(source, split, indices, algorithm.computes, first=split not in seen)
         seen.add(split)
-        if len(tasks) > 1 and not said:
-            said.append("tasks differ in shape: those of a chunk with several shapes are computed one by one")
-            log.info("%s", *said)
+        if len(tasks) > 1 and not one_by_one:
+            one_by_one.append("tasks differ in shape: those of a chunk with several shapes are computed one by one")
+            log.info("%s", *one_by_one)
         return tasks
 
     def training(indices: Tensor) -> tuple[list[Episode], Metrics]:
@@ -336,7 +336,7 @@ def chunk_functions(
     def diagnose(params: Params, indices: Tensor, step: int) -> Metrics:
         tasks, _ = training(indices)
         here, seeds = moved(params, device), seeds_of(indices, step, len(tasks))
-        faults = [faults_of(algorithm, here, task, step, own) for task, own in zip(tasks, seeds, strict=True)]
+        faults = [faults_of(algorithm, here, task, step, of_task) for task, of_task in zip(tasks, seeds, strict=True)]
         return {"fault": torch.cat(faults)}
 
     def loss(params: Params, indices: Tensor, step: int) -> tuple[Tensor, tuple[Metrics, int]]:

@@ -56,10 +56,10 @@ def check_evaluation(algorithm: Algorithm, model: Model, params: Params, source:
         _try_task(algorithm, params, source, episodes_of(source, split, torch.tensor([0]), loss), split)
 
 
-def _check_unit(given: Unit, wanted: Unit, algorithm: Algorithm, verb: str) -> None:
-    if given == wanted:
+def _check_unit(unit: Unit, expected: Unit, algorithm: Algorithm, verb: str) -> None:
+    if unit == expected:
         return
-    if wanted == "tasks":
+    if expected == "tasks":
         raise ConfigError(
             f"dataset: it gives plain samples, and this algorithm {verb} tasks; type algorithm=supervised, or a "
             "dataset of tasks, such as dataset=omniglot"
@@ -77,8 +77,8 @@ def _try_samples(classify: Apply, params: Params, source: TaskSource, first: Epi
         "trainer.meta_batch_size (or other val_tasks and test_tasks)"
     )
     (support, query) = _placed(params, first)
-    x, known = query.x, support.x if support.x.shape[1] else None
-    outputs = _outputs(lambda: classify(per_task(params, 1), x, known), x, advice if x.shape[1] == 1 else "")
+    x, support_x = query.x, support.x if support.x.shape[1] else None
+    outputs = _outputs(lambda: classify(per_task(params, 1), x, support_x), x, advice if x.shape[1] == 1 else "")
     _check_outputs(outputs, source.classes("train"), first.query)
     _try_loss(loss and loss.of_samples, outputs, query.y)
 
@@ -154,12 +154,12 @@ def _check_outputs(
             f"dataset: its targets have the shape {list(query.y.shape)}, and real numbers need [tasks, samples, "
             "numbers]; give y.unsqueeze(2)"
         )
-    wanted = query.y.shape[2] if classes is None else classes
-    own = None if classes is None or support is None or support.y.dim() != 2 else int(support.y.max()) + 1
-    few = own is not None and own < wanted and outputs.shape[2] == own
-    if outputs.shape[2] != wanted and not (few and differ):
-        reason = f" (the first support set has no sample of class {own}: type more dataset.shots)" if few else ""
+    expected = query.y.shape[2] if classes is None else classes
+    ways = None if classes is None or support is None or support.y.dim() != 2 else int(support.y.max()) + 1
+    few = ways is not None and ways < expected and outputs.shape[2] == ways
+    if outputs.shape[2] != expected and not (few and differ):
+        reason = f" (the first support set has no sample of class {ways}: type more dataset.shots)" if few else ""
         raise ConfigError(
-            f"model: it has {outputs.shape[2]} outputs, and this dataset's tasks need {wanted}{reason}; "
-            f"type model.ways={wanted}, or model.outputs={wanted} for an mlp"
+            f"model: it has {outputs.shape[2]} outputs, and this dataset's tasks need {expected}{reason}; "
+            f"type model.ways={expected}, or model.outputs={expected} for an mlp"
         )

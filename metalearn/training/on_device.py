@@ -159,11 +159,11 @@ Made = Callable[[int], list[Tensor]]
 """The tasks of a step by its number, in tensors on the host."""
 
 
-def processes_for(wanted: int | str, *, pure: bool) -> int:
+def processes_for(draw_ahead: int | str, *, pure: bool) -> int:
     """How many processes draw: as many as are wanted; with `auto` one for each core beside that of the run if the tasks
     are `pure`, functions of their numbers alone, else none."""
-    if isinstance(wanted, int):
-        return wanted
+    if isinstance(draw_ahead, int):
+        return draw_ahead
     return min(MOST_PROCESSES, len(os.sched_getaffinity(0)) - 1) if pure else 0
 
 
@@ -249,9 +249,9 @@ def _drawn(step: int) -> list[Any]:
 # The tasks
 
 
-# `drawn(step)` makes the tasks of a step on the host; `given` are the tensors on the device that they are copied to;
+# `drawn(step)` makes the tasks of a step on the host; `buffers` are the tensors on the device that they are copied to;
 # `tasks()` is what a step computes with, from these tensors: an episode, or one for each task. `ways_of(drawn)` is the
-# number of classes of each of these tasks, or None: they differ, or targets are numbers; `ways` that of `given`.
+# number of classes of each of these tasks, or None: they differ, or targets are numbers; `ways` that of `buffers`.
 
 
 class NotAsNumbersError(Exception):
@@ -281,7 +281,7 @@ class PicturesByNumber:
         kernels = on_gpu() if work.device.type == "cuda" else None
         self._gathered = None if kernels is None else kernels.gathered
         first = self.drawn(1)
-        self.given, self.ways = [first[0].to(work.device)], self.ways_of(first)
+        self.buffers, self.ways = [first[0].to(work.device)], self.ways_of(first)
         ways = first[0].shape[1]
         labels = torch.arange(ways, device=work.device).view(1, ways, 1)
         per_class = first[0].shape[2] - 1
@@ -290,8 +290,8 @@ class PicturesByNumber:
             for count in (self._shots, per_class - self._shots)
         ]
 
-        wanted = episodes_of(source, "train", torch.arange(tasks), work.algorithm.computes)
-        for ours, theirs in zip(*self.tasks(), wanted, strict=True):
+        expected = episodes_of(source, "train", torch.arange(tasks), work.algorithm.computes)
+        for ours, theirs in zip(*self.tasks(), expected, strict=True):
             if not (ours.x.cpu().equal(theirs.x.to(work.dtype)) and ours.y.cpu().equal(theirs.y)):
                 raise NotAsNumbersError("its episodes are others than the pictures of its numbers")
 
@@ -302,7 +302,7 @@ class PicturesByNumber:
         return int(drawn[0].shape[1])
 
     def tasks(self) -> list[Episode]:
-        (numbers,) = self.given
+        (numbers,) = self.buffers
         tasks, ways, per_class = numbers.shape[0], numbers.shape[1], numbers.shape[2] - 1
         if self._gathered is not None:
             pictures = self._gathered(self._pictures, self._turns, self._values, numbers, self._shots, self._shape)
@@ -324,7 +324,7 @@ class WholeEpisodes:
         self._source, self._numbers, self._loss = work.source, numbers, work.algorithm.computes
         self._cast = placing(torch.device("cpu"), work.dtype)
         first = self.drawn(1)
-        self.given, self.ways = [value.to(work.device) for value in first], self.ways_of(first)
+        self.buffers, self.ways = [value.to(work.device) for value in first], self.ways_of(first)
 
     def ways_of(self, drawn: list[Tensor]) -> int | None:
         labels = drawn[1::4]
@@ -341,7 +341,7 @@ class WholeEpisodes:
         return [value for task in tasks for batch in self._cast(task) for value in batch]
 
     def tasks(self) -> list[Episode]:
-        batches = [Batch(*pair) for pair in zip(self.given[::2], self.given[1::2], strict=True)]
+        batches = [Batch(*pair) for pair in zip(self.buffers[::2], self.buffers[1::2], strict=True)]
         return [Episode(*pair) for pair in zip(batches[::2], batches[1::2], strict=True)]
 
 
@@ -467,11 +467,11 @@ class DeviceUpdater:
             drawn = self._ahead.of(step)
         waited = time.perf_counter() - began
         feed = self._feed
-        usual = feed.given, feed.ways
-        alike = [given.shape for given in feed.given] == [value.shape for value in drawn]
+        usual = feed.buffers, feed.ways
+        alike = [buffer.shape for buffer in feed.buffers] == [value.shape for value in drawn]
         if alike and feed.ways_of(drawn) == feed.ways:
-            for given, value in zip(feed.given, pinned(drawn, self._work.device), strict=True):
-                given.copy_(value, non_blocking=True)
+            for buffer, value in zip(feed.buffers, pinned(drawn, self._work.device), strict=True):
+                buffer.copy_(value, non_blocking=True)
             self._take(rate)
         else:
             if not (self._varies or self._by_host):
@@ -480,11 +480,11 @@ class DeviceUpdater:
                     "the first"
                 )
                 self._varies = True
-            feed.given, feed.ways = [value.to(self._work.device) for value in drawn], feed.ways_of(drawn)
+            feed.buffers, feed.ways = [value.to(self._work.device) for value in drawn], feed.ways_of(drawn)
             try:
                 self._take(rate, recorded=False)
             finally:
-                feed.given, feed.ways = usual
+                feed.buffers, feed.ways = usual
         row = self._read[self._taken]
         self._taken += 1
         metrics = {name: row[column] for column, name in enumerate(self._metrics)}

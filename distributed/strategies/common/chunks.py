@@ -85,10 +85,10 @@ def deal(partitioner: PartitionFunction, count: int) -> Dealt:
         if not isinstance(numbers, Tensor):
             raise ValueError(f"partitioner={partitioner!r}: a part must hold a tensor with the numbers of its chunks")
         dealt.append((worker, numbers.reshape(-1).tolist()))
-    given = sorted(number for _, numbers in dealt for number in numbers)
-    twice = {number for number, after in itertools.pairwise(given) if number == after}
+    chunks = sorted(number for _, numbers in dealt for number in numbers)
+    twice = {number for number, after in itertools.pairwise(chunks) if number == after}
     everything = set(range(count))
-    faults = {"to no worker": everything - set(given), "twice": twice, "that do not exist": set(given) - everything}
+    faults = {"to no worker": everything - set(chunks), "twice": twice, "that do not exist": set(chunks) - everything}
     for what, wrong in faults.items():
         if wrong:
             raise ValueError(f"partitioner={partitioner!r}: of {count} chunks it gave out {sorted(wrong)} {what}")

@@ -104,7 +104,7 @@ class Shard:
         use_own_gpu()
         first = not before
         if first:
-            h, known = self._pieces.inputs(split, indices)
+            h, support_size = self._pieces.inputs(split, indices)
         else:
             try:
                 received = fetched(before, self._timeout)
@@ -115,7 +115,7 @@ class Shard:
                 return Missed(reason)
             if isinstance(received, Missed):
                 return received
-            h, known = received
+            h, support_size = received
         training = params is None
         with self._one_at_a_time, torch.set_grad_enabled(training):
             began = time.perf_counter()
@@ -128,19 +128,19 @@ class Shard:
             params = {name: value.to(self._device) for name, value in params.items()}
             outputs = h.to(self._device)
             for stage in self._stages:
-                outputs = stage.apply(params, outputs, known)
+                outputs = stage.apply(params, outputs, support_size)
             if training:
                 self._watch(number, outputs, [*params.values(), *([h] if h.requires_grad else [])])
-            result = self._result(outputs, split, indices, known)
+            result = self._result(outputs, split, indices, support_size)
             if training:
                 self._seconds += time.perf_counter() - began
         return result
 
-    def _result(self, outputs: Tensor, split: str, indices: Tensor, known: int) -> Any:
+    def _result(self, outputs: Tensor, split: str, indices: Tensor, support_size: int) -> Any:
         if not self._ends:
-            return outputs.cpu(), known
+            return outputs.cpu(), support_size
         compute = self._pieces.outcome if torch.is_grad_enabled() else self._pieces.values
-        return to_cpu(compute(outputs[:, known:], split, indices))
+        return to_cpu(compute(outputs[:, support_size:], split, indices))
 
     def _watch(self, number: int, outputs: Tensor, inputs: Sequence[Tensor]) -> None:
         """Records when the backward pass reaches this shard, and when it has computed the latest gradient."""

@@ -20,7 +20,7 @@ _ALIGN = 16
 
 
 def sum_over_ranks(
-    own: Mapping[Subtree, Sequence[Tensor]],
+    partials: Mapping[Subtree, Sequence[Tensor]],
     like: Sequence[Tensor],
     subtrees: Sequence[Sequence[Subtree]],
     count: int,
@@ -29,7 +29,7 @@ def sum_over_ranks(
     """The sum of `count` terms of which every rank has some, and a row of every rank.
 
     Args:
-        own: of each of this rank's subtrees, the sum of its terms as flat buffers, one [k] for each type.
+        partials: of each of this rank's subtrees, the sum of its terms as flat buffers, one [k] for each type.
         like: buffers of the same sizes and types, also on a rank without terms.
         subtrees: of every rank, its subtrees.
         count: the number of terms on all ranks.
@@ -43,11 +43,11 @@ def sum_over_ranks(
     """
     rank, size = dist.get_rank(), dist.get_world_size()
     if size == 1:
-        sums = [combine(zip(own, buffers, strict=True), count) for buffers in zip(*own.values(), strict=True)]
+        sums = [combine(zip(partials, buffers, strict=True), count) for buffers in zip(*partials.values(), strict=True)]
         return sums, beside[None]
     lengths = [_slice_length(buffer.numel(), size) for buffer in like]
     width = sum(length * buffer.itemsize for length, buffer in zip(lengths, like, strict=True))
-    rows = [_by_rank(own[subtree], lengths, size) for subtree in subtrees[rank]]
+    rows = [_by_rank(partials[subtree], lengths, size) for subtree in subtrees[rank]]
     outgoing = torch.stack(rows, dim=1) if rows else _bytes_like(like[0], size, 0, width)
     counts = [len(theirs) for theirs in subtrees]
     incoming = _bytes_like(like[0], sum(counts), width)
@@ -68,18 +68,18 @@ def bytes_sent(like: Sequence[Tensor], own_terms: int) -> int:
     return (size - 1) * (own_terms + 1) * width
 
 
-def gather_rows(own: Tensor) -> Tensor:
-    """The rows [ranks, r] of all ranks; `own` [r] is this rank's.
+def gather_rows(row: Tensor) -> Tensor:
+    """The rows [ranks, r] of all ranks; `row` [r] is this rank's.
 
     gloo's `all_gather` goes round a ring, and waits twice a link's latency at each rank; its `all_to_all` sends to all
     ranks at once.
     """
     size = dist.get_world_size()
-    rows = own.new_empty(size, *own.shape)
+    rows = row.new_empty(size, *row.shape)
     if dist.get_backend() == "gloo":
-        dist.all_to_all_single(rows, own.expand(size, -1).contiguous())
+        dist.all_to_all_single(rows, row.expand(size, -1).contiguous())
     else:
-        dist.all_gather(list(rows), own)
+        dist.all_gather(list(rows), row)
     return rows
 
 

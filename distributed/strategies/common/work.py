@@ -29,7 +29,7 @@ def unnoticed(samples: int) -> None:
 class PipelineStage(Protocol):
     """One step of a network that is a sequence of steps, with the names of its parameters.
 
-    `apply(params, h, known)` gets the outputs `h` of the previous stage, and a number that comes with the inputs.
+    `apply(params, h, support_size)` gets the outputs `h` of the previous stage, and the number from `Pieces.inputs`.
     """
 
     @property
@@ -57,8 +57,8 @@ class ShardOptimizer(Protocol):
 class Pieces(NamedTuple):
     """A network, its loss and its optimiser in pieces that different workers can compute.
 
-    `inputs(split, indices)` gives the first stage's input [1, known + n, …] and the number `known` that all stages
-    get. From the last stage's outputs [1, n, …], `values(outputs, split, indices)` gives a value per sample, and
+    `inputs(split, indices)` gives the first stage's input [1, support_size + n, …] and the `support_size` that all
+    stages get. From the last stage's outputs [1, n, …], `values(outputs, split, indices)` gives a value per sample, and
     `outcome` gives the same as `Work.loss`. From these values `faults` gives the same as `Work.diagnose`.
     `start(params)` makes an optimiser. `sizes` are the parameters' numbers of elements.
     """

@@ -168,13 +168,13 @@ def evaluated_by_new_heads(
     @torch.no_grad()
     def evaluate(params: Params, episode: Episode) -> Metrics:
         (support, query) = episode
-        features, known = with_features(params, support)
-        return evaluate_features(params, Episode(known, Batch(features(query.x, support.x), query.y)))
+        features, support_features = with_features(params, support)
+        return evaluate_features(params, Episode(support_features, Batch(features(query.x, support.x), query.y)))
 
     @torch.no_grad()
     def adapt(params: Params, support: Batch, steps: int | None = None) -> Callable[[Tensor], Tensor]:
-        features, known = with_features(params, support)
-        of_features = adapt_to_features(params, known, steps)
+        features, support_features = with_features(params, support)
+        of_features = adapt_to_features(params, support_features, steps)
 
         @torch.no_grad()
         def predict(x: Tensor) -> Tensor:
@@ -434,10 +434,10 @@ def pretrained(model: Model, *, centred: bool) -> PretrainedHeads:
 
     def unit_features(params: Params, support: Batch, x: Tensor) -> tuple[Tensor, Tensor]:
         features = model.features_of(weights_of(params), support.x.shape[0])
-        known, queries = features(support.x), features(x, support.x)
+        support_features, queries = features(support.x), features(x, support.x)
         if centred:
-            known, queries = known - params[CENTRE], queries - params[CENTRE]
-        return F.normalize(known, dim=2), F.normalize(queries, dim=2)
+            support_features, queries = support_features - params[CENTRE], queries - params[CENTRE]
+        return F.normalize(support_features, dim=2), F.normalize(queries, dim=2)
 
     def init(generator: Generator) -> Params:
         params = model.init(generator)
@@ -453,9 +453,9 @@ def pretrained(model: Model, *, centred: bool) -> PretrainedHeads:
         def meta_grad(params: Params, episode: Episode, step: int) -> ChunkResult:
             weights = weights_of(params)
             result = plain.meta_grad(weights, episode, step)
-            (known,) = model.features_of(weights, 1)(episode.query.x)
+            (features,) = model.features_of(weights, 1)(episode.query.x)
             # The step's mean over samples is subtracted, as the gradient of any state.
-            change = max(1 / step, RATE_OF_CENTRE) * (params[CENTRE] - known).sum(dim=0)
+            change = max(1 / step, RATE_OF_CENTRE) * (params[CENTRE] - features).sum(dim=0)
             return result._replace(grads=result.grads | {CENTRE: change})
 
         return plain._replace(init=init, meta_grad=meta_grad, loss=None, outcome=None)

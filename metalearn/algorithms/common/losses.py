@@ -151,8 +151,8 @@ def of_function(function: Callable[[Tensor, Tensor], Tensor], *, classes: bool) 
     def measured(outputs: Tensor, y: Tensor) -> Tensor:
         value = function(outputs, y)
         if not isinstance(value, Tensor) or value.numel() != 1:
-            given = f"a tensor {list(value.shape)}" if isinstance(value, Tensor) else f"a {type(value).__name__}"
-            raise ConfigError(f"loss={name}: gives {given} for one task, and must give one number, such as their mean")
+            kind = f"a tensor {list(value.shape)}" if isinstance(value, Tensor) else f"a {type(value).__name__}"
+            raise ConfigError(f"loss={name}: gives {kind} for one task, and must give one number, such as their mean")
         return value.reshape(())
 
     def of_each(outputs: Tensor, y: Tensor) -> Tensor:

@@ -69,8 +69,8 @@ def f1(*, average: str) -> Metric:
     one_of("average", average, ("labels", "samples"))
 
     def over(outputs: Tensor, y: Tensor, axis: int) -> Tensor:
-        found, true = outputs > 0, y > 0.5
-        hits, wrong = (found & true).sum(axis), (found != true).sum(axis)
+        predicted, true = outputs > 0, y > 0.5
+        hits, wrong = (predicted & true).sum(axis), (predicted != true).sum(axis)
         return torch.where(hits + wrong == 0, 1.0, 2 * hits / (2 * hits + wrong).clamp(min=1)).to(outputs.dtype)
 
     def of_samples(outputs: Tensor, y: Tensor) -> Tensor:
@@ -109,32 +109,32 @@ def of_function(function: Callable[[Tensor, Tensor], Tensor]) -> Metric:
     return Metric("score", (*OF_CLASSES, "numbers"), of_samples, of_tasks)
 
 
-def reporting(loss: Loss | None, chosen: object, source: TaskSource) -> Loss | None:
+def reporting(loss: Loss | None, metric: object, source: TaskSource) -> Loss | None:
     """The loss, with another metric beside it if one was chosen. None is the automatic loss, and metric.
 
     Raises:
         ConfigError: it is no metric, or none for targets of this loss.
     """
-    if chosen is None:
+    if metric is None:
         return loss
-    if not isinstance(chosen, Metric) and not callable(chosen):
-        raise ConfigError(f"metric={chosen!r}: must be a function of outputs and targets, or a metalearn.types.Metric")
-    metric = chosen if isinstance(chosen, Metric) else of_function(chosen)
+    if not isinstance(metric, Metric) and not callable(metric):
+        raise ConfigError(f"metric={metric!r}: must be a function of outputs and targets, or a metalearn.types.Metric")
+    measure = metric if isinstance(metric, Metric) else of_function(metric)
     base = loss or (squared() if source.classes("train") is None else cross_entropy())
-    both = tuple(kind for kind in base.allows if kind in metric.allows)
+    both = tuple(kind for kind in base.allows if kind in measure.allows)
     if not both:
         raise ConfigError(
-            f"metric={metric.name}: is for {' or '.join(metric.allows)}, and loss={base.name} for "
+            f"metric={measure.name}: is for {' or '.join(measure.allows)}, and loss={base.name} for "
             f"{' or '.join(base.allows)}; type metric=auto{'' if loss else ', or a loss for such targets'}"
         )
     mean = per_task_mean(base.ignored)
 
     def of_samples(outputs: Tensor, y: Tensor) -> Metrics:
-        return {"loss": base.of_samples(outputs, y)["loss"], metric.name: metric.of_samples(outputs.detach(), y)}
+        return {"loss": base.of_samples(outputs, y)["loss"], measure.name: measure.of_samples(outputs.detach(), y)}
 
     def of_tasks(outputs: Tensor, y: Tensor) -> Metrics:
-        whole, seen = metric.of_tasks, outputs.detach()
-        score = mean(metric.of_samples(seen, y), y) if whole is None else whole(seen, y)
-        return {"loss": base.of_tasks(outputs, y)["loss"], metric.name: score}
+        whole, seen = measure.of_tasks, outputs.detach()
+        score = mean(measure.of_samples(seen, y), y) if whole is None else whole(seen, y)
+        return {"loss": base.of_tasks(outputs, y)["loss"], measure.name: score}
 
-    return base._replace(allows=both, metric=metric.name, of_tasks=of_tasks, of_samples=of_samples, compiled=False)
+    return base._replace(allows=both, metric=measure.name, of_tasks=of_tasks, of_samples=of_samples, compiled=False)

@@ -48,7 +48,7 @@ def ensemble(algorithm: Algorithm, members: int) -> Algorithm:
     def outcome(params: Params, episode: Episode, step: int) -> Metrics:
         (support, query) = episode
         tasks = zip(support.x.split(1), support.y.split(1), query.x.split(1), strict=True)
-        outputs = torch.cat([adapt(params, Batch(known, y))(x) for known, y, x in tasks])
+        outputs = torch.cat([adapt(params, Batch(support_x, y))(x) for support_x, y, x in tasks])
         return objective(outputs, query.y, algorithm.computes)
 
     def adapt(params: Params, support: Batch, steps: int | None = None) -> Callable[[Tensor], Tensor]:

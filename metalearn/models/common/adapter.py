@@ -129,14 +129,14 @@ class _Conv(nn.Conv2d):
 
 
 class _BatchNorm(nn.BatchNorm2d):
-    """A batch norm by the statistics of the first `known` of all `samples`; 0 means all."""
+    """A batch norm by the statistics of the first `support_size` of all `samples`; 0 means all."""
 
-    known: int
+    support_size: int
     samples: int
 
     def forward(self, x: Tensor) -> Tensor:
-        images, known = x.permute(0, 2, 3, 1).unsqueeze(0), self.known or None
-        if known is not None and len(x) != self.samples:
+        images, support_size = x.permute(0, 2, 3, 1).unsqueeze(0), self.support_size or None
+        if support_size is not None and len(x) != self.samples:
             raise ConfigError(
                 f"model: a batch norm gets {len(x)} maps of {self.samples} pictures, so which of them are of the "
                 "support set is not known; type model.transductive=true, or take nn.GroupNorm"
@@ -145,7 +145,7 @@ class _BatchNorm(nn.BatchNorm2d):
             scale, shift = self.weight.unsqueeze(0), self.bias.unsqueeze(0)
         else:
             scale, shift = x.new_ones(1, x.shape[1]), x.new_zeros(1, x.shape[1])
-        y = batch_norm(images, scale, shift, statistics_of=known, epsilon=self.eps)
+        y = batch_norm(images, scale, shift, statistics_of=support_size, epsilon=self.eps)
         return y[0].permute(0, 3, 1, 2)
 
 
@@ -185,14 +185,14 @@ def _forward(
     network: nn.Module, inputs: Inputs, shared: Mapping[str, str], fixed: Collection[str], head: _Head | None,
     norms: Sequence[_BatchNorm], trains: bool,
 ) -> Callable[..., Tensor]:  # fmt: skip
-    """`forward(params, x, known, features=False)` of the network with weights from outside; it loses its own."""
+    """`forward(params, x, support_size, features=False)` with weights from outside; `network` loses its own."""
     names = [path for path in dict.fromkeys(shared.values()) if path not in fixed]
     shape = shape_of(inputs)
     buffers = {path: (constant(buffer), buffer.dtype) for path, buffer in network.named_buffers()}
     network.to("meta")
     busy = threading.Lock()  # `functional_call` puts the weights into the module while it runs
 
-    def forward(params: Params, x: Tensor, known: int, *, features: bool = False) -> Tensor:
+    def forward(params: Params, x: Tensor, support_size: int, *, features: bool = False) -> Tensor:
         # Sequences of other lengths than the first one's are the network's own affair.
         images = x.expand(-1, -1, shape[0], *(-1 for _ in shape[1:])) if x.shape[2] == 1 else x
         (constants, seeds, _) = surroundings()
@@ -210,7 +210,7 @@ def _forward(
             if trains:
                 network.train(drawn is not None)
             for norm in norms:
-                norm.known, norm.samples = known, images.shape[1]
+                norm.support_size, norm.samples = support_size, images.shape[1]
             if head is not None:
                 head.layer.passes = features
             outputs = []
@@ -304,7 +304,7 @@ def _find_head(
             linear.__class__ = nn.Linear
             return None
 
-    def apply(params: Params, features: Tensor, known: int) -> Tensor:
+    def apply(params: Params, features: Tensor, support_size: int) -> Tensor:
         logits = features @ params[names[0]].transpose(1, 2)
         return logits if len(names) == 1 else logits + params[names[1]].unsqueeze(1)
 
@@ -341,7 +341,7 @@ def _make_pure(
             elif _is(norm, nn.BatchNorm2d):
                 if norm.running_mean is not None and (norm.running_mean.any() or (norm.running_var != 1).any()):
                     unused.append(path)
-                norm.__class__, norm.known, norm.samples = _BatchNorm, 0, 0
+                norm.__class__, norm.support_size, norm.samples = _BatchNorm, 0, 0
                 norm.running_mean = norm.running_var = norm.num_batches_tracked = None
             elif norm.track_running_stats:
                 raise ValueError(

@@ -274,10 +274,10 @@ def frozen_model(
         of_tasks: Tensor = of_all.unflatten(0, x.shape[:2])
         return of_tasks
 
-    def scaled(params: Params, x: Tensor, known: int) -> Tensor:
+    def scaled(params: Params, x: Tensor, support_size: int) -> Tensor:
         return fixed(x) * params[SCALE].unsqueeze(1)
 
-    def learned(params: Params, x: Tensor, known: int) -> Tensor:
+    def learned(params: Params, x: Tensor, support_size: int) -> Tensor:
         layers = on(x)[1]
         weights = zip(*(params[name].unbind() for name in learning), strict=True)
         # `functional_call` puts the weights into the module while it runs.

@@ -14,8 +14,8 @@ from metalearn.types import Apply, Model, Params, Stage
 def stage_of(name: str, *layers: Layer) -> Stage:
     """A stage made of layers."""
 
-    def apply(params: Params, x: Tensor, known: int) -> Tensor:
-        return apply_layers(layers, params, x, known)
+    def apply(params: Params, x: Tensor, support_size: int) -> Tensor:
+        return apply_layers(layers, params, x, support_size)
 
     return Stage(name, tuple(parameters_of(layers)), apply, layers)
 
@@ -33,11 +33,11 @@ def one_after_the_other(stages: Sequence[Stage], *, ignores_support: bool) -> Ap
     """Applies the stages in sequence. The support set's statistics normalise, unless the stages ignore them."""
 
     def apply(params: Params, x: Tensor, support_x: Tensor | None = None) -> Tensor:
-        known = 0 if ignores_support or support_x is None else support_x.shape[1]
-        h = torch.cat([support_x, x], dim=1) if known and support_x is not None else x
+        support_size = 0 if ignores_support or support_x is None else support_x.shape[1]
+        h = torch.cat([support_x, x], dim=1) if support_size and support_x is not None else x
         for stage in stages:
-            h = stage.apply(params, h, known)
-        return h[:, known:]
+            h = stage.apply(params, h, support_size)
+        return h[:, support_size:]
 
     return apply
 

@@ -57,7 +57,7 @@ class CALL(ctypes.Structure):
     """`struct call` of network.h."""
 
     _fields_ = [
-        *((name, Number) for name in ("tasks", "known", "outputs", "parameters_step", "steps")),
+        *((name, Number) for name in ("tasks", "support_size", "outputs", "parameters_step", "steps")),
         ("rate", ctypes.c_double),
         *((name, Address) for name in (
             "parameters", "x", "labels", "targets", "direction", "loss", "score", "gradient", "kept", "product",
@@ -76,7 +76,7 @@ class NetworkCall:
 
     parameters: Tensor
     x: Tensor
-    known: int
+    support_size: int
     outputs: int
     y: Tensor | None = None
     rate: float | None = None
@@ -91,7 +91,9 @@ class NetworkCall:
     def in_c(self) -> CALL:
         """The call in the form that network.c takes."""
         rows = self.parameters
-        call = CALL(tasks=rows.shape[0], known=self.known, outputs=self.outputs, parameters_step=rows.stride(0))
+        call = CALL(
+            tasks=rows.shape[0], support_size=self.support_size, outputs=self.outputs, parameters_step=rows.stride(0),
+        )  # fmt: skip
         if self.rate is not None:
             call.steps, call.rate = 1, self.rate
         if self.y is not None:

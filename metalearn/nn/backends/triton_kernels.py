@@ -199,10 +199,10 @@ def weight_gradient(
             width = m % OW * STRIDE - PADDING
             base = m // (OH * OW) * SN + height * SH + width * SW
             if ALIKE:
-                there = m < last
+                in_image = m < last
                 if PADDING > 0:
-                    there = there & (height + i >= 0) & (height + i < H) & (width + j >= 0) & (width + j < W)
-                a = tl.load(xt + base[:, None] + offset[None, :], mask=there[:, None], other=0.0)
+                    in_image = in_image & (height + i >= 0) & (height + i < H) & (width + j >= 0) & (width + j < W)
+                a = tl.load(xt + base[:, None] + offset[None, :], mask=in_image[:, None], other=0.0)
             else:
                 inside = (m < last)[:, None] & (k < K)[None, :]
                 if PADDING > 0:
@@ -294,12 +294,12 @@ def norm(
     y += task * y_step
     parts += task * count * 2 * C
     if STAGE < 2:
-        own = tl.minimum(tl.maximum(measured - first, 0), SPAN)
+        measured_here = tl.minimum(tl.maximum(measured - first, 0), SPAN)
         sums = tl.zeros((BR, BC), tl.float32)
         for from_ in range(first, first + SPAN, BR):
             at, inside = _tile(from_, r, c, measured, C)
             sums += tl.load(x + at, mask=inside, other=0.0)
-        center = tl.sum(sums, axis=0) / tl.maximum(own, 1)
+        center = tl.sum(sums, axis=0) / tl.maximum(measured_here, 1)
         squares = tl.zeros((BR, BC), tl.float32)
         for from_ in range(first, first + SPAN, BR):
             at, inside = _tile(from_, r, c, measured, C)
@@ -312,10 +312,10 @@ def norm(
             tl.store(to + C, spread, mask=some)
     else:
         means = _parts(parts, 0, c, count, 2, C, PARTS)
-        owns = tl.minimum(tl.maximum(measured - tl.arange(0, PARTS) * SPAN, 0), SPAN)[:, None]
-        center = tl.sum(means * owns, axis=0) / measured
+        sizes = tl.minimum(tl.maximum(measured - tl.arange(0, PARTS) * SPAN, 0), SPAN)[:, None]
+        center = tl.sum(means * sizes, axis=0) / measured
         gap = means - center[None, :]
-        spread = tl.sum(_parts(parts, 1, c, count, 2, C, PARTS) + gap * gap * owns, axis=0)
+        spread = tl.sum(_parts(parts, 1, c, count, 2, C, PARTS) + gap * gap * sizes, axis=0)
     if STAGE != 1:
         root = 1.0 / tl.sqrt_rn(spread / measured + epsilon)
         tl.store(mean + task * stat_step + c, center, mask=some & (first == 0))
@@ -471,14 +471,14 @@ def _softmax(z, outputs, k):
 
 @triton.jit
 def loss(
-    z, y, g, value, score, z_step, g_step, samples, known, outputs,
+    z, y, g, value, score, z_step, g_step, samples, support_size, outputs,
     C: tl.constexpr, CLASSES: tl.constexpr, BR: tl.constexpr, BC: tl.constexpr,
 ):  # fmt: skip
     """Mean cross-entropy and accuracy of classes y [t, n]; or the mean squared error of numbers y [t, n, outputs]. The
-    gradient g [samples][C] is 0 at the first `known` samples, and where there is no output. A class that there is not
-    gives NaN."""
+    gradient g [samples][C] is 0 at the first `support_size` samples, and where there is no output. A class that there
+    is not gives NaN."""
     task = tl.program_id(0).to(tl.int64)
-    counted = samples - known
+    counted = samples - support_size
     k = tl.arange(0, BC)
     r = tl.arange(0, BR)
     z += task * z_step
@@ -488,25 +488,25 @@ def loss(
     scores = tl.zeros((BR,), tl.float32)
     for first in range(0, samples, BR):
         row = first + r
-        counts = (row >= known) & (row < samples)
+        counts = (row >= support_size) & (row < samples)
         at = row[:, None] * C + k[None, :]
         values = tl.load(z + at, mask=counts[:, None] & used, other=0.0)
         if CLASSES:
-            label = tl.load(y + task * counted + row - known, mask=counts, other=0)
+            label = tl.load(y + task * counted + row - support_size, mask=counts, other=0)
             p, log_sum, most = _softmax(values, outputs, k)
-            own = tl.sum(tl.where(k[None, :] == label[:, None], values, 0.0), axis=1)
+            label_value = tl.sum(tl.where(k[None, :] == label[:, None], values, 0.0), axis=1)
             valid = (label >= 0) & (label < outputs)
-            losses += tl.where(counts, tl.where(valid, log_sum - (own - most), float("nan")), 0.0)
+            losses += tl.where(counts, tl.where(valid, log_sum - (label_value - most), float("nan")), 0.0)
             best = tl.argmax(tl.where(used, values, float("-inf")), axis=1)
             scores += tl.where(counts & (best == label), 1.0, 0.0)
             slope = (p - tl.where(k[None, :] == label[:, None], 1.0, 0.0)) / counted
         else:
-            wanted = tl.load(
-                y + (task * counted + row - known)[:, None] * outputs + k[None, :],
+            target = tl.load(
+                y + (task * counted + row - support_size)[:, None] * outputs + k[None, :],
                 mask=counts[:, None] & used,
                 other=0.0,
             )
-            away = values - wanted
+            away = values - target
             losses += tl.sum(away * away, axis=1)
             slope = 2.0 * away / (counted * outputs)
         inside = (row < samples)[:, None] & (k < C)[None, :]
@@ -522,20 +522,20 @@ def loss(
 
 @triton.jit
 def loss_change(
-    g, dz, y, change, g_step, dz_step, change_step, samples, known, outputs,
+    g, dz, y, change, g_step, dz_step, change_step, samples, support_size, outputs,
     C: tl.constexpr, CLASSES: tl.constexpr, BR: tl.constexpr, BC: tl.constexpr,
 ):  # fmt: skip
     """The tangent of the gradient g of `loss`, from the tangent dz of its values."""
     task = tl.program_id(0).to(tl.int64)
-    counted = samples - known
+    counted = samples - support_size
     k = tl.arange(0, BC)
     row = tl.program_id(1) * BR + tl.arange(0, BR)
-    counts = (row >= known) & (row < samples)
+    counts = (row >= support_size) & (row < samples)
     used = counts[:, None] & (k < outputs)[None, :]
     at = row[:, None] * C + k[None, :]
     tangent = tl.load(dz + task * dz_step + at, mask=used, other=0.0)
     if CLASSES:
-        label = tl.load(y + task * counted + row - known, mask=counts, other=0)
+        label = tl.load(y + task * counted + row - support_size, mask=counts, other=0)
         p = tl.load(g + task * g_step + at, mask=used, other=0.0)
         p += tl.where(used & (k[None, :] == label[:, None]), 1.0 / counted, 0.0)
         mean = tl.sum(p * tangent, axis=1) * counted

@@ -245,7 +245,7 @@ class LossSizes(NamedTuple):
     """Samples of a task, those of them that do not count, outputs that count, and channels of the last value."""
 
     samples: int
-    known: int
+    support_size: int
     outputs: int
     channels: int
 
@@ -257,19 +257,19 @@ def _loss_tiles(sizes: LossSizes) -> tuple[int, dict[str, int]]:
 
 
 def loss(tasks: int, sizes: LossSizes, z: Tasks, y: Tensor, g: Tasks, value: Tensor, score: Tensor) -> None:
-    samples, known, outputs, _ = sizes
+    samples, support_size, outputs, _ = sizes
     _, tiles = _loss_tiles(sizes)
     kernels.loss[(tasks,)](
-        z.numbers, y, g.numbers, value, score, z.step, g.step, samples, known, outputs,
+        z.numbers, y, g.numbers, value, score, z.step, g.step, samples, support_size, outputs,
         CLASSES=not y.is_floating_point(), **tiles,
     )  # fmt: skip
 
 
 def loss_change(tasks: int, sizes: LossSizes, g: Tasks, dz: Tasks, y: Tensor, change: Tasks) -> None:
-    samples, known, outputs, _ = sizes
+    samples, support_size, outputs, _ = sizes
     rows, tiles = _loss_tiles(sizes)
     kernels.loss_change[(tasks, triton.cdiv(samples, rows))](
-        g.numbers, dz.numbers, y, change.numbers, g.step, dz.step, change.step, samples, known, outputs,
+        g.numbers, dz.numbers, y, change.numbers, g.step, dz.step, change.step, samples, support_size, outputs,
         CLASSES=not y.is_floating_point(), **tiles,
     )  # fmt: skip
 
@@ -447,7 +447,7 @@ class _Sweep:
         self.tasks = call.parameters.shape[0]
         self.parameters = Tasks(call.parameters, call.parameters.stride(0))
         self.inputs = Tasks(call.x, call.x[0].numel())
-        self.sizes = LossSizes(plan.samples, call.known, call.outputs, int(plan.layers[-1].channels))
+        self.sizes = LossSizes(plan.samples, call.support_size, call.outputs, int(plan.layers[-1].channels))
         self._beside = _side_stream(call.x)
 
     def at(self, place: int) -> Tasks:
@@ -650,7 +650,7 @@ class _Sweep:
     def _norm_sizes(self, number: int) -> NormSizes:
         layer = self.plan.layers[number]
         pixels, channels = int(layer.height * layer.width), int(layer.channels)
-        return NormSizes(self.plan.samples * pixels, (self.call.known or self.plan.samples) * pixels, channels)
+        return NormSizes(self.plan.samples * pixels, (self.call.support_size or self.plan.samples) * pixels, channels)
 
 
 def _from(values: Tasks, place: int) -> Tasks:
@@ -804,7 +804,7 @@ def _outputs(plan: GpuPlan, call: NetworkCall) -> None:
     assert call.result is not None
     sweep, last = _Sweep(plan, call, kept, None, plan.values), len(plan.layers)
     sweep.forward()
-    call.result.copy_(sweep.images_of(sweep.value(last), last)[:, call.known :].flatten(2, 3))
+    call.result.copy_(sweep.images_of(sweep.value(last), last)[:, call.support_size :].flatten(2, 3))
 
 
 def _outputs_gradient(plan: GpuPlan, call: NetworkCall) -> None:
@@ -812,8 +812,8 @@ def _outputs_gradient(plan: GpuPlan, call: NetworkCall) -> None:
     scratch = call.x.new_empty(len(call.x), plan.kept - plan.values)
     sweep, last = _Sweep(plan, call, call.kept, scratch, plan.values), len(plan.layers)
     slope = sweep.images_of(sweep.gradient(last), last)
-    slope[:, : call.known].zero_()
-    slope[:, call.known :].copy_(call.result.unflatten(2, slope.shape[2:4]))
+    slope[:, : call.support_size].zero_()
+    slope[:, call.support_size :].copy_(call.result.unflatten(2, slope.shape[2:4]))
     sweep.backward(call.gradient)
 
 

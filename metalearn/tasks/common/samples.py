@@ -74,10 +74,10 @@ Split = Labelled | Chosen
 class _SampleSource:
     def __init__(
         self, load: Callable[[], Mapping[str, Split]], sizes: Mapping[str, int], identities: Sequence[str], *,
-        names: Sequence[str], known: int, augment: Sequence[str], seeds: Seeds,
+        names: Sequence[str], support_size: int, augment: Sequence[str], seeds: Seeds,
     ) -> None:  # fmt: skip
         self._load, self._sizes, self._identities, self._names = load, sizes, identities, names
-        self._known, self._augment, self._seeds = known, augment, seeds
+        self._support_size, self._augment, self._seeds = support_size, augment, seeds
         self._orders: dict[tuple[str, int], NDArray[np.int64]] = {}
 
     @functools.cached_property
@@ -89,7 +89,7 @@ class _SampleSource:
     def _support(self) -> Batch:
         """Training samples of the whole set, the same for every `seed`."""
         rng = np.random.default_rng((self._seeds.eval_seed, SPLITS["train"], 0, _KNOWN))
-        return self._batch("train", rng.permutation(self._sizes["train"])[: self._known].tolist())
+        return self._batch("train", rng.permutation(self._sizes["train"])[: self._support_size].tolist())
 
     def classes(self, split: str) -> int:
         return len(self._identities)
@@ -157,7 +157,7 @@ def samples(
     """
     check_seeds(seeds)
     whole_number("known", known, at_least=1, at_most=sizes["train"])
-    return _SampleSource(load, sizes, identities, names=names, known=known, augment=augment, seeds=seeds)
+    return _SampleSource(load, sizes, identities, names=names, support_size=known, augment=augment, seeds=seeds)
 
 
 class Pretraining:

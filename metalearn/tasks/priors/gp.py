@@ -63,9 +63,9 @@ def posterior(
     x: Array, y: Array, asked: Array, *, kernel: str, length: float, noise: float
 ) -> tuple[Array, Array]:  # fmt: skip
     """Mean and standard deviation [m] of the noisy values at `asked` [m, d], given y [n] at x [n, d]."""
-    known = covariance(kernel, distances(x, x) / length) + noise**2 * np.eye(len(x))
+    gram = covariance(kernel, distances(x, x) / length) + noise**2 * np.eye(len(x))
     across = covariance(kernel, distances(x, asked) / length)
-    weights = np.linalg.solve(known, across)
+    weights = np.linalg.solve(gram, across)
     return weights.T @ y, np.sqrt(1 + noise**2 - (across * weights).sum(axis=0))
 
 

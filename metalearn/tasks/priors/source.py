@@ -198,11 +198,11 @@ class PriorTasks(UnlimitedTasks):
             value = getattr(shape, name)
             if not isinstance(value, int | np.integer) or value < least:
                 raise self._wrong(f"shape(rng) gives {name}={value!r}; give a whole number of at least {least}")
-        known, is_count = shape.known, isinstance(shape.known, int | np.integer)
-        is_part = isinstance(known, float | np.floating) and 0 < known < 1
-        if not is_part and not (is_count and 1 <= known < shape.rows):
+        context, is_count = shape.known, isinstance(shape.known, int | np.integer)
+        is_part = isinstance(context, float | np.floating) and 0 < context < 1
+        if not is_part and not (is_count and 1 <= context < shape.rows):
             raise self._wrong(
-                f"shape(rng) gives known={known!r} of {shape.rows} rows; give a whole number from 1 to "
+                f"shape(rng) gives known={context!r} of {shape.rows} rows; give a whole number from 1 to "
                 f"{shape.rows - 1}, or a part of all rows, such as 0.6"
             )
         if (shape.classes is None) != (self._classes is None) or (shape.classes or 0) > (self._classes or 0):

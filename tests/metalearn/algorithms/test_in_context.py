@@ -59,7 +59,7 @@ def test_the_transformer_is_torchs_with_the_same_weights() -> None:
                 weights[f"layers.{number}.{rest}"] = value
     theirs.load_state_dict(weights)
     expected = theirs(x, mask=~mask_of(6, 4))
-    torch.testing.assert_close(transformer(params, x, known=4, heads=2, layers=2), expected, rtol=0, atol=1e-12)
+    torch.testing.assert_close(transformer(params, x, context_size=4, heads=2, layers=2), expected, rtol=0, atol=1e-12)
 
 
 def test_the_gradients_are_finite_differences() -> None:
@@ -69,7 +69,7 @@ def test_the_gradients_are_finite_differences() -> None:
     x = random(1, 3, 4, seed=1).requires_grad_()
 
     def outputs(x: Tensor, *values: Tensor) -> Tensor:
-        return transformer(dict(zip(params, values, strict=True)), x, known=2, heads=2, layers=1)
+        return transformer(dict(zip(params, values, strict=True)), x, context_size=2, heads=2, layers=1)
 
     assert torch.autograd.gradcheck(outputs, (x, *params.values()))
 

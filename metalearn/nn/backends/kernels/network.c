@@ -414,10 +414,10 @@ static void sum_backward(const struct task *t, const struct layer *l, int64_t v,
 /* Norms, and the convolutions before them */
 
 static struct norm norm_of(const struct task *t, const struct layer *l, int64_t v) {
-    int64_t pixels = l->height * l->width, known = t->call->known ? t->call->known : t->plan->samples;
+    int64_t pixels = l->height * l->width, measured = t->call->support_size ? t->call->support_size : t->plan->samples;
     REAL *extra = extra_of(t, v);
     return (struct norm){
-        .tasks = 1, .rows = t->plan->samples * pixels, .measured = known * pixels, .channels = l->channels,
+        .tasks = 1, .rows = t->plan->samples * pixels, .measured = measured * pixels, .channels = l->channels,
         .epsilon = (REAL)l->epsilon, .slope = (REAL)l->slope, .x = value_of(t, l->from),
         .scale = t->parameters + l->weight, .shift = t->parameters + l->bias,
         .mean = extra, .rstd = extra + l->channels,
@@ -591,7 +591,7 @@ struct counted { int64_t first, samples, channels, outputs; };
 
 static struct counted counted_of(const struct task *t) {
     const struct plan *p = t->plan;
-    return (struct counted){t->call->known, p->samples - t->call->known, p->layers[p->count - 1].channels,
+    return (struct counted){t->call->support_size, p->samples - t->call->support_size, p->layers[p->count - 1].channels,
                             t->call->outputs};
 }
 
@@ -697,7 +697,7 @@ static struct task task_of(const struct job *j, int64_t number, REAL *scratch) {
     const struct plan *p = j->plan;
     const struct call *c = j->call;
     const int alone = !c->gradient && !c->product && !c->kept, differs = c->kept && !c->result;
-    const int64_t counted = p->samples - c->known;
+    const int64_t counted = p->samples - c->support_size;
     REAL *kept = c->kept ? c->kept + number * (differs ? p->kept : p->values) : scratch;
     return (struct task){
         .plan = p, .call = c, .parameters = c->parameters + number * c->parameters_step,
@@ -749,16 +749,16 @@ static void product_unit(const void *job, int64_t number) {
 /* The numbers of the last value that count. */
 static int64_t result_size(const struct task *t) {
     const struct layer *last = t->plan->layers + t->plan->count - 1;
-    return (t->plan->samples - t->call->known) * last->height * last->width * last->channels;
+    return (t->plan->samples - t->call->support_size) * last->height * last->width * last->channels;
 }
 
 static void outputs_unit(const void *job, int64_t number) {
     const struct job *j = job;
     struct scratch *scratch = take_scratch(j->call->kept ? j->plan->scratch : j->plan->alone);
     const struct task t = task_of(j, number, scratch->numbers);
-    const int64_t last = j->plan->count, counted = result_size(&t), known = j->plan->places[last].size - counted;
+    const int64_t last = j->plan->count, counted = result_size(&t), skipped = j->plan->places[last].size - counted;
     forward(&t);
-    memcpy(j->call->result + number * counted, value_of(&t, last) + known, counted * sizeof(REAL));
+    memcpy(j->call->result + number * counted, value_of(&t, last) + skipped, counted * sizeof(REAL));
     give_back(scratch);
 }
 
@@ -766,10 +766,10 @@ static void outputs_gradient_unit(const void *job, int64_t number) {
     const struct job *j = job;
     struct scratch *scratch = take_scratch(j->plan->scratch);
     const struct task t = task_of(j, number, scratch->numbers);
-    const int64_t last = j->plan->count, counted = result_size(&t), known = j->plan->places[last].size - counted;
+    const int64_t last = j->plan->count, counted = result_size(&t), skipped = j->plan->places[last].size - counted;
     REAL *slope = gradient_of(&t, last);
-    memset(slope, 0, known * sizeof(REAL));
-    memcpy(slope + known, j->call->result + number * counted, counted * sizeof(REAL));
+    memset(slope, 0, skipped * sizeof(REAL));
+    memcpy(slope + skipped, j->call->result + number * counted, counted * sizeof(REAL));
     backward(&t, j->call->gradient + number * j->plan->parameters, 0);
     give_back(scratch);
 }

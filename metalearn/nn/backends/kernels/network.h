@@ -18,14 +18,14 @@ struct layer {
     double slope, epsilon;
 };
 
-/* What is computed. `gradient` and `kept` may be NULL. The first `known` samples of a task only give the
+/* What is computed. `gradient` and `kept` may be NULL. The first `support_size` samples of a task only give the
  * statistics of norms, and do not count in its loss; 0: all samples do both. With labels, the loss is the mean
  * cross-entropy over the first `outputs` channels of the last value, and the score the accuracy. With targets, the loss
  * is the mean squared error, and so is the score. With `steps`, a step of `rate` against the gradient is taken
  * at once: `gradient` gets the parameters after it, and `product` the derivative of the step along `direction`.
  * `result` has the last value of the samples that count, for the functions that say so. */
 struct call {
-    int64_t tasks, known, outputs, parameters_step, steps;
+    int64_t tasks, support_size, outputs, parameters_step, steps;
     double rate;
     const REAL *parameters, *x;
     const int64_t *labels;
