@@ -100,7 +100,7 @@ def without_copies(pictures: Iterable[tuple[str, Any, Tensor]], where: str) -> t
 
 OUTPUTS = ("probabilities", "similarity")
 
-SETTINGS = ("head", "folds", "seed")  # arguments of the constructor that are saved as they are
+SETTINGS = ("head", "folds", "seed", "threshold")  # arguments of the constructor that are saved as they are
 _SAME = 1 - 1e-7  # cosine similarity from which two pictures are the same one: other processors give other last bits
 
 
@@ -136,6 +136,8 @@ class PictureClassifier:
         minutes: for tuning the last layers of the network on episodes of these classes; 0: they stay as they are.
             They also stay so if nested cross-validation does not find the tuned ones better. Ctrl-C ends the tuning as
             the end of the time does.
+        threshold: the similarity to the nearest class mean, from -1 to 1, below which a picture is none of the classes;
+            `auto`: cross-validation chooses it; None: every picture is named.
         steps: of tuning, at most. As many steps give the same bits, on the same processor and with as many threads.
 
     Attributes:
@@ -153,9 +155,10 @@ class PictureClassifier:
         seed: int = 0,
         minutes: float = 0,
         steps: int = tuning.STEPS,
+        threshold: float | str | None = AUTO,
     ) -> None:
         self.backbone, self.weights, self.head, self.folds, self.seed = backbone, weights, head, folds, seed
-        self.minutes, self.steps = minutes, steps
+        self.minutes, self.steps, self.threshold = minutes, steps, threshold
 
     _tuned: Mapping[str, Tensor] = MappingProxyType({})
     """Weights in place of those of the backbone."""
@@ -266,14 +269,20 @@ class PictureClassifier:
     def answers_of(self, features: Tensor) -> list[Answer]:
         """As `answers`, from features [n, width]."""
         probabilities, near = self._probabilities(features)
-        threshold = self.report_["threshold"]
-        answers = []
+        threshold, answers = self._refused_below(), []
         for values, similarity in zip(probabilities, near.tolist(), strict=True):
             best = int(values.argmax())
             is_near = threshold is None or similarity >= threshold
             label = self.classes_[best].item()  # a plain value, which JSON has too
             answers.append(Answer(label if is_near else None, float(values[best]), values))
         return answers
+
+    def _refused_below(self) -> float | None:
+        """The similarity below which a picture is none of the classes."""
+        if self.threshold == AUTO or self.threshold is None:
+            return self.report_["threshold"] if self.threshold else None
+        real_number("threshold", self.threshold, at_least=-1)
+        return float(self.threshold)
 
     def predict_proba(self, X: Iterable[Any]) -> NDArray[np.float64]:  # noqa: N803
         """The probability of each class: [n, classes]."""
@@ -467,7 +476,7 @@ class PictureClassifier:
             )  # fmt: skip
 
         about = exporter.picture_input(
-            backbone.form, self.classes_.tolist(), threshold=report["threshold"],
+            backbone.form, self.classes_.tolist(), threshold=self._refused_below(),
             output="probabilities [n, classes]; similarity [n]",
         )  # fmt: skip
         card = self._card(name or out.name, licence)

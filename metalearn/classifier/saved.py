@@ -23,8 +23,8 @@ from metalearn.saved.form import MANIFEST, Kind, digest_of, kind_of, replaced_by
 from metalearn.storage.files import creating, held, is_folder, whole_folder
 
 CLASSIFIER = Kind("classifier", 1, {
-    "backbone": str, "weights": str, "digest": str, "settings": {"head": str, "folds": int, "seed": int},
-    "classes": list, "names": [str], "origin": dict, "commands": [str],
+    "backbone": str, "weights": str, "digest": str, "classes": list, "names": [str], "origin": dict, "commands": [str],
+    "settings": {"head": str, "folds": int, "seed": int, "threshold": float | str | None},
     "report": {"head": str, "accuracy": float | None, "sharpness": float, "threshold": float | None},
 }, ("features", "labels"))  # fmt: skip
 

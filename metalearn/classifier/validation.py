@@ -15,6 +15,8 @@ from metalearn.classifier.heads import HEADS, centred, class_means
 
 FOLDS = 5
 _BINS = 10
+LOST = 0.05
+"""The most of the pictures of known classes that an automatic threshold may refuse in cross-validation."""
 SHARPEST = 1000.0  # the largest sharpness that is tried
 _SHARP = 10.0  # the sharpness of scores where no picture is left to measure it with
 _DRAWS = 5  # random choices of the pictures for each point of the learning curve
@@ -202,10 +204,10 @@ def strangers_in_words(figures: Mapping[str, Any]) -> str:
     """The figures of `Strangers`, in words."""
     share = figures["found"]
     if share is None:
-        words = "how many it finds is not known, since its network was tuned on all classes"
+        words = "how many of other things is not known, since its network was tuned on all classes"
     else:
-        words = f"found for {share:.0%} of the pictures of a class left out"
-    return f"{words}; wrong for {figures['wrong']:.0%} of the others"
+        words = f"of {share:.0%} of those of a class left out"
+    return f"said of about {figures['wrong']:.0%} of new pictures of these classes, and {words}"
 
 
 # Cross-validation
@@ -304,7 +306,8 @@ def calibration_error(probabilities: Tensor, y: Tensor) -> float:
 
 def strangers(features: Tensor, y: Tensor, k: int, near: Tensor) -> Strangers | None:
     """The threshold at which most pictures of known classes stay and most of a class left out go (the mean of the two
-    fractions); None for two classes, where one that is left out leaves nothing to compare.
+    fractions), or a lower one that refuses at most `LOST` of the known; None for two classes, where one that is left
+    out leaves nothing to compare.
 
     Args:
         near: of each picture, as in `CrossValidation`.
@@ -321,7 +324,7 @@ def strangers(features: Tensor, y: Tensor, k: int, near: Tensor) -> Strangers | 
     caught, wrong = (
         torch.searchsorted(part.to(edges.dtype).sort().values, edges).double() / len(part) for part in (away, here)
     )
-    best = int((caught - wrong).argmax())
+    best = max(0, min(int((caught - wrong).argmax()), int((wrong <= LOST).sum()) - 1))
     return Strangers(edges[best].item(), caught[best].item(), wrong[best].item())
 
 

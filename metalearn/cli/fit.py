@@ -71,13 +71,14 @@ def main(arguments: Sequence[str]) -> int:
     )
     parser.add_argument("--steps", type=whole(1), help="tune for at most this number of steps (default: 100)")
     parser.add_argument("--threads", type=whole(1), default=1, help="threads of torch (default: 1)")
+    add_threshold(parser)
     of_table = parser.add_argument_group("of a table")
     of_table.add_argument("--target", metavar="COLUMN", help="the column to predict")
     of_table.add_argument("--network", metavar="RUN", help="a run of algorithm=pfn, or what is published of one")
     of_table.add_argument("--plugins", type=names, metavar="PACKAGE,…", help="packages of yours, whose code may run")
     options = parser.parse_args(arguments)
     if options.folder.suffix.lower() in fit_table.SUFFIXES:
-        for_pictures = ("backbone", "weights", "head", "strict", "minutes", "steps")
+        for_pictures = ("backbone", "weights", "head", "strict", "minutes", "steps", "threshold")
         others = [f"--{name}" for name in for_pictures if getattr(options, name) != parser.get_default(name)]
         return fit_table.fit(options, others)
     others = [f"--{name}" for name in ("target", "network", "plugins") if getattr(options, name) is not None]
@@ -93,7 +94,7 @@ def main(arguments: Sequence[str]) -> int:
 
     classifier = PictureClassifier(
         options.backbone or DEFAULT, weights=options.weights, head=options.head, folds=options.folds,
-        minutes=options.minutes or 0, steps=options.steps or STEPS,
+        minutes=options.minutes or 0, steps=options.steps or STEPS, threshold=options.threshold,
     )  # fmt: skip
     backbone = classifier.opened()
     print(f"features: {backbone.note}", flush=True)
@@ -156,6 +157,26 @@ def classifier_parser(command: str, about: str | None) -> argparse.ArgumentParse
     return parser
 
 
+def similarity(text: str) -> float | str:
+    """A cosine similarity, or `auto`."""
+    try:
+        if text == "auto" or -1 <= float(text) <= 1:
+            return text if text == "auto" else float(text)
+    except ValueError:
+        pass
+    raise argparse.ArgumentTypeError(f"{text!r}: must be a number from -1 to 1, or auto; type 0.3")
+
+
+def add_threshold(parser: argparse.ArgumentParser) -> None:
+    """The options of when a picture is none of the classes."""
+    either = parser.add_mutually_exclusive_group()
+    either.add_argument(
+        "--threshold", type=similarity, default="auto", metavar="SIMILARITY",
+        help="less similar pictures are none of the classes, from -1 to 1 (default: by cross-validation)",
+    )  # fmt: skip
+    either.add_argument("--always-name", dest="threshold", action="store_const", const=None, help="name every picture")
+
+
 def loaded(options: argparse.Namespace) -> "PictureClassifier":
     """The classifier that a command line names, in a process that is set up for it."""
     set_up(options.threads)
@@ -199,7 +220,9 @@ def summary(classifier: "PictureClassifier") -> list[str]:
     hardest = sorted(report["by_class"].items(), key=lambda pair: pair[1])[:3]
     if hardest[0][1] < 1:
         lines.append("hardest classes: " + ", ".join(f"{name} {value:.0%}" for name, value in hardest if value < 1))
-    if report["strangers"] is None:
+    if classifier.threshold != "auto":
+        lines.append("none of these: " + ("never said" if classifier.threshold is None else "below your threshold"))
+    elif report["strangers"] is None:
         lines.append("none of these: needs three classes or more")
     else:
         lines.append(f"none of these: {strangers_in_words(report['strangers'])}")

@@ -10,6 +10,7 @@ Prints a table, or writes CSV (columns file, label, probability, and one for eac
 import csv
 import io
 import json
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -17,7 +18,7 @@ from typing import TYPE_CHECKING
 from metalearn.app import fit_table
 from metalearn.app.process import FAILED, OK, print_all
 from metalearn.cli.arguments import names
-from metalearn.cli.fit import classifier_parser, ended, loaded
+from metalearn.cli.fit import add_threshold, classifier_parser, ended, loaded
 from metalearn.errors import ConfigError, printable
 from metalearn.reporting.to_stderr import log
 from metalearn.saved.form import kind_of
@@ -40,6 +41,7 @@ def main(arguments: Sequence[str]) -> int:
         "--out", type=Path, metavar="FILE", help="a new file: .csv or .jsonl; without it, a table is printed"
     )
     parser.add_argument("--plugins", type=names, metavar="PACKAGE,…", help="of a table: as for metalearn fit")
+    add_threshold(parser)
     options = parser.parse_args(arguments)
     if kind_of(options.classifier) == "table":
         return fit_table.predict(options)
@@ -48,6 +50,8 @@ def main(arguments: Sequence[str]) -> int:
         reason = "is there already" if out.exists() else "must end in .csv or .jsonl"
         raise ConfigError(f"--out={out}: {reason}; type another name, such as answers.csv")
     classifier = loaded(options)
+    if options.threshold != "auto":
+        classifier.threshold = options.threshold
     from metalearn.api.pictures import seen
     from metalearn.classifier.backbones import features_from_cache
 
@@ -80,6 +84,8 @@ def main(arguments: Sequence[str]) -> int:
                 text.write(json.dumps(row | {"probabilities": by_class}) + "\n")
         write_atomically(out, text.getvalue())
         code = print_all(printable(f"{len(files)} pictures: {out}"))
+    if asked := classes_of(options.pictures, files, labels):
+        print(printable("\n".join(accuracy(asked, answers, labels))))
     if broken := len(paths) - len(files):
         log.warning("%d of %d pictures could not be read", broken, len(paths))
     return code or (FAILED if broken else OK)
@@ -100,6 +106,38 @@ def files_in(paths: Sequence[Path]) -> Iterator[Path]:
             yield path
         else:
             raise ConfigError(f"PICTURES={path}: there is no such file or folder")
+
+
+def classes_of(folders: Sequence[Path], files: Sequence[str], labels: Sequence[str]) -> list[str]:
+    """The class of each file, by its folder below one of `folders`; empty if a folder has no class's name."""
+    from metalearn.tasks.common.pictures import one_form
+
+    by_form, classes = {one_form(label): label for label in labels}, list[str]()
+    for file in files:
+        above = [folder for folder in folders if folder.is_dir() and Path(file).is_relative_to(folder)]
+        name = one_form(Path(file).relative_to(above[0]).parent.as_posix()) if above else ""
+        if name not in by_form:
+            return []
+        classes.append(by_form[name])
+    return classes
+
+
+def accuracy(asked: Sequence[str], answers: "Sequence[Answer]", labels: Sequence[str]) -> list[str]:
+    """How many are right, with the interval of Wilson, and the pairs that were confused most often, in lines."""
+    from metalearn.api.results import wilson
+
+    shown = [NONE if answer.label is None else str(answer.label) for answer in answers]
+    right = sum(answer == truth for answer, truth in zip(shown, asked, strict=True))
+    low, high = wilson(right, len(asked))
+    wrong = Counter((truth, answer) for truth, answer in zip(asked, shown, strict=True) if answer != truth)
+    lines = [
+        f"accuracy {right / len(asked):.1%} (95% interval {low:.1%} to {high:.1%}), by the names of the folders; "
+        f"{NONE}: {shown.count(NONE)} of {len(asked)}"
+    ]
+    if wrong:
+        pairs = ", ".join(f"{truth} as {answer} {count}" for (truth, answer), count in wrong.most_common(5))
+        lines.append(f"most often confused: {pairs}")
+    return lines
 
 
 def table(files: Sequence[str], answers: "Sequence[Answer]", labels: Sequence[str]) -> str:

@@ -125,6 +125,39 @@ def test_what_is_no_class_of_it_is_none_of_these(made: Path, tmp_path: Path) -> 
     assert said(predict.main, made, strange).count("none of these") >= 6
 
 
+def test_a_threshold_of_ones_own_is_kept(made: Path, pictures: Path, others: Path, tmp_path: Path) -> None:
+    """For one question, or in the folder; it counts as well after pictures were added."""
+    strange = drawn_pictures.put(tmp_path / "strange", 4, things=("dots", "stripes"))
+    assert said(predict.main, made, strange, "--always-name").count("none of these") == 0
+    assert said(predict.main, made, others, "--threshold", "1").count("none of these;") == len(files(others)[0])
+    with pytest.raises(SystemExit):
+        said(predict.main, made, others, "--threshold", "2")
+    told = said(fit.main, pictures, "--out", tmp_path / "named", "--always-name")
+    assert "none of these: never said" in told
+    said(fit.add, tmp_path / "named", others)
+    assert said(predict.main, tmp_path / "named", strange).count("none of these") == 0
+
+
+def test_folders_named_as_the_classes_give_the_accuracy(made: Path, others: Path, tmp_path: Path) -> None:
+    paths, truth = files(others)
+    answers = PictureClassifier.load(made).answers(paths)
+    right, none = sum(a.label == t for a, t in zip(answers, truth, strict=True)), [a.label for a in answers].count(None)
+    told = said(predict.main, made, others)
+    assert (
+        f"accuracy {right / len(paths):.1%} (95% interval" in told and f"none of these: {none} of {len(paths)}" in told
+    )
+    shutil.move(others / "star", tmp_path / "star")
+    try:
+        (others / "fish").rename(others / "star")
+        assert f"star as fish {sum(t == 'fish' == a.label for a, t in zip(answers, truth, strict=True))}" in said(
+            predict.main, made, others
+        )
+        assert "accuracy" not in said(predict.main, made, others.parent)
+    finally:
+        (others / "star").rename(others / "fish")
+        shutil.move(tmp_path / "star", others / "star")
+
+
 def test_every_kind_of_picture_is_the_same_picture(made: Path, pictures: Path) -> None:
     path = pictures / "star/00.png"
     image = Image.open(path)
@@ -146,7 +179,7 @@ def test_fit_in_code_is_that_of_the_command(made: Path, pictures: Path, others: 
     np.testing.assert_array_equal(again.predict_proba(query), fitted.predict_proba(query))
     assert fitted.get_params() == {
         "backbone": "efficientnet_lite0", "weights": None, "head": "auto", "folds": 5, "seed": 0, "minutes": 0,
-        "steps": 100,
+        "steps": 100, "threshold": "auto",
     }  # fmt: skip
 
 
