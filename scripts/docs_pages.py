@@ -144,7 +144,7 @@ def cli_page() -> str:
     lines = [
         "# Command line",
         "",
-        "`metalearn COMMAND …`; without a command, `train`. Also as `python -m metalearn`, and in a checkout "
+        "`metalearn COMMAND …`; KEY=VALUE without a command trains. Also as `python -m metalearn`, and in a checkout "
         "`python train.py` is `metalearn train`.",
         "",
         "## `metalearn train`",

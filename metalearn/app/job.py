@@ -34,11 +34,11 @@ def script(path: Path) -> Program:
     return Program((str(path),), str(path.relative_to(ROOT)))
 
 
-def installed(*command: str) -> Program:
-    """The installed command `metalearn`, or one of its sub-commands, as a module. It looks for modules in the folder
-    where it is started only if this process does."""
+def installed(command: str = "train") -> Program:
+    """A sub-command of the installed command `metalearn`, as a module. It looks for modules in the folder where it is
+    started only if this process does."""
     place = () if sys.path[0] == str(Path.cwd()) else ("-P",)
-    return Program((*place, "-m", MODULE, *command), " ".join(["-m", MODULE, *command]))
+    return Program((*place, "-m", MODULE, command), f"-m {MODULE} {command}")
 
 
 class Job(NamedTuple):

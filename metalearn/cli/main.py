@@ -1,4 +1,4 @@
-"""The command `metalearn`, also `python -m metalearn`: runs the sub-command that comes first; without one, trains."""
+"""The command `metalearn`, also `python -m metalearn`: runs the sub-command that comes first. KEY=VALUE trains."""
 
 import importlib
 import os
@@ -58,7 +58,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return run("metalearn.cli.main", sys.argv[1:])
     arguments = list(argv)
     first = arguments[0] if arguments else ""
-    if first in ("-h", "--help"):
+    if not arguments or first in ("-h", "--help"):
         return _print(overview())
     if len(arguments) > 1 and first == "-sc" and arguments[1].startswith("query="):
         return complete(arguments)

@@ -93,7 +93,7 @@ def test_wrong_usage_says_what_to_type(bin_folder: Path, tmp_path: Path) -> None
     assert outcome.code == 2 and "did you mean evaluate?" in outcome.text
     started = {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0"}
     outcome = Program([str(bin_folder / "python"), "-m", "metalearn", "workers=4"], tmp_path, started).wait()
-    assert outcome.code == 2 and "torchrun --nproc_per_node=4 -m metalearn workers=4" in outcome.text
+    assert outcome.code == 2 and "torchrun --nproc_per_node=4 -m metalearn train workers=4" in outcome.text
 
 
 @pytest.mark.parametrize(

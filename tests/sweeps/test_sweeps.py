@@ -130,7 +130,7 @@ def test_the_command_of_the_best_configuration_can_be_typed(tmp_path: Path) -> N
     search = ("experiment=maml_sinusoid", "trainer.steps=2", "seed=range(0,9)", *SEARCH, "hydra.sweeper.n_trials=1")
     outcome = Program([sys.executable, "-m", "metalearn", "sweep", *search, "workers=1"], tmp_path).wait()
     assert outcome.code == 0, outcome.text
-    assert "the best configuration: python -m metalearn experiment=maml_sinusoid " in outcome.text
+    assert "the best configuration: python -m metalearn train experiment=maml_sinusoid " in outcome.text
 
 
 def test_an_unexpected_error_in_the_check_is_shown(
