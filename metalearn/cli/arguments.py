@@ -7,9 +7,15 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 
-def command_parser(command: str, about: str | None) -> argparse.ArgumentParser:
+class Parser(argparse.ArgumentParser):
+    """A parser whose options may stand anywhere: `metalearn shard dataset=omniglot --out shards seed=1`."""
+
+    parse_args = argparse.ArgumentParser.parse_intermixed_args
+
+
+def command_parser(command: str, about: str | None) -> Parser:
     """The parser of a command; its help shows `about`, a docstring, as it is written."""
-    return argparse.ArgumentParser(
+    return Parser(
         f"metalearn {command}", description=inspect.cleandoc(about or ""),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )  # fmt: skip

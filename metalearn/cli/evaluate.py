@@ -21,7 +21,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from metalearn.app.job import Program, installed
-from metalearn.app.process import BAD_CONFIG, end_with_starter, exit_code_of_process, print_all, set_up_process
+from metalearn.app.process import end_with_starter, exit_code_of_process, set_up_process
+from metalearn.cli.arguments import command_parser
 from metalearn.config.compose import parsed
 from metalearn.config.options import search
 from metalearn.config.saved import check_checkpoint, run_folder_of
@@ -31,43 +32,40 @@ from metalearn.errors import ConfigError
 if TYPE_CHECKING:
     from metalearn.app.evaluation import Request
 
-FOLDER_OF_YAMLS = "--config-dir"
+NO_OVERRIDES = ("checkpoint", "ensemble", "output", "on")
+"""What is typed as a key, and is none of the config."""
 
-NO_OVERRIDES = ("checkpoint", "ensemble", "output", "on", FOLDER_OF_YAMLS)
-"""Options of the command line that are no keys of the config."""
-
-PLACES = (
-    "checkpoint", "output", "workers", "strategy", "launch", "partitioner", "device", "threads", "plugins",
-    FOLDER_OF_YAMLS,
-)  # fmt: skip
+PLACES = ("checkpoint", "output", "workers", "strategy", "launch", "partitioner", "device", "threads", "plugins")
 """Keys that change no number. The name of the output folder leaves them out."""
 
 
 def main(arguments: Sequence[str], program: Program | None = None) -> int:
     """Runs the command line of `program`, by default that of the installed package; returns the exit code."""
     end_with_starter()
-    if not arguments or {"-h", "--help"} & set(arguments):
-        return print_all(str(__doc__)) if arguments else BAD_CONFIG
+    parser = command_parser("evaluate", __doc__)
+    parser.add_argument("keys", nargs="*", metavar="KEY=VALUE", help="checkpoint=FOLDER, and keys of the config")
+    parser.add_argument("--config-dir", metavar="FOLDER", help="yamls of yours")
+    options = parser.parse_args(arguments)
 
     def evaluate() -> int:
         set_up_process(1)
         from metalearn.app.evaluation import evaluate_checkpoint  # imports torch, after the line above
 
-        return evaluate_checkpoint(read(arguments), program or installed("evaluate"), arguments)
+        return evaluate_checkpoint(read(options.keys, options.config_dir), program or installed("evaluate"), arguments)
 
     return exit_code_of_process(evaluate)
 
 
-def read(arguments: Sequence[str]) -> "Request":
-    """The command line as a request.
+def read(words: Sequence[str], config_dir: str | None) -> "Request":
+    """The keys of the command line as a request.
 
     Raises:
         ConfigError: something is missing or not known.
     """
     from metalearn.app.evaluation import Request
 
-    typed = {key: value for key, _, value in (argument.partition("=") for argument in arguments) if key in NO_OVERRIDES}
-    search(typed.get(FOLDER_OF_YAMLS))
+    typed = {key: value for key, _, value in (word.partition("=") for word in words) if key in NO_OVERRIDES}
+    search(config_dir)
     if not typed.get("checkpoint"):
         raise ConfigError("checkpoint: missing; type checkpoint=…/checkpoints/best")
     check_checkpoint("checkpoint", typed["checkpoint"])
@@ -75,8 +73,8 @@ def read(arguments: Sequence[str]) -> "Request":
     split = typed.get("on", "test")
     if split not in ("test", "val"):
         raise ConfigError(f"on={split}: must be one of test, val; type on=test")
-    overrides = [argument for argument in arguments if argument.partition("=")[0] not in NO_OVERRIDES]
-    named = [argument for argument in arguments if argument.partition("=")[0].partition(".")[0] not in PLACES]
+    overrides = [word for word in words if word.partition("=")[0] not in NO_OVERRIDES]
+    named = [word for word in words if word.partition("=")[0].partition(".")[0] not in PLACES]
     name = folder_name(",".join([checkpoint.resolve().name, *sorted(named)]))
     output = Path(typed["output"]) if typed.get("output") else run_folder_of(checkpoint) / "evaluations" / name
     others: list[Path] = []

@@ -102,7 +102,7 @@ CASES: list[tuple[Main, str, str]] = [
     (evaluating, "model=resnet12", "and 57 more; leave out what changes the network"),
     (evaluating, "dataset=sinusoid", "inputs of shape (1,) (the network takes images [channels, height, width]"),
     (evaluating, "dataset=sinusoid", "; type another dataset, or a model for such inputs"),
-    (evaluating, "--config-dir", "--config-dir=: must be a folder that holds yamls"),
+    (evaluating, "--config-dir", "argument --config-dir: expected one argument"),
     (adapting, "--model nowhere", "--model=nowhere: there is no such folder; type the folder of a run"),
     (adapting, "--model damaged", "params.safetensors: differs from what was saved"),
     (adapting, f"--model {LONG}", "there is no such folder; type the folder of a run"),

@@ -217,3 +217,25 @@ def test_training_imports_neither_what_draws_nor_what_compiles(tmp_path: Path) -
     )
     run = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=120)
     assert run.stdout.splitlines()[-1:] == ["0 []"], run.stdout + run.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["prior", "check", "gp", "--tasks", "2", "dataset.x=1"], "x"),
+        (["shard", "dataset=sinusoid", "--out", "shards", "model=mlp"], "cannot be cut into shards"),
+        (["compare", "a", "--output", "both.png", "b"], "a: holds no metrics.jsonl"),
+        (["predict", "a", "b.jpg", "--out", "c.csv", "d.jpg"], "CLASSIFIER=a: there is no such folder"),
+        (["remove", "a", "cat", "--threads", "1", "dog"], "CLASSIFIER=a: there is no such folder"),
+        (["evaluate", "--config-dir", "yamls", "checkpoint=a"], "checkpoint=a: must be the folder of a checkpoint"),
+        (["evaluate"], "checkpoint: missing; type checkpoint=…/checkpoints/best"),
+    ],
+)
+def test_options_may_stand_anywhere(
+    words: list[str], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("yamls").mkdir()
+    assert main(words) == 2
+    said = capsys.readouterr().err
+    assert message in said and said.count("\n") == 1
