@@ -58,7 +58,7 @@ def _added(left: T, right: T) -> T:
 
 def partials_of_terms(terms: Iterable[tuple[int, T]], count: int) -> dict[Subtree, T]:
     """As `partials`, for single terms with their numbers."""
-    return partials(map(_as_subtree, terms), count)
+    return partials(map(_as_subtree, terms), count)  # a generator here would hold each term until it has the next
 
 
 def _as_subtree(numbered: tuple[int, T]) -> tuple[Subtree, T]:

@@ -252,15 +252,13 @@ class Call:
             autograd_contexts.spoil(self._ctx, f"a call to {names} was given up before its answer came")
         for message in self._under_way:
             if not message.future.done():
-                self._cancel(message.rank)
+                with contextlib.suppress(RuntimeError):  # the worker is lost, or leaves
+                    to, call = self._names[message.rank], (self._session.name, self._number)
+                    rpc.rpc_async(to, cancel, call, timeout=self.timeout)
 
     def _close_queue(self) -> None:
         if self._queue is not None:
             self._queue.close()
-
-    def _cancel(self, rank: int) -> None:
-        with contextlib.suppress(RuntimeError):  # the worker is lost, or leaves
-            rpc.rpc_async(self._names[rank], cancel, (self._session.name, self._number), timeout=self.timeout)
 
     def _outcome(self, message: _Message) -> Outcome:
         try:

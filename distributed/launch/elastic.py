@@ -347,18 +347,15 @@ class Hosts(RendezvousHandler):
         self._port = config.master_port if listener is None else listener.getsockname()[1]
         self._store: dist.Store | None = None
 
-    def _connect(self) -> dist.Store:
-        config = self._config
-        return dist.TCPStore(
-            config.master_addr, self._port, is_master=self._listener is not None, wait_for_workers=False,
-            timeout=timedelta(seconds=config.timeout),
-            master_listen_fd=None if self._listener is None else self._listener.detach(),
-        )  # fmt: skip
-
     def next_rendezvous(self) -> RendezvousInfo:
+        config = self._config
         if self._store is None:
-            self._store = self._connect()
-        store, config = self._store, self._config
+            self._store = dist.TCPStore(
+                config.master_addr, self._port, is_master=self._listener is not None, wait_for_workers=False,
+                timeout=timedelta(seconds=config.timeout),
+                master_listen_fd=None if self._listener is None else self._listener.detach(),
+            )  # fmt: skip
+        store = self._store
         if config.node_rank == 0:
             store.delete_key(ENDED)
         number = store.add("starts", 0) + 1
