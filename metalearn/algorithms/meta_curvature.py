@@ -58,12 +58,9 @@ def meta_curvature(
         weights = without(CURVATURE, params)
         modes = {name: part(f"{CURVATURE}{name}.", params) for name in weights}
 
-        def curved(grads: Params) -> Params:
-            by_name = model.by_name(grads)
-            return model.replaced(grads, {name: transformed(g, modes[name]) for name, g in by_name.items()})
-
         def direct(grads: Params, state: State, step: int) -> tuple[Params, State]:
-            return inner.direct(curved(grads), state, step)
+            curved = {name: transformed(g, modes[name]) for name, g in model.by_name(grads).items()}
+            return inner.direct(model.replaced(grads, curved), state, step)
 
         return support_descent(
             model, weights, support, inner=InnerOptimizer(inner.start, direct, inner.decays), rate=inner_lr,
