@@ -80,7 +80,11 @@ def cross_validated(model: Any, x: Any, y: Any, folds: int) -> list[str]:
     if most < 2:
         return ["accuracy: not known: a class has one row"]
     cut = (StratifiedKFold if is_classifier(model) else KFold)(min(folds, most), shuffle=True, random_state=0)
-    found = cross_val_predict(model, x, y, cv=cut)
+    log.disabled = True  # the fit to all rows has said what is to say
+    try:
+        found = cross_val_predict(model, x, y, cv=cut)
+    finally:
+        log.disabled = False
     if not is_classifier(model):
         return [f"explains {r2_score(y, found):.1%} of the variance of rows not known (R²)"]
     right, guess = int((found == y).sum()), np.unique(y, return_counts=True)[1].max() / len(y)

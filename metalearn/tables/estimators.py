@@ -6,7 +6,7 @@ import os
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 import torch
@@ -70,9 +70,10 @@ class _Reader(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no types
         # If the network reads columns and targets with mean 0 and variance 1, they are brought there in float64, before
         # they become float32: of 1.7e9 seconds, float32 has no minutes.
         standardizes = bool(learner.taught.config.model.get("standardize", False))
-        place = _mean_and_spread(cells) if standardizes else None
-        target = _mean_and_spread(targets[:, None]) if standardizes and not of_classes else None
-        x, y = _shown(cells, place), targets if of_classes else _shown(targets[:, None], target, "y")
+        scaling = _scaling_of(cells, standardizes)
+        target = _mean_and_spread(targets[:, None])[:2] if standardizes and not of_classes else None
+        x = _shown(cells, scaling)
+        y = targets if of_classes else _shown(targets[:, None], Scaling(torch.arange(1), target), "y")
         source = learner.taught.source
         if isinstance(source, PriorTasks):  # which tells the shapes of its tables without drawing them
             shapes = [source.shape("train", group) for group in range(GROUPS)]
@@ -91,7 +92,7 @@ class _Reader(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no types
             support = Batch(learner.on_device(x[None]), y[None].to(learner.device))
             known = self._reads().remember(learner.params, support)
         self._columns, self._cells, self._targets = columns, cells, targets
-        self._place, self._target, self._known = place, target, known
+        self._scaling, self._target, self._known = scaling, target, known
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Saves what was fitted in a new folder: the network, as `Learner.save` does, and the known rows, which are
@@ -145,12 +146,7 @@ class _Reader(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no types
         def program() -> NetworkToExport:
             if self._opened().device.type != "cpu":
                 raise ConfigError(f"format={format}: programs are made on the CPU; give the estimator device='cpu'")
-            x = torch.randn(4, len(self._columns), generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-            if self._place is not None:
-                x = x * self._place[1] + self._place[0]
-            for number, column in enumerate(self._columns):
-                if "categories" in column:
-                    x[:, number] = torch.arange(4) % len(column["categories"])
+            x = self._cells[torch.arange(4) % len(self._cells)].clone()
             x[3, 0] = torch.nan
             network = _Network(self)
             with torch.no_grad():
@@ -215,7 +211,7 @@ class _Reader(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no types
         checked = validate_data(
             self, X, reset=False, dtype=None, ensure_all_finite="allow-nan", skip_check_array=is_frame
         )
-        x, learner = _shown(_numbers(X if is_frame else checked, self._columns), self._place), self._opened()
+        x, learner = _shown(_numbers(X if is_frame else checked, self._columns), self._scaling), self._opened()
         with learner.computing(), torch.no_grad():
             outputs = answers(self._reads(), learner.params, self._known, learner.on_device(x[None]))[0].double().cpu()
         if not outputs.isfinite().all():
@@ -322,7 +318,7 @@ class PFNRegressor(RegressorMixin, _Reader):  # type: ignore[misc]
         import pandas as pd
 
         self._reads()
-        cells = pd.Series(np.ravel(y))
+        cells = pd.Series(np.asarray(y).ravel())
         if cells.dtype.kind not in "biufc":
             words = cells.dropna().astype(str)
             for word in words[pd.to_numeric(words, errors="coerce").isna()]:
@@ -411,6 +407,10 @@ def _columns(X: Any) -> list[dict[str, Any]]:  # noqa: N803
     columns: list[dict[str, Any]] = []
     for name, cells in pd.DataFrame(X).items():
         columns.append({"name": str(name)})
+        if cells.isna().all():
+            columns[-1]["categories"] = []  # whatever a new row has there, counts as missing
+            log.warning("X: column %s is empty in the known rows: it is left out", name)
+            continue
         if _as_days(cells) is not None:
             columns[-1]["unit"] = "days since 1970-01-01"
             continue
@@ -493,7 +493,7 @@ def _numbers(X: Any, columns: Sequence[dict[str, Any]]) -> Tensor:  # noqa: N803
         words = [_text(value) for value in cells]
         codes = pd.Categorical(words, categories=column["categories"]).codes  # -1 of what is missing or new
         present = [text for text in words if text is not None]
-        if present and (codes < 0).all():
+        if present and column["categories"] and (codes < 0).all():
             log.warning(
                 "X: column %s has no value that the known rows have, such as %s; all of it counts as missing",
                 name, present[0],
@@ -502,14 +502,30 @@ def _numbers(X: Any, columns: Sequence[dict[str, Any]]) -> Tensor:  # noqa: N803
     return torch.from_numpy(np.stack(numbered, axis=1) if numbered else np.zeros((len(X), 0)))
 
 
-Place = tuple[Tensor, Tensor]  # the mean and the spread of each column, float64
+class Scaling(NamedTuple):
+    """Which columns are `kept`, the numbers of them; the mean and the spread of each, float64, None: as they are."""
+
+    kept: Tensor
+    scale: tuple[Tensor, Tensor] | None
+
 
 FARTHEST = 1e6
 """How many spreads from the mean a value may lie; what is beyond is brought there, so that float32 has its square."""
 
 
-def _mean_and_spread(cells: Tensor) -> Place:
-    """Over rows [n, d], without missing values. The spread of a column that is constant or missing is 1."""
+def _scaling_of(cells: Tensor, standardizes: bool) -> Scaling:
+    """Keeps the columns that vary. Without scales also constants: how far an asked value is from one says something."""
+    present = ~cells.isnan()
+    kept = present.any(dim=0)
+    if not standardizes:
+        return Scaling(kept.nonzero().flatten(), None)
+    mean, spread, varies = _mean_and_spread(cells)
+    kept &= varies | ~present.all(dim=0)  # whether a cell is missing may say something
+    return Scaling(kept.nonzero().flatten(), (mean[kept], spread[kept]))
+
+
+def _mean_and_spread(cells: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Over rows [n, d], without missing values; and which columns vary. The spread of others is 1."""
     x = cells.numpy()
     present = ~np.isnan(x)
     largest = np.where(present, np.abs(x), 0.0).max(axis=0, initial=0.0)
@@ -518,19 +534,24 @@ def _mean_and_spread(cells: Tensor) -> Place:
     mean = scaled.sum(axis=0) / count
     spread = np.sqrt((np.where(present, scaled - mean, 0.0) ** 2).sum(axis=0) / count)
     varies = spread > 1e-12 * np.abs(mean)
-    return torch.from_numpy(mean * unit), torch.from_numpy(np.where(varies, spread * unit, 1.0))
+    parts = (mean * unit, np.where(varies, spread * unit, 1.0), varies)
+    return torch.from_numpy(parts[0]), torch.from_numpy(parts[1]), torch.from_numpy(parts[2])
 
 
-def _shown(x: Tensor, place: Place | None, what: str = "X") -> Tensor:
+def _shown(x: Tensor, scaling: Scaling, what: str = "X") -> Tensor:
     """The float32 tensor [n, d] that the network reads; refuses numbers that float32 does not hold."""
-    if place is None and bool((x.abs() > torch.finfo(torch.float32).max).any()):
+    if scaling.scale is None and bool((x.abs() > torch.finfo(torch.float32).max).any()):
         raise ConfigError(f"{what}: holds a value too large for float32")
-    return in_spreads(x, place)
+    return in_spreads(x, scaling)
 
 
-def in_spreads(x: Tensor, place: Place | None) -> Tensor:
-    """The float32 tensor [n, d] of the numbers `x`, float64, in spreads from the mean; without a place as they are."""
-    return (x if place is None else ((x - place[0]) / place[1]).clamp(-FARTHEST, FARTHEST)).float()
+def in_spreads(x: Tensor, scaling: Scaling) -> Tensor:
+    """The columns that are kept of the numbers `x`, float64, as float32 [n, d]: in spreads from the mean, or as they
+    are. One of zeros if none is kept."""
+    x = x.index_select(1, scaling.kept)
+    if scaling.scale is not None:
+        x = ((x - scaling.scale[0]) / scaling.scale[1]).clamp(-FARTHEST, FARTHEST)
+    return x.float() if x.shape[1] else x.new_zeros(len(x), 1).float()
 
 
 class _Network(nn.Module):
@@ -544,7 +565,7 @@ class _Network(nn.Module):
     def forward(self, rows: Tensor) -> tuple[Tensor, ...]:
         model, learner, reads = self._model, self._model._opened(), self._model._reads()
         with learner.computing():
-            answered = reads.answer(learner.params, model._known, in_spreads(rows, model._place)[None]).double()
+            answered = reads.answer(learner.params, model._known, in_spreads(rows, model._scaling)[None]).double()
         if reads.predictive is None:
             return (answered[0, :, : len(model.classes_)].softmax(dim=1).float(),)
         levels = torch.tensor(LEVELS, dtype=torch.float64)

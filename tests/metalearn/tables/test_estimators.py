@@ -240,6 +240,49 @@ def test_a_column_without_a_known_value_is_said(runs: dict[str, Path], caplog: p
     assert "column old has no value that the known rows have, such as no; all of it counts as missing" in caplog.text
 
 
+@pytest.mark.parametrize("name", ["classes", "numbers"])
+def test_empty_and_constant_columns_are_left_out(
+    name: str, runs: dict[str, Path], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """With them, the answers have the same bits as without, also in a saved folder and a program."""
+    x, asked = (frame(seed=seed)[0][["size", "kind"]] for seed in (0, 1))
+    label = np.arange(40) % 2
+    kind, more = (PFNClassifier, {"plugins": PLUGINS}) if name == "classes" else (PFNRegressor, {})
+    answers = PFNClassifier.predict_proba if name == "classes" else PFNRegressor.predict
+    expected = answers(kind(runs[name], **more).fit(x, label), asked)
+    useless = {"note": [None] * 40, "paid": [np.nan] * 40, "unit": 3.0, "land": "NL"}
+    wide, filled = x.assign(**useless), asked.assign(note="red", paid="3", unit=4.0, land="BE")
+    fitted = kind(runs[name], **more).fit(wide, label)
+    assert caplog.text.count("is empty in the known rows: it is left out") == 2 and "X: column note is" in caplog.text
+    np.testing.assert_array_equal(answers(fitted, filled), expected)
+    fitted.save(tmp_path / "saved")
+    again = kind.load(tmp_path / "saved", **more)
+    np.testing.assert_array_equal(answers(again, filled), expected)
+    assert len(fitted.export(tmp_path / "program", format=TORCH)) == 1
+    sparse = x.assign(land=np.where(label, "NL", None))  # whether a cell is missing says something
+    assert not np.array_equal(answers(kind(runs[name], **more).fit(sparse, label), asked.assign(land="NL")), expected)
+    nothing = kind(runs[name], **more).fit(wide[[*useless]], label)  # what is left are the frequencies, or the mean
+    assert len(np.unique(answers(nothing, filled[[*useless]]), axis=0)) == 1
+
+
+def test_an_empty_column_of_a_file_is_said_once(runs: dict[str, Path], capsys: pytest.CaptureFixture[str]) -> None:
+    x, y = frame()
+    x.assign(note=None, bought=y).to_csv("known.csv", index=False)
+    assert fit.main(["known.csv", "--target", "bought", *network(runs), "--out", "made"]) == 0
+    assert capsys.readouterr().err.count("X: column note is empty in the known rows: it is left out") == 1
+    x.assign(note="red").to_csv("asked.csv", index=False)
+    assert predict.main(["made", "asked.csv", "--plugins", "tests"]) == 0
+    assert "note" not in capsys.readouterr().err
+
+
+def test_a_constant_column_stays_where_scales_mean_something(runs: dict[str, Path], tmp_path: Path) -> None:
+    """Without standardisation, how far an asked row is from the known ones says how sure an answer is."""
+    saved_run(tmp_path / "scaled", "experiment=pfn_gp", *SMALL)
+    fitted = PFNRegressor(tmp_path / "scaled").fit([[1.0]], [2.0])
+    near, far = fitted.predict_interval([[1.0], [3.0]])
+    assert not np.array_equal(near, far)
+
+
 def test_numeric_texts_are_numbers_also_after_saving(runs: dict[str, Path], tmp_path: Path) -> None:
     texts = np.array([["1"], ["2"], ["10"]] * 5)
     fitted = classifier(runs, texts, texts[:, 0] == "10")
