@@ -10,6 +10,7 @@ A folder may come from anybody. So nothing in it is run, and a kind has one sche
 
 import hashlib
 import json
+import math
 import os
 import re
 import shutil
@@ -191,6 +192,8 @@ def check_fields(value: Any, schema: Any, where: str) -> None:
         kinds = (*kinds, int) if float in kinds else kinds  # JSON writes 1.0 as 1 in some languages
         if type(value) not in kinds:  # not isinstance: for Python, True is an int
             raise NotSavedError(f"{where}={str(value)[:40]}: must be {getattr(schema, '__name__', schema)}")
+        if isinstance(value, float) and not math.isfinite(value):  # Python's JSON reads NaN and Infinity
+            raise NotSavedError(f"{where}={value}: must be finite")
 
 
 def digest_of(path: Path) -> str:

@@ -380,7 +380,9 @@ def fitted(path: str | os.PathLike[str], *, plugins: Sequence[str] = ()) -> PFNC
 
 def _saved(folder: Path) -> SavedFolder:
     try:
-        return form.load(folder, TABLE)
+        saved = form.load(folder, TABLE)
+        form.check_fields(saved.meta["classes"] or [], [str | int | float | bool], "classes")
+        return saved
     except ValueError as error:
         raise ConfigError(f"path={folder}: {error}; give a folder that PFNClassifier.save has made") from error
 

@@ -382,6 +382,8 @@ def test_the_demo_listens_on_loopback_and_ends_with_ctrl_c(made: Path, tmp_path:
     ("change", "tensors", "named"),
     [
         (lambda meta: meta["report"].update(head="x"), None, "head='x'"),
+        (lambda meta: meta["report"].update(threshold=float("nan")), None, "report: threshold=nan: must be finite"),
+        (lambda meta: meta["report"].update(sharpness=float("inf")), None, "report: sharpness=inf: must be finite"),
         (None, lambda t: t | {"features": t["features"][:, :7].contiguous()}, "other weights"),
         (None, lambda t: {"labels": t["labels"]}, "has no tensor features"),
     ],

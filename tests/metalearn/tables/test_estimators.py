@@ -15,7 +15,7 @@ import torch
 from metalearn.types import Batch
 from tests.programs import needs_onnx, said_by_card
 from tests.runs import slow
-from tests.saved import saved_run
+from tests.saved import forge, saved_run
 
 pytest.importorskip("sklearn", reason="scikit-learn is not installed; type pip install scikit-learn")
 pytest.importorskip("pandas", reason="pandas is not installed; type pip install pandas")
@@ -321,6 +321,13 @@ def test_dates_are_days_and_no_rows_are_refused(runs: dict[str, Path], tmp_path:
         known.predict(asked.to_frame("day"))
     with pytest.raises(ValueError, match="X: has no rows"):
         fitted.predict_proba(days[:0].to_frame())
+
+
+def test_a_forged_label_that_is_not_finite_is_refused(runs: dict[str, Path], tmp_path: Path) -> None:
+    classifier(runs, np.arange(20.0)[:, None], np.arange(20) % 2).save(tmp_path / "saved")
+    forge(tmp_path / "saved", lambda meta: meta.update(classes=[float("nan"), 1.0], labels_as="<f8"))
+    with pytest.raises(ValueError, match=r"path=.*: classes=nan: must be finite"):
+        PFNClassifier.load(tmp_path / "saved", plugins=PLUGINS)
 
 
 def test_intervals_and_sparse_columns_are_saved(runs: dict[str, Path], tmp_path: Path) -> None:
