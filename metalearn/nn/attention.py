@@ -9,8 +9,8 @@ some rows at a time, as Dao et al. 2022 (arXiv 2205.14135) do for the first one.
 import functools
 import math
 import threading
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any
 
@@ -19,7 +19,6 @@ import torch.nn.functional as F
 from torch import Generator, Tensor
 from torch.autograd import Function
 from torch.func import vjp
-from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from metalearn.nn.backends import kernels_for, torch_ops
 from metalearn.nn.backends.c import Kernels
@@ -33,9 +32,18 @@ _fast: ContextVar[bool] = ContextVar("second_order_attention", default=False)
 torchs_attention = F.scaled_dot_product_attention
 _lock = threading.Lock()
 _users = 0  # contexts of all threads that are open now
-# Torch's plain way, open while any context is: torch has one choice for all threads, which the first one to leave must
-# not take from the others.
-_plainly = ExitStack()
+# Torch has one choice of its ways for all threads, which the first context to leave must not take from the others. So
+# it may be put back in another thread, which torch's own `sdpa_kernel` does not allow from 2.15 on.
+_before: list[bool] = []
+
+
+def _choose(ways: Sequence[bool]) -> list[bool]:
+    """Allows torch flash, memory-efficient, cuDNN's and plain attention, or not; returns what it was before."""
+    names = ("flash", "mem_efficient", "cudnn", "math")
+    before = [getattr(torch.backends.cuda, f"{name}_sdp_enabled")() for name in names]
+    for name, way in zip(names, ways, strict=True):
+        getattr(torch.backends.cuda, f"enable_{name}_sdp")(way)
+    return before
 
 
 @contextmanager
@@ -45,7 +53,7 @@ def plain_attention() -> Iterator[None]:
     global _users
     with _lock:
         if not _users:
-            _plainly.enter_context(sdpa_kernel(SDPBackend.MATH))
+            _before[:] = _choose([False, False, False, True])
         _users += 1
     try:
         yield
@@ -53,7 +61,7 @@ def plain_attention() -> Iterator[None]:
         with _lock:
             _users -= 1
             if not _users:
-                _plainly.close()
+                _choose(_before)
                 F.scaled_dot_product_attention = torchs_attention
 
 
