@@ -1,7 +1,9 @@
 """The errors that end a run with a message and without a traceback."""
 
 import difflib
+import sys
 from collections.abc import Iterable
+from pathlib import Path
 
 
 def printable(text: str) -> str:
@@ -55,6 +57,16 @@ class DivergedError(RunError):
 
 class ForeignPackageError(ImportError):
     """Another package has the name of one of ours: exit code 2."""
+
+
+def typed_program(command: str = "train") -> str:
+    """What users type for a command, as they started this process: `metalearn train`, `python -m metalearn train` or
+    `python train.py`."""
+    script = Path(sys.argv[0])
+    if script.name == "train.py" and command == "train":
+        return "python train.py"
+    module = script.name == "train.py" or script.parts[-2:] == ("metalearn", "__main__.py")
+    return f"{'python -m ' * module}metalearn {command}"
 
 
 def nearest(name: str, names: Iterable[str]) -> str:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from metalearn.cli import run
+from metalearn.cli.arguments import command_parser
 from metalearn.errors import ConfigError, nearest, printable
 
 COMMANDS = {
@@ -119,21 +120,28 @@ def overview() -> str:
             "metalearn COMMAND --help                explains a command",
             "metalearn help algorithm                a config group: its options and their keys",
             "metalearn help trainer.steps            a key, or all keys that begin so",
+            "metalearn help train                    all groups, options and keys",
             "metalearn --version",
         ]
     )
 
 
-def explain(topics: Sequence[str]) -> int:
+def explain(words: Sequence[str]) -> int:
     """`metalearn help …`: a command's help, or what `conf/` says of a group, an option or a key."""
-    if not topics:
+    parser = command_parser("help", "Explains a command, or what conf/ says of a group, an option or a key.")
+    parser.add_argument("topics", nargs="*", metavar="TOPIC", help="such as evaluate, algorithm=maml or trainer.steps")
+    parser.add_argument("--config-dir", metavar="FOLDER", help="yamls of yours")
+    options = parser.parse_args(words)
+    topics: list[str] = options.topics
+    if topics in ([], ["help"]):
         return _print(overview())
-    if len(topics) == 1 and topics[0] in COMMANDS:
-        return main([topics[0], "--help"]) if topics[0] != "help" else _print(overview())
-    from metalearn.config.options import topic_text
+    if len(topics) == 1 and topics[0] in COMMANDS and topics[0] != "train":
+        return main([topics[0], "--help"])
+    from metalearn.config.options import help_text, search, topic_text
 
     try:
-        return _print("\n".join(topic_text(topic, COMMANDS) for topic in topics))
+        search(options.config_dir)
+        return _print("\n".join(help_text() if it == "train" else topic_text(it, COMMANDS) for it in topics))
     except ConfigError as error:
         return _refuse(str(error))
 

@@ -16,7 +16,7 @@ from metalearn.app.process import (
 )
 from metalearn.app.sweep import by_hydra, run_sweep
 from metalearn.config.compose import as_path, compose_config
-from metalearn.config.options import help_text, search, search_flags
+from metalearn.config.options import search, search_flags, short_help
 from metalearn.errors import ConfigError
 
 
@@ -44,7 +44,7 @@ def run_command(argv: Sequence[str], program: Program) -> int:
         )
     search(arguments.config_dir)
     if arguments.help:
-        return print_all(help_text())
+        return print_all(short_help())
     overrides = [as_path(text) for text in arguments.overrides]
     flags = [word for word in argv if word not in arguments.overrides]
     sys.argv = [sys.argv[0], *flags, *overrides]  # where Hydra looks

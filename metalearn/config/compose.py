@@ -48,7 +48,7 @@ from metalearn.config.values import (
     run_name,
     to_container,
 )
-from metalearn.errors import ConfigError, nearest
+from metalearn.errors import ConfigError, nearest, typed_program
 
 OPEN = "model.network."
 """Below this key stand the arguments of a user's own network; any name is allowed there."""
@@ -329,7 +329,7 @@ def check_key(key: str, keys: set[str]) -> None:
     by_tail = f"; did you mean {last[tail[0]]}?" if tail else ""
     whole = nearest(key, [*sorted(keys), *groups()])
     hint = by_tail if name in last else whole or by_tail
-    raise ConfigError(f"{key}: there is no such key{hint} (python train.py --help lists all)")
+    raise ConfigError(f"{key}: there is no such key{hint} ({typed_program('help train')} lists all)")
 
 
 def _check_effects(config: DictConfig, typed: Collection[str]) -> None:

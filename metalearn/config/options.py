@@ -18,7 +18,7 @@ from hydra.core.plugins import Plugins
 from hydra.plugins.config_source import ConfigLoadError, ConfigResult, ConfigSource
 from omegaconf import DictConfig, OmegaConf
 
-from metalearn.errors import ConfigError, nearest
+from metalearn.errors import ConfigError, nearest, typed_program
 
 _PACKAGE = Path(__file__).resolve().parents[1]
 
@@ -254,26 +254,54 @@ class Key(NamedTuple):
     meaning: str
 
 
-def help_text() -> str:
-    """The help: a summary of the program, then its groups with their options, then its keys."""
+MOST_USED = (
+    "run", "seed", "workers", "device", "resume", "pause_after", "trainer.steps", "trainer.val_every",
+    "trainer.meta_batch_size", "optimizer.lr", "algorithm.inner_lr", "algorithm.inner_steps", "dataset.ways",
+    "dataset.shots", "launch.outputs",
+)  # fmt: skip
+"""The keys that `metalearn train --help` explains."""
+
+
+def short_help() -> str:
+    """What `metalearn train --help` prints: how to type it, the groups with their options, and the most used keys."""
+    program, explain = typed_program(), typed_program("help")
     lines = [
-        "Trains meta-learners. Everything is chosen by config: GROUP=OPTION and KEY=VALUE.",
+        f"usage: {program} [GROUP=OPTION …] [KEY=VALUE …]",
         "",
-        "  python train.py                                  MAML on drawn characters, about a minute",
-        "  python train.py workers=2 experiment=maml_omniglot",
-        "  torchrun --nproc_per_node=2 train.py experiment=maml_omniglot trainer.steps=2000",
-        "  python train.py --multirun algorithm.inner_lr=0.1,0.4",
+        "Trains meta-learners. Everything is chosen by config.",
         "",
-        "Where the package is installed, type metalearn, or torchrun … -m metalearn.",
+        f"  {program} experiment=maml_glyphs            MAML on drawn characters, the default: about a minute",
+        f"  {program} experiment=maml_omniglot workers=2",
+        f"  {program} --multirun algorithm.inner_lr=0.1,0.4",
+        f"  torchrun --nproc_per_node=2 {program.removeprefix('python ').replace('metalearn', '-m metalearn')}"
+        " experiment=maml_omniglot",
         "",
         "Groups and their options:",
     ]
+    for group, options in groups().items():
+        lines += textwrap.wrap(", ".join(options), 118, initial_indent=f"  {group:12}", subsequent_indent=" " * 14)
+    of_defaults = {PROGRAM, "trainer=default", "optimizer=adam", "algorithm=maml", "dataset=glyphs", "launch=default"}
+    keys = {key.name: key.meaning for owner, several in owners() if owner in of_defaults for key in several}
+    lines += ["", "The most used keys:"]
+    lines += [f"  {name:24} {textwrap.shorten(keys[name], 92, placeholder=' …')}" for name in MOST_USED]
+    more = {
+        f"{explain} algorithm": "a group: its options and their keys",
+        f"{explain} trainer.steps": "a key, or all keys that begin so",
+        f"{explain} train": "all groups, options and keys",
+        f"{program} --hydra-help": "Hydra's own flags: --multirun, --cfg job, …",
+    }
+    lines += ["", *(f"{typed:40} {meaning}" for typed, meaning in more.items())]
+    return "\n".join(lines)
+
+
+def help_text() -> str:
+    """What `metalearn help train` prints: all groups with their options, then all keys."""
+    lines = ["Groups and their options:"]
     for group, options in groups().items():
         lines += [f"  {group}"]
         lines += [f"    {option:22} {summary(text_of(group, option))}" for option in options]
     for owner, keys in owners():
         lines += [f"Keys of {owner}:", *map(_line, keys)]
-    lines += ["", "Hydra's own flags (--multirun, --cfg job, …): python train.py --hydra-help"]
     return "\n".join(lines)
 
 

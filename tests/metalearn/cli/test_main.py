@@ -2,6 +2,7 @@
 
 import importlib
 import json
+import re
 import subprocess
 import sys
 from importlib.metadata import version
@@ -12,6 +13,7 @@ import pytest
 from metalearn.cli import main as command_line
 from metalearn.cli import runs as commands_on_runs
 from metalearn.cli.main import COMMANDS, FUNCTIONS, IN_CHECKOUT, main, sweeping
+from metalearn.config.options import groups
 from metalearn.reporting import plots
 from metalearn.reporting.charts import new_figure
 from metalearn.reporting.plots import curve_of
@@ -239,3 +241,23 @@ def test_options_may_stand_anywhere(
     assert main(words) == 2
     said = capsys.readouterr().err
     assert message in said and said.count("\n") == 1
+
+
+def test_the_help_of_a_training_fits_on_a_screen_or_two(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    mine = tmp_path / "algorithm/mine.yaml"
+    mine.parent.mkdir()
+    mine.write_text("# of mine\n_target_: mine.mine\nrate: 1.0  # a rate of mine\n")
+    monkeypatch.setattr(sys, "argv", ["metalearn"])
+    monkeypatch.setattr("metalearn.config.options._own", [])
+    flag = f"--config-dir={tmp_path}"
+    assert main(["train", "--help", flag]) == 0
+    short = capsys.readouterr().out
+    assert short.count("\n") <= 120 and "metalearn help train" in short and "  trainer.steps " in short
+    for group, options in groups().items():
+        assert f"  {group} " in short and all(re.search(rf"\b{option}\b", short) for option in [*options, "mine"])
+    assert main(["help", flag, "train"]) == 0
+    assert "Keys of algorithm=mine:\n  algorithm.rate=1.0" in capsys.readouterr().out
+    assert main(["help", "algorithm=mine", flag]) == 0
+    assert "  algorithm.rate=1.0 " in capsys.readouterr().out
