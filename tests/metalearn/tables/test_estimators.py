@@ -247,10 +247,11 @@ def test_empty_and_constant_columns_are_left_out(
     """With them, the answers have the same bits as without, also in a saved folder and a program."""
     x, asked = (frame(seed=seed)[0][["size", "kind"]] for seed in (0, 1))
     label = np.arange(40) % 2
-    kind, more = (PFNClassifier, {"plugins": PLUGINS}) if name == "classes" else (PFNRegressor, {})
-    answers = PFNClassifier.predict_proba if name == "classes" else PFNRegressor.predict
+    kind: Any = PFNClassifier if name == "classes" else PFNRegressor
+    more: Any = {"plugins": PLUGINS} if name == "classes" else {}
+    answers: Any = PFNClassifier.predict_proba if name == "classes" else PFNRegressor.predict
     expected = answers(kind(runs[name], **more).fit(x, label), asked)
-    useless = {"note": [None] * 40, "paid": [np.nan] * 40, "unit": 3.0, "land": "NL"}
+    useless: dict[str, Any] = {"note": [None] * 40, "paid": [np.nan] * 40, "unit": 3.0, "land": "NL"}
     wide, filled = x.assign(**useless), asked.assign(note="red", paid="3", unit=4.0, land="BE")
     fitted = kind(runs[name], **more).fit(wide, label)
     assert caplog.text.count("is empty in the known rows: it is left out") == 2 and "X: column note is" in caplog.text
@@ -259,7 +260,7 @@ def test_empty_and_constant_columns_are_left_out(
     again = kind.load(tmp_path / "saved", **more)
     np.testing.assert_array_equal(answers(again, filled), expected)
     assert len(fitted.export(tmp_path / "program", format=TORCH)) == 1
-    sparse = x.assign(land=np.where(label, "NL", None))  # whether a cell is missing says something
+    sparse = x.assign(land=["NL" if one else None for one in label])  # whether a cell is missing says something
     assert not np.array_equal(answers(kind(runs[name], **more).fit(sparse, label), asked.assign(land="NL")), expected)
     nothing = kind(runs[name], **more).fit(wide[[*useless]], label)  # what is left are the frequencies, or the mean
     assert len(np.unique(answers(nothing, filled[[*useless]]), axis=0)) == 1
