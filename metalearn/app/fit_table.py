@@ -82,12 +82,12 @@ def cross_validated(model: Any, x: Any, y: Any, folds: int) -> list[str]:
     cut = (StratifiedKFold if is_classifier(model) else KFold)(min(folds, most), shuffle=True, random_state=0)
     log.disabled = True  # the fit to all rows has said what is to say
     try:
-        found = cross_val_predict(model, x, y, cv=cut)
+        predicted = cross_val_predict(model, x, y, cv=cut)
     finally:
         log.disabled = False
     if not is_classifier(model):
-        return [f"explains {r2_score(y, found):.1%} of the variance of rows not known (R²)"]
-    right, guess = int((found == y).sum()), np.unique(y, return_counts=True)[1].max() / len(y)
+        return [f"explains {r2_score(y, predicted):.1%} of the variance of rows not known (R²)"]
+    right, guess = int((predicted == y).sum()), np.unique(y, return_counts=True)[1].max() / len(y)
     low, high = wilson(right, len(y))
     return [
         f"accuracy {right / len(y):.1%} of rows not known (95% interval {low:.1%} to {high:.1%}; always the most "
@@ -98,8 +98,8 @@ def cross_validated(model: Any, x: Any, y: Any, folds: int) -> list[str]:
 def predict(options: argparse.Namespace) -> int:
     """Answers for the rows of a table; returns the exit code."""
     if len(options.pictures) != 1 or options.pictures[0].suffix.lower() not in SUFFIXES:
-        given = ", ".join(map(str, options.pictures))
-        raise ConfigError(f"TABLE={given}: must be one .csv or .parquet; {options.classifier} was made of a table")
+        paths = ", ".join(map(str, options.pictures))
+        raise ConfigError(f"TABLE={paths}: must be one .csv or .parquet; {options.classifier} was made of a table")
     out: Path | None = options.out
     if out is not None and (out.suffix not in SUFFIXES or out.exists()):
         reason = "is there already" if out.exists() else "must end in .csv or .parquet"

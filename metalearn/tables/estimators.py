@@ -90,9 +90,9 @@ class _Reader(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no types
                 )  # fmt: skip
         with learner.computing(), torch.no_grad():
             support = Batch(learner.on_device(x[None]), y[None].to(learner.device))
-            known = self._reads().remember(learner.params, support)
+            context = self._reads().remember(learner.params, support)
         self._columns, self._cells, self._targets = columns, cells, targets
-        self._scaling, self._target, self._known = scaling, target, known
+        self._scaling, self._target, self._context = scaling, target, context
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Saves what was fitted in a new folder: the network, as `Learner.save` does, and the known rows, which are
@@ -213,7 +213,8 @@ class _Reader(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no types
         )
         x, learner = _shown(_numbers(X if is_frame else checked, self._columns), self._scaling), self._opened()
         with learner.computing(), torch.no_grad():
-            outputs = answers(self._reads(), learner.params, self._known, learner.on_device(x[None]))[0].double().cpu()
+            rows = learner.on_device(x[None])
+            outputs = answers(self._reads(), learner.params, self._context, rows)[0].double().cpu()
         if not outputs.isfinite().all():
             raise ConfigError(f"X: the answers of path={self.path} to these rows are not finite; are they too large?")
         return outputs
@@ -567,7 +568,7 @@ class _Network(nn.Module):
     def forward(self, rows: Tensor) -> tuple[Tensor, ...]:
         model, learner, reads = self._model, self._model._opened(), self._model._reads()
         with learner.computing():
-            answered = reads.answer(learner.params, model._known, in_spreads(rows, model._scaling)[None]).double()
+            answered = reads.answer(learner.params, model._context, in_spreads(rows, model._scaling)[None]).double()
         if reads.predictive is None:
             return (answered[0, :, : len(model.classes_)].softmax(dim=1).float(),)
         levels = torch.tensor(LEVELS, dtype=torch.float64)
