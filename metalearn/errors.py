@@ -1,6 +1,7 @@
 """The errors that end a run with a message and without a traceback."""
 
 import difflib
+import shlex
 import sys
 from collections.abc import Iterable
 from pathlib import Path
@@ -67,6 +68,14 @@ def typed_program(command: str = "train") -> str:
         return "python train.py"
     module = script.name == "train.py" or script.parts[-2:] == ("metalearn", "__main__.py")
     return f"{'python -m ' * module}metalearn {command}"
+
+
+def install(extra: str) -> str:
+    """What to type for the packages of an extra. The program is on no index: pip takes it from a checkout."""
+    root = Path(__file__).resolve().parents[1]
+    in_checkout = (root / "pyproject.toml").is_file()
+    place = root if in_checkout else "/path/to/metalearn"
+    return f"pip install {'-e ' * in_checkout}{shlex.quote(f'{place}[{extra}]')}"
 
 
 def nearest(name: str, names: Iterable[str]) -> str:

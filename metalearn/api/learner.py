@@ -124,7 +124,7 @@ class AdaptedTask:
         returns what there is to say, in lines.
 
         Args:
-            format: `onnx` (`pip install metalearn-train[onnx]`) or `torch-export`; or `folder`, as `save`, with a card.
+            format: `onnx` (the extra `onnx`) or `torch-export`; or `folder`, as `save`, with a card.
             licence: of the program, for the card.
             key: how messages name the path.
 

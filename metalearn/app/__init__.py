@@ -11,6 +11,6 @@ if _spec is None or not Path(_spec.origin or "").with_name("tree_sum.py").is_fil
     _place = _spec.origin or "a folder without __init__.py" if _spec else "nowhere"
     raise ForeignPackageError(
         f"distributed: metalearn needs its own, and finds that in {_place}; Dask's has the same name. Type pip "
-        "uninstall -y distributed && pip install --force-reinstall --no-deps PATH_OF_METALEARN, or give metalearn an "
+        "uninstall -y distributed && pip install --force-reinstall --no-deps /path/to/metalearn, or give metalearn an "
         "environment without Dask"
     )

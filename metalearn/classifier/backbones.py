@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from metalearn.api.pictures import LARGEST_SIZE
 from metalearn.checks import Invalid, first_line, one_of, whole_number
-from metalearn.errors import ConfigError
+from metalearn.errors import ConfigError, install
 from metalearn.models import lite0
 from metalearn.models.common import pretrained as files
 from metalearn.storage import cache
@@ -359,9 +359,7 @@ class _Hidden(nn.Module):
 
 def _package(name: str, backbone: str) -> Any:
     if importlib.util.find_spec(name) is None:
-        raise ConfigError(
-            f"backbone={backbone}: {name} is not installed; type pip install 'metalearn-train[backbones]'"
-        )
+        raise ConfigError(f"backbone={backbone}: {name} is not installed; type {install('backbones')}")
     return importlib.import_module(name)
 
 

