@@ -63,11 +63,15 @@ class ForeignPackageError(ImportError):
 def typed_program(command: str = "train") -> str:
     """What users type for a command, as they started this process: `metalearn train`, `python -m metalearn train` or
     `python train.py`."""
+    by_script = Path(sys.argv[0]).name == "train.py" and command == "train"
+    return as_typed("train.py" if by_script else f"-m metalearn {command}")
+
+
+def as_typed(command: str) -> str:
+    """`train.py …` or `-m metalearn …`, as torchrun takes them, in the way in which users type it without torchrun."""
     script = Path(sys.argv[0])
-    if script.name == "train.py" and command == "train":
-        return "python train.py"
-    module = script.name == "train.py" or script.parts[-2:] == ("metalearn", "__main__.py")
-    return f"{'python -m ' * module}metalearn {command}"
+    installed = script.name != "train.py" and script.parts[-2:] != ("metalearn", "__main__.py")
+    return command.removeprefix("-m ") if installed and command.startswith("-m ") else f"python {command}"
 
 
 def install(extra: str) -> str:

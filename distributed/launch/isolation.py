@@ -57,7 +57,7 @@ class NetworkNamespace:
 
 def why_not_isolated() -> str | None:
     """Why this rank is not isolated; None if it is."""
-    return os.environ.get(NOT_ISOLATED, "it was not started by `python train.py workers=N`") or None
+    return os.environ.get(NOT_ISOLATED, "no launcher of workers=N has started it") or None
 
 
 def new_network(address: str, port: int) -> tuple[NetworkNamespace, socket.socket]:

@@ -114,7 +114,7 @@ def listening_line(by_worker: dict[str, list[Listener]]) -> str:
             f"listening: {line} (all loopback). Every user of this host can connect there and run code here, since "
             f"this run has no network of its own ({obstacle})"
         )
-    advice = f"; `python train.py workers={get_world_size()} …` keeps a run on one host closed"
+    advice = f"; workers={get_world_size()} without torchrun keeps a run on one host closed"
     by_torchrun = advice if open_to_others == ["torchrun"] else ""
     return (
         f"listening: {line}. Open to other hosts: {', '.join(open_to_others)}: anyone who connects there, and every "

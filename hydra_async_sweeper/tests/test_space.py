@@ -152,7 +152,10 @@ def test_a_searched_key_is_given_once(later: str) -> None:
 def test_the_best_command_has_the_order_of_its_trial() -> None:
     best = FinishedTrial(0, {"a": "{b:1,c:2}"}, COMPLETED, (0.5,), 0, None, "", None)
     sweep = object.__new__(SweepRun)  # _command needs these alone
-    sweep._plan, sweep._task = plan_of(["a=choice({b:1,c:2},{b:2})", "a.b=3"], {}, list), TaskTraits(program="app.py")
+    sweep._plan, sweep._task = (
+        plan_of(["a=choice({b:1,c:2},{b:2})", "a.b=3"], {}, list),
+        TaskTraits(program="python app.py"),
+    )
     sweep._settings = settings(sweep._plan.space)
     sweep._ended = lambda: FinishedTrials([best], ["value"], ["minimize"])  # type: ignore[method-assign]
     assert sweep._command() == "python app.py 'a={b:1,c:2}' a.b=3"

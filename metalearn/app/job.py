@@ -22,7 +22,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 class Program(NamedTuple):
-    """A program of ours: `python` with `arguments` starts it; users type `python NAME` or `torchrun … NAME`."""
+    """A program of ours: `python` with `arguments` starts it; users type `torchrun … NAME`, or `as_typed(NAME)`."""
 
     arguments: tuple[str, ...]
     name: str

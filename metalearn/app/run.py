@@ -42,6 +42,7 @@ from metalearn.errors import (
     DivergedError,
     MixedWorkersError,
     RunError,
+    as_typed,
     printable,
 )
 from metalearn.nn.backends import describe
@@ -616,7 +617,7 @@ def draw(parts: Parts, trainer: Trainer, tested: Params, result: Result) -> None
     def report() -> None:
         commands = trainer.meta[COMMANDS]
         ends = [*([f"pause_after={step}"] for step, _ in commands[1:]), []]
-        lines = [shlex.join(["python", *words, *end]) for (_, words), end in zip(commands, ends, strict=True)]
+        lines = [as_typed(shlex.join([*words, *end])) for (_, words), end in zip(commands, ends, strict=True)]
         learned = ShownLearner(parts.algorithm.adapt, params)
         write_report(parts.job.run_dir, lines, trainer.meta["config"], result, shown_tasks(parts, learned), learned)
 

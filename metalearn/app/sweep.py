@@ -32,7 +32,7 @@ from metalearn.config.check import check_rank_variables, started_as_rank
 from metalearn.config.compose import PROVIDER, compose_config, compose_sweeper, own_error, parsed, resolved, sweep_jobs
 from metalearn.config.options import CONF, groups, search_flags
 from metalearn.config.values import AUTO, FREE_KEYS, SEARCHED, experiment_of, quoted, run_name
-from metalearn.errors import ConfigError, DataError, printable
+from metalearn.errors import ConfigError, DataError, as_typed, printable
 from metalearn.runs.signals import STOPPED
 from metalearn.storage.files import is_disk_fault, read_json, unwritten
 
@@ -82,8 +82,8 @@ def run_sweep(program: Program, overrides: Sequence[str], run_job: RunJob) -> in
     check_rank_variables()
     if started_as_rank():
         raise ConfigError(
-            "a multirun cannot be started by torchrun: its jobs would mix. Type\n"
-            f"  python {program.name} --multirun workers={os.environ['WORLD_SIZE']} {' '.join(overrides)}"
+            "a multirun cannot be started by torchrun: its jobs would mix. Type\n  "
+            + as_typed(f"{program.name} --multirun workers={os.environ['WORLD_SIZE']} {' '.join(overrides)}")
         )
     _check_launcher(overrides)
     try:
@@ -113,7 +113,7 @@ def run_sweep(program: Program, overrides: Sequence[str], run_job: RunJob) -> in
         "maximized": checked.maximized,
         "preload": preload(),
         "free_keys": [key for key in FREE_KEYS if key not in _DECIDING],
-        "program": shlex.join([*program.name.split(), *search_flags()]),  # the name may be `-m metalearn`
+        "program": as_typed(shlex.join([*program.name.split(), *search_flags()])),
         "groups_of_sweeps": ("sweep",),
         "best_run": ("run=best",),
         "segment": partial(segment, checked.steps),

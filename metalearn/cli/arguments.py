@@ -6,6 +6,8 @@ import shlex
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from metalearn.errors import as_typed, typed_program
+
 
 class Parser(argparse.ArgumentParser):
     """A parser whose options may stand anywhere: `metalearn shard dataset=omniglot --out shards seed=1`."""
@@ -16,14 +18,14 @@ class Parser(argparse.ArgumentParser):
 def command_parser(command: str, about: str | None) -> Parser:
     """The parser of a command; its help shows `about`, a docstring, as it is written."""
     return Parser(
-        f"metalearn {command}", description=inspect.cleandoc(about or ""),
+        typed_program(command), description=inspect.cleandoc(about or ""),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )  # fmt: skip
 
 
 def typed(command: str, arguments: Sequence[str]) -> str:
     """A command as it was typed."""
-    return shlex.join(["metalearn", command, *arguments])
+    return as_typed(shlex.join(["-m", "metalearn", command, *arguments]))
 
 
 def names(text: str) -> list[str]:

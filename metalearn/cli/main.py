@@ -8,7 +8,7 @@ from pathlib import Path
 
 from metalearn.cli import run
 from metalearn.cli.arguments import command_parser
-from metalearn.errors import ConfigError, nearest, printable
+from metalearn.errors import ConfigError, nearest, printable, typed_program
 
 COMMANDS = {
     "train": "train a meta-learner as its config says: KEY=VALUE and GROUP=OPTION",
@@ -113,15 +113,15 @@ def overview() -> str:
     commands = [f"  {name:10} {summary}" for name, summary in COMMANDS.items()]
     return "\n".join(
         [
-            "usage: metalearn COMMAND …, or metalearn KEY=VALUE … to train",
+            f"usage: {typed_program('COMMAND')} …, or {typed_program('KEY=VALUE')} … to train",
             "",
             *commands,
             "",
-            "metalearn COMMAND --help                explains a command",
-            "metalearn help algorithm                a config group: its options and their keys",
-            "metalearn help trainer.steps            a key, or all keys that begin so",
-            "metalearn help train                    all groups, options and keys",
-            "metalearn --version",
+            f"{typed_program('COMMAND --help'):40} explains a command",
+            f"{typed_program('help algorithm'):40} a config group: its options and their keys",
+            f"{typed_program('help trainer.steps'):40} a key, or all keys that begin so",
+            f"{typed_program('help train'):40} all groups, options and keys",
+            typed_program("--version"),
         ]
     )
 

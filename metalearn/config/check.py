@@ -13,7 +13,7 @@ from metalearn.checks import one_of, real_number, true_or_false, whole_number
 from metalearn.config.compose import check_key
 from metalearn.config.saved import check_checkpoint
 from metalearn.config.values import keys_of
-from metalearn.errors import ConfigError
+from metalearn.errors import ConfigError, as_typed, typed_program
 
 DEVICES = ("auto", "cpu", "cuda")
 PRECISIONS = ("float32", "float64", "tf32", "bf16")
@@ -151,7 +151,7 @@ def started_as_rank() -> bool:
 
 
 def started_by_launcher() -> bool:
-    """Whether `python train.py workers=N` has started this process as one of its ranks."""
+    """Whether our launcher, for `workers=N`, has started this process as one of its ranks."""
     return "DISTRIBUTED_LAUNCHER_PID" in os.environ
 
 
@@ -196,7 +196,7 @@ def world_size(config: DictConfig, command: str) -> int:
             raise ConfigError(
                 f"workers={workers}, but torchrun started {started}. Type either\n"
                 f"  torchrun --nproc_per_node={workers} {command}\n"
-                f"or, without torchrun,\n  python {command}"
+                f"or, without torchrun,\n  {as_typed(command)}"
             )
         return int(started)
     workers = int(workers or launch.nnodes * launch.workers_per_host)
@@ -252,7 +252,7 @@ def check_network(config: DictConfig) -> None:
     if config.launch.isolate is True and started_as_rank() and not started_by_launcher():
         raise ConfigError(
             "launch.isolate=true: torchrun has started this process in the host's network. Type\n"
-            f"  python train.py workers={os.environ['WORLD_SIZE']} launch.isolate=true …\n"
+            f"  {typed_program()} workers={os.environ['WORLD_SIZE']} launch.isolate=true …\n"
             "without torchrun, or launch.isolate=auto"
         )
     interface = config.launch.interface

@@ -208,7 +208,7 @@ def own_error(error: Exception) -> ConfigError:
         return ConfigError(f"{first}; type a value in place of ${{…}}")
     if error.__cause__ is None:
         return ConfigError(str(error))
-    why, lists = str(error.__cause__).splitlines()[0], "python train.py --cfg hydra lists Hydra's keys"
+    why, lists = str(error.__cause__).splitlines()[0], f"{typed_program()} --cfg hydra lists Hydra's keys"
     return ConfigError(f"{first.rstrip('.')}: {why}; {lists}")
 
 

@@ -320,7 +320,7 @@ def topic_text(topic: str, others: Collection[str] = ()) -> str:
         topics = {*groups(), *(key.name for _, several in all_keys for key in several), *others}
         topics |= {f"{group}={name}" for name in options}
         hint = choice_hint(topic) or nearest(topic, sorted(topics))
-        raise ConfigError(f"help {topic}: is no command, group, option or key{hint}; type metalearn help")
+        raise ConfigError(f"help {topic}: is no command, group, option or key{hint}; type {typed_program('help')}")
     if not options:
         return "\n".join(dict.fromkeys(_line(key) for key in keys))
     shown = [option] if option else options

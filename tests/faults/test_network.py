@@ -27,5 +27,5 @@ def test_under_torchrun_only_its_store_is_open_and_named(start: Start, tmp_path:
     assert all(listener.closed for rank in ranks for listener in listeners(rank))
     open_ones = [listener for listener in listeners(program.process.pid) if not listener.closed]
     output = program.said()
-    assert open_ones and "Open to other hosts: torchrun" in output and "python train.py workers=2" in output
+    assert open_ones and "Open to other hosts: torchrun" in output and "workers=2 without torchrun" in output
     assert "and every user of this host, can run code here" in output

@@ -63,7 +63,7 @@ class TaskTraits(NamedTuple):
     maximized: Sequence[str] = ()
     preload: Sequence[str] = ()
     free_keys: Sequence[str] = ()
-    program: str = sys.argv[0]
+    program: str = f"python {sys.argv[0]}"
     groups_of_sweeps: Sequence[str] = ()
     best_run: Sequence[str] = ()
     segment: Callable[[int, int, Path | None, Sequence[str]], list[str]] | None = None
@@ -269,7 +269,7 @@ class SweepRun:
             groups = tuple(f"{group}=" for group in task.groups_of_sweeps)
             overrides = self._plan.overrides(best[0].params)  # in the order of the trial: a later one may count
             words = [*(text for text in overrides if not text.startswith(groups)), *task.best_run]
-        return f"python {task.program} {shlex.join(words)}".rstrip()
+        return f"{task.program} {shlex.join(words)}".rstrip()
 
     def _check_failures(self) -> None:
         """Raises TrialsFailedError if trials could not be started, or a larger share has failed than is allowed."""

@@ -83,7 +83,7 @@ CASES: list[tuple[Main, str, str]] = [
     (training, "algorithm=protonet model=mlp model.hidden=[]", "algorithm, model: nothing to learn, since this algo"),
     (training, "hydra.job.chdir=true", "hydra.job.chdir=true: paths of this program begin at the folder in which"),
     (training, "resume=run/checkpoints/best resume_changes=[precision]", "goes on in its own precision; type init"),
-    (training, "hydra.nope=1", "Key 'nope' not in 'HydraConf'; python train.py --cfg hydra lists"),
+    (training, "hydra.nope=1", "Key 'nope' not in 'HydraConf'; metalearn train --cfg hydra lists"),
     (training, "--config-name=mine", "=mine: this program composes its own conf; type --config-dir=FOLDER"),
     (training, "hydra.searchpath=[file:///mine]", "hydra.searchpath=[file:///mine]: is set already; type --config-dir"),
     (training, "--config-path=mine", "=mine: this program composes its own conf; type --config-dir=FOLDER"),

@@ -11,10 +11,13 @@ from pathlib import Path
 import pytest
 
 from metalearn import errors
+from metalearn.app.job import installed, script
 from metalearn.cli import main as command_line
 from metalearn.cli import runs as commands_on_runs
 from metalearn.cli.main import COMMANDS, FUNCTIONS, IN_CHECKOUT, main, sweeping
+from metalearn.cli.train import main as train_main
 from metalearn.config.options import groups
+from metalearn.errors import as_typed
 from metalearn.reporting import plots
 from metalearn.reporting.charts import new_figure
 from metalearn.reporting.plots import curve_of
@@ -271,3 +274,30 @@ def test_what_to_type_for_an_extra(in_checkout: bool, tmp_path: Path, monkeypatc
         (tmp_path / "pyproject.toml").touch()
     place = f"-e '{tmp_path}[onnx]'" if in_checkout else "'/path/to/metalearn[onnx]'"
     assert errors.install("onnx") == f"pip install {place}"
+
+
+@pytest.mark.parametrize(
+    ("started", "train"),
+    [
+        ("/venv/bin/metalearn", "metalearn train"),
+        ("/site-packages/metalearn/__main__.py", "python -m metalearn train"),
+        ("/checkout/train.py", "python train.py"),
+    ],
+)
+def test_messages_name_the_program_that_was_started(
+    started: str, train: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", [started])
+    program = script(ROOT / "train.py") if started.endswith("train.py") else installed()
+    words = ["workers=3", "experiment=maml_sinusoid"]
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    for arguments, message in (
+        (words, f"or, without torchrun,\n  {train} workers=3 "),
+        (["--multirun", "seed=1,2"], f"\n  {train} --multirun workers=2 seed=1,2"),
+        (["launch.isolate=true"], f"\n  {train} workers=2 launch.isolate=true …"),
+        (["hydra.nope=1"], f"; {train} --cfg hydra lists"),
+    ):
+        assert train_main(arguments, program) == 2 and message in capsys.readouterr().err
+    other = as_typed("-m metalearn COMMAND")
+    assert main(["help"]) == 0 and capsys.readouterr().out.startswith(f"usage: {other} …")
