@@ -82,10 +82,12 @@ def test_a_page_or_a_heading_that_is_not_there_is_found() -> None:
 
 @every_document
 def test_every_link_between_files_leads_somewhere(document: Path) -> None:
-    for target in docs_pages.LINK.findall(document.read_text()):
+    for target in re.findall(r"(?<=\]\()(?!https?:)([^)\s]+)(?=\))", document.read_text()):
         path, _, anchor = target.partition("#")
         page = (document.parent / path).resolve() if path else document
         assert page.exists() or page in generated(), f"{document.name}: {target}"
+        outside = document.is_relative_to(ROOT / "docs") and not page.is_relative_to(ROOT / "docs")
+        assert not outside, f"{document.name}: {target}: the site has docs alone"
         if anchor and page.exists():
             assert f"#{anchor}" in headings(page), f"{document.name}: {target}"
 
