@@ -255,6 +255,8 @@ def check_network(config: DictConfig) -> None:
             f"  {typed_program()} workers={os.environ['WORLD_SIZE']} launch.isolate=true …\n"
             "without torchrun, or launch.isolate=auto"
         )
+    if started_as_rank() and os.environ["WORLD_SIZE"] != "1" and "MASTER_ADDR" not in os.environ:
+        _refuse_variable("WORLD_SIZE", "MASTER_ADDR and MASTER_PORT are not set")
     interface = config.launch.interface
     present = [name for _, name in socket.if_nameindex()]
     if interface is not None and interface not in present:
@@ -265,5 +267,3 @@ def check_network(config: DictConfig) -> None:
             "launch.interface=null: workers on several hosts need the network interface that they share; type one "
             "of " + ", ".join(f"launch.interface={name}" for name in present if name != "lo")
         )
-    if started_as_rank() and os.environ["WORLD_SIZE"] != "1" and "MASTER_ADDR" not in os.environ:
-        _refuse_variable("WORLD_SIZE", "MASTER_ADDR and MASTER_PORT are not set")
