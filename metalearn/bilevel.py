@@ -143,7 +143,7 @@ def implicit(
     tensors, whole = _parted(outer)
     of_w, of_outer = grad(lambda w, tensors: objective(w, whole(tensors)), argnums=(0, 1))(w, tensors)
     slope: Callable[[Tree], Tree] = lambda at: grad(inner)(at, outer, 0)  # noqa: E731
-    at_w, pull = vjp(slope, w)
+    at_w, pull = vjp(slope, w)[:2]
     form = pytree.tree_structure(w)
 
     def curvature(v: dict[str, Tensor]) -> dict[str, Tensor]:

@@ -19,6 +19,9 @@ SUFFIXES = (".csv", ".parquet")
 
 log = logging.getLogger("metalearn")
 
+KINDS = ("classes", "numbers")
+MOST_CLASSES = 10
+
 LEVELS = (0.05, 0.95)
 """The quantiles of a real number that are written."""
 
@@ -27,15 +30,18 @@ def fit(options: argparse.Namespace, others: Sequence[str]) -> int:
     """Fits a table, and says what cross-validation finds; returns the exit code. `others` are options of pictures."""
     if others:
         raise ConfigError(f"{', '.join(others)}: of pictures; a table has no use for it, leave it out")
-    for name, example in (("target", "price"), ("network", "outputs/pfn_tables/seed0")):
-        if getattr(options, name) is None:
-            raise ConfigError(f"--{name}: missing; a table needs it, type --{name} {example}")
+    if options.target is None:
+        raise ConfigError("--target: missing; a table needs it, type --target price")
     refuse_used("--out", options.out)
     set_up_process(options.threads)
     log_to_stderr()
-    from metalearn.tables.estimators import PFNClassifier, estimator
+    from metalearn.tables.estimators import SHIPPED, PFNClassifier, estimator
 
-    model, target = estimator(options.network, plugins=options.plugins or ()), options.target
+    target, network = options.target, options.network
+    if network is None:
+        network = kind_of_target(read(options.folder).get(target))
+        print(f"{target}: {network}, by the network that comes with metalearn; --network names another", flush=True)
+    model = estimator(SHIPPED / network if network in KINDS else network, plugins=options.plugins or ())
     of_classes = isinstance(model, PFNClassifier)
     frame = read(options.folder, [target] if of_classes else ())
     if target not in frame:
@@ -66,6 +72,12 @@ def fit(options: argparse.Namespace, others: Sequence[str]) -> int:
     if without.any():
         lines.append(f"{without.sum()} rows without {target} are left out; metalearn predict answers for such rows")
     return print_all(printable("\n".join([*lines, f"all in {options.out}"])))
+
+
+def kind_of_target(cells: Any) -> str:
+    """Which shipped network is for a column: numbers, if it has more different ones than that for classes takes."""
+    is_number = cells is not None and cells.dtype.kind in "iuf" and cells.nunique() > MOST_CLASSES
+    return KINDS[is_number]
 
 
 def cross_validated(model: Any, x: Any, y: Any, folds: int) -> list[str]:

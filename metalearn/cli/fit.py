@@ -11,7 +11,7 @@ chooses the head, and says what to expect of new pictures. `metalearn predict` a
 
 Or reads a table: a network that was trained on tables of a prior (algorithm=pfn) predicts a column, without training.
 
-  metalearn fit houses.csv --target price --network outputs/pfn_own/mine --out prices
+  metalearn fit houses.csv --target price --out prices
   metalearn predict prices new_houses.csv --out answers.csv
 """
 
@@ -74,7 +74,11 @@ def main(arguments: Sequence[str]) -> int:
     add_threshold(parser)
     of_table = parser.add_argument_group("of a table")
     of_table.add_argument("--target", metavar="COLUMN", help="the column to predict")
-    of_table.add_argument("--network", metavar="RUN", help="a run of algorithm=pfn, or what is published of one")
+    of_table.add_argument(
+        "--network",
+        metavar="RUN",
+        help="classes or numbers, as shipped (default: by the column); or a run of algorithm=pfn",
+    )
     of_table.add_argument("--plugins", type=names, metavar="PACKAGE,…", help="packages of yours, whose code may run")
     options = parser.parse_args(arguments)
     if options.folder.suffix.lower() in fit_table.SUFFIXES:

@@ -49,9 +49,12 @@ TABLE = Kind("table", 1, {
 numbers stand for, and one of dates a `unit`; they are `named` if they came from a data frame. numpy's type of the
 labels is `labels_as`."""
 
+SHIPPED = Path(__file__).parent / "networks"
+"""The folders `classes` and `numbers`: learners that docs/how-to/pfn.md says how to train."""
+
 COLUMNS = "columns.json"  # how the columns of a table become the numbers that a program reads
 LEVELS = (0.05, 0.5, 0.95)  # quantiles that the program of a regressor gives
-FOR_NUMBERS = "for numbers, give a run of algorithm=pfn model.head=bars"
+FOR_NUMBERS = "for numbers, take PFNRegressor, --network numbers, or a run of model.head=bars"
 
 log = logging.getLogger("metalearn")
 
@@ -85,8 +88,8 @@ class _Reader(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no types
         for what, number, most in (("known rows", len(x), rows), ("features", x.shape[1], features)):
             if number > most:
                 log.warning(
-                    "%s: there are %d %s, and it was trained on tables of at most %d: nothing says how good it is here",
-                    self.path, number, what, most,
+                    "%s: there are %d %s, and it was trained on tables of at most %d: cross-validate it",
+                    self._run, number, what, most,
                 )  # fmt: skip
         with learner.computing(), torch.no_grad():
             support = Batch(learner.on_device(x[None]), y[None].to(learner.device))
@@ -151,7 +154,7 @@ class _Reader(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no types
             network = _Network(self)
             with torch.no_grad():
                 ours = network(x)
-            return NetworkToExport(network, x, ours, f"path={self.path}", outputs, inputs="rows", folded=True)
+            return NetworkToExport(network, x, ours, f"path={self._run}", outputs, inputs="rows", folded=True)
 
         words = "rows: float64 [n, columns]; NaN is a missing value, or a new category"
         means = {"classes": self.classes_.tolist()} if of_classes else {"quantiles": list(LEVELS)}
@@ -216,18 +219,20 @@ class _Reader(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no types
             rows = learner.on_device(x[None])
             outputs = answers(self._reads(), learner.params, self._context, rows)[0].double().cpu()
         if not outputs.isfinite().all():
-            raise ConfigError(f"X: the answers of path={self.path} to these rows are not finite; are they too large?")
+            raise ConfigError(f"X: the answers of path={self._run} to these rows are not finite; are they too large?")
         return outputs
+
+    @property
+    def _run(self) -> str | os.PathLike[str]:
+        """Where the network is."""
+        kind = "classes" if isinstance(self, ClassifierMixin) else "numbers"
+        return SHIPPED / kind if self.path is None else self.path
 
     def _opened(self) -> Learner:
         """The trained learner, read once for the same parameters."""
-        if self.path is None:
-            raise ConfigError(
-                f"path: missing; type {type(self).__name__}('outputs/pfn_tables/seed0'), a run of your own"
-            )
-        source = (os.fspath(self.path), tuple(self.plugins), self.device)
+        source = (os.fspath(self._run), tuple(self.plugins), self.device)
         if getattr(self, "_read", None) != source:
-            self._learner, self._read = load(self.path, plugins=self.plugins, device=self.device), source
+            self._learner, self._read = load(self._run, plugins=self.plugins, device=self.device), source
         return self._learner
 
     def _reads(self) -> InContext:
@@ -236,7 +241,7 @@ class _Reader(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no types
             other = "a network that reads labels" if reads is None else "a network for this kind of target"
             head = "classes" if isinstance(self, ClassifierMixin) else "gaussian"
             raise ConfigError(
-                f"path={self.path}: is no run of {other}; give a run of algorithm=pfn model=table model.head={head}"
+                f"path={self._run}: is no run of {other}; give a run of algorithm=pfn model=table model.head={head}"
             )
         return reads
 
@@ -261,7 +266,7 @@ class PFNClassifier(ClassifierMixin, _Reader):  # type: ignore[misc]
     values of the known rows are computed once, in `fit`.
 
     Args:
-        path: as for `metalearn.load`.
+        path: as for `metalearn.load`; None: the network that comes with this package, for up to 10 classes.
         plugins: as for `metalearn.load`: packages of your own that the run was trained with.
         device: `cpu` or `cuda`.
 
@@ -280,12 +285,12 @@ class PFNClassifier(ClassifierMixin, _Reader):  # type: ignore[misc]
         try:
             check_classification_targets(y)
         except ValueError as error:
-            raise ConfigError(f"y: {error} path={self.path} predicts classes; {FOR_NUMBERS}") from error
+            raise ConfigError(f"y: {error} path={self._run} predicts classes; {FOR_NUMBERS}") from error
         classes, numbers = np.unique(y, return_inverse=True)
         most = self._opened().taught.config.model.classes
         if len(classes) > most:
             raise ConfigError(
-                f"y: has {len(classes)} classes, and path={self.path} was made for {most}; give fewer, or a run with "
+                f"y: has {len(classes)} classes, and path={self._run} was made for {most}; give fewer, or a run with "
                 f"model.classes={len(classes)} or more; {FOR_NUMBERS}"
             )
         columns = _columns(X)
@@ -324,8 +329,8 @@ class PFNRegressor(RegressorMixin, _Reader):  # type: ignore[misc]
             words = cells.dropna().astype(str)
             for word in words[pd.to_numeric(words, errors="coerce").isna()]:
                 raise ConfigError(
-                    f"y: holds {word!r}, and path={self.path} predicts numbers; give numbers, or for classes a run of "
-                    "algorithm=pfn model.head=classes"
+                    f"y: holds {word!r}, and path={self._run} predicts numbers; give numbers, or take for classes "
+                    "PFNClassifier, --network classes, or a run of model.head=classes"
                 )
         X, y = _checked(self, X, y, y_numeric=True)  # noqa: N806
         columns = _columns(X)

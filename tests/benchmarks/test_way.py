@@ -3,13 +3,10 @@
 import subprocess
 import sys
 
-import pytest
-
-from tests.runs import ROOT
-
-pytestmark = pytest.mark.thorough
+from tests.runs import ROOT, slow
 
 
+@slow
 def test_a_step_opens_some_of_the_files_of_a_run() -> None:
     command = [sys.executable, "-m", "benchmarks.way", "experiment=maml_sinusoid"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)

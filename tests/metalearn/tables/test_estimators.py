@@ -22,13 +22,15 @@ pytest.importorskip("pandas", reason="pandas is not installed; type pip install 
 
 import pandas as pd
 from sklearn.base import clone
+from sklearn.datasets import load_diabetes, load_iris
 from sklearn.exceptions import NotFittedError
+from sklearn.model_selection import cross_val_score
 from sklearn.utils.estimator_checks import check_estimator
 
 from metalearn import PFNClassifier, PFNRegressor
 from metalearn.cli import export, fit, predict, train
 from metalearn.saved.card import ONNX, TORCH
-from metalearn.tables.estimators import COLUMNS, LEVELS
+from metalearn.tables.estimators import COLUMNS, LEVELS, SHIPPED
 
 pytestmark = [pytest.mark.thorough, pytest.mark.filterwarnings("ignore")]
 
@@ -168,10 +170,26 @@ def test_a_target_of_another_kind_names_the_network_to_give(
     assert "--target=mass: has 22 classes, and --network=" in said and "model.head=bars" in said
 
 
-@pytest.mark.parametrize("kind", [PFNClassifier, PFNRegressor])
-def test_an_estimator_without_a_network_says_what_to_type(kind: Any) -> None:
-    with pytest.raises(ValueError, match=rf"path: missing; type {kind.__name__}\('outputs/pfn_tables/seed0'\)"):
-        kind().fit([[0.0], [1.0]], [0, 1])
+def test_the_shipped_networks_predict_at_once() -> None:
+    """Tables that no part of them was chosen by; a forest has 0.95 and 0.4 or so."""
+    x, y = load_iris(return_X_y=True, as_frame=True)
+    assert cross_val_score(PFNClassifier(), x, y).mean() > 0.93
+    x, y = load_diabetes(return_X_y=True, as_frame=True)
+    assert cross_val_score(PFNRegressor(), x, y).mean() > 0.4
+    sizes = [path.stat().st_size for path in SHIPPED.rglob("*") if path.is_file()]
+    assert len(sizes) >= 6 and sum(sizes) < 5e6
+
+
+def test_a_table_needs_no_network_of_ones_own(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    x, y = frame()
+    x.assign(bought=y).to_csv("known.csv", index=False)
+    for target, kind, said in (("bought", "classes", "accuracy"), ("size", "numbers", "explains")):
+        assert fit.main(["known.csv", "--target", target, "--out", target]) == 0
+        out = capsys.readouterr().out
+        assert f"{target}: {kind}, by the network that comes with metalearn" in out and said in out
+        assert predict.main([target, "known.csv"]) == 0
+    assert fit.main(["known.csv", "--target", "size", "--network", "classes", "--out", "made"]) == 2
+    assert "--target=size: has 39 classes" in capsys.readouterr().err
 
 
 def test_what_is_saved_answers_with_the_same_bits(runs: dict[str, Path], tmp_path: Path) -> None:
@@ -466,7 +484,6 @@ def test_a_written_word_is_a_class_or_category(runs: dict[str, Path], tmp_path: 
     [
         ("known.csv --out o --target price --network NETWORK", "has no such column; it has size, colour, kind, old"),
         ("known.csv --out o --target sizes --network NETWORK", "--target=sizes: known.csv has no such column"),
-        ("known.csv --out o --target size", "--network: missing; a table needs it"),
         ("known.csv --out o --target size --network NETWORK --head linear", "--head: of pictures"),
         ("none.csv --out o --target size --network NETWORK", "TABLE=none.csv: cannot be read"),
         ("empty.csv --out o --target size --network NETWORK", "TABLE=empty.csv: has no rows"),
