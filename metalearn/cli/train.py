@@ -15,6 +15,7 @@ from metalearn.app.process import (
     set_up_torch,
 )
 from metalearn.app.sweep import by_hydra, run_sweep
+from metalearn.config.check import is_new_run
 from metalearn.config.compose import as_path, compose_config
 from metalearn.config.options import search, search_flags, short_help
 from metalearn.errors import ConfigError
@@ -65,6 +66,11 @@ def run_command(argv: Sequence[str], program: Program) -> int:
 
 def run_job(job: Job) -> int:
     """One run, as its launcher or as one of its ranks; returns the exit code. A rank that is a fork begins here."""
+    role = role_of(job)
+    if role is not Role.WORKER and job.config.launch.node_rank == 0:  # they look into the folder
+        is_new_run(
+            job.run_dir, job.config.resume
+        )  # which refuses most wrong ones at once, seconds before torch is here
     announce(job)
     set_up_process(job.config.threads)
     with importing():  # torch among others: keys and choices are known to be right, and the threads are set
@@ -72,7 +78,7 @@ def run_job(job: Job) -> int:
         from metalearn.app.parts import assemble
     set_up_torch(job.config)
     parts = assemble(job)
-    match role_of(job):
+    match role:
         case Role.LAUNCHER:
             from metalearn.app import ranks
 

@@ -5,6 +5,7 @@ import ipaddress
 import os
 import re
 import socket
+from pathlib import Path
 from typing import NoReturn
 
 from omegaconf import DictConfig, ListConfig, OmegaConf
@@ -16,6 +17,9 @@ from metalearn.config.values import keys_of
 from metalearn.errors import ConfigError, as_typed, typed_program
 
 DEVICES = ("auto", "cpu", "cuda")
+LOCK = ".lock"
+"""The name of the lock in a run folder."""
+
 PRECISIONS = ("float32", "float64", "tf32", "bf16")
 
 
@@ -168,6 +172,22 @@ def job_id() -> str:
 def restarted() -> bool:
     """Whether torchrun has started this world again after a failure, or Slurm this job after it was queued again."""
     return any(int(os.environ.get(f"{name}_RESTART_COUNT") or 0) > 0 for name in ("TORCHELASTIC", "SLURM"))
+
+
+def is_new_run(run_dir: Path, resume: str) -> bool:
+    """Whether a run begins in this folder; what this takes needs no torch.
+
+    Raises:
+        ConfigError: it is no folder, holds something that is no run, or is not empty although `resume` is `never`.
+    """
+    if run_dir.exists() and not run_dir.is_dir():
+        raise ConfigError(f"hydra.run.dir={run_dir}: is no folder; type run=NAME, or another hydra.run.dir")
+    empty = not run_dir.exists() or {entry.name for entry in run_dir.iterdir()} <= {LOCK, ".hydra"}
+    if not empty and resume == "never" and not restarted():  # a restarted job finds its own files
+        raise ConfigError(f"resume=never: {run_dir} is not empty; type run=NAME for another folder, or resume=auto")
+    if not empty and not (run_dir / ".hydra").is_dir():
+        raise ConfigError(f"{run_dir} is not empty and holds no run; type run=NAME for another folder")
+    return empty
 
 
 def world_size(config: DictConfig, command: str) -> int:

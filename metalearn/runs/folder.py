@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from omegaconf import DictConfig
 
-from metalearn.config.check import restarted
+from metalearn.config.check import LOCK, is_new_run, restarted
 from metalearn.config.saved import read_config
 from metalearn.config.values import FREE_KEYS, Config, differences, is_below, leaves, to_container
 from metalearn.errors import ConfigError, RunError
@@ -27,8 +27,6 @@ from metalearn.storage.files import (
     write_atomically,
 )
 from metalearn.types import Params
-
-LOCK = ".lock"
 
 STOP = "stop"
 """A run that finds a file of this name in its folder saves and pauses. Without the file, the same command resumes."""
@@ -69,14 +67,7 @@ def inspect(run_dir: Path, config: DictConfig, start: Params, restore: Callable[
     resume, steps = config.resume, config.trainer.steps
     path = None if resume in ("auto", "never") else Path(resume)
     back = rewinds(run_dir, resume)
-    if run_dir.exists() and not run_dir.is_dir():
-        raise ConfigError(f"hydra.run.dir={run_dir}: is no folder; type run=NAME, or another hydra.run.dir")
-    empty = not run_dir.exists() or {entry.name for entry in run_dir.iterdir()} <= {LOCK, ".hydra"}
-    if not empty and resume == "never" and not restarted():  # a restarted job finds its own files
-        raise ConfigError(f"resume=never: {run_dir} is not empty; type run=NAME for another folder, or resume=auto")
-    if not empty and not (run_dir / ".hydra").is_dir():
-        raise ConfigError(f"{run_dir} is not empty and holds no run; type run=NAME for another folder")
-
+    empty = is_new_run(run_dir, resume)
     asked = to_container(config)
 
     def check_usable(place: Path, saved: Snapshot, named: Sequence[str] | None) -> None:

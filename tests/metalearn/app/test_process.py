@@ -25,6 +25,27 @@ def test_the_run_is_announced_before_torch_is_imported(tmp_path: Path) -> None:
     assert "no torch here" in run.stderr
 
 
+@pytest.mark.parametrize(
+    ("file", "typed", "message"),
+    [
+        ("run", (), "hydra.run.dir=run: is no folder; type run=NAME"),
+        ("run/x", ("resume=never",), "resume=never: run is not empty; type run=NAME"),
+        ("run/x", (), "run is not empty and holds no run; type run=NAME"),
+    ],
+)
+def test_a_refused_folder_is_refused_before_torch(
+    tmp_path: Path, file: str, typed: tuple[str, ...], message: str
+) -> None:
+    (tmp_path / "torch.py").write_text("raise ImportError('no torch here')\n")
+    (tmp_path / file).parent.mkdir(exist_ok=True)
+    (tmp_path / file).touch()
+    run = subprocess.run(
+        [sys.executable, str(ROOT / "train.py"), "hydra.run.dir=run", *typed],
+        cwd=tmp_path, env=os.environ | {"PYTHONPATH": str(tmp_path)}, capture_output=True, text=True, timeout=60,
+    )  # fmt: skip
+    assert run.returncode == 2 and run.stderr.startswith(f"error: {message}"), run.stderr
+
+
 def test_help_may_be_cut_by_its_reader() -> None:
     for program in ("train.py", "scripts/evaluate.py"):
         command = [sys.executable, str(ROOT / program), "--help"]
