@@ -67,10 +67,8 @@ def run_command(argv: Sequence[str], program: Program) -> int:
 def run_job(job: Job) -> int:
     """One run, as its launcher or as one of its ranks; returns the exit code. A rank that is a fork begins here."""
     role = role_of(job)
-    if role is not Role.WORKER and job.config.launch.node_rank == 0:  # they look into the folder
-        is_new_run(
-            job.run_dir, job.config.resume
-        )  # which refuses most wrong ones at once, seconds before torch is here
+    if role is not Role.WORKER and job.config.launch.node_rank == 0:
+        is_new_run(job.run_dir, job.config.resume)  # refuses a folder before torch is imported, which takes seconds
     announce(job)
     set_up_process(job.config.threads)
     with importing():  # torch among others: keys and choices are known to be right, and the threads are set
