@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from metalearn.app.process import print_all, set_up_process
-from metalearn.errors import ConfigError, nearest, printable
+from metalearn.errors import ConfigError, install, nearest, printable
 from metalearn.reporting.to_stderr import log_to_stderr
 from metalearn.storage.files import creating, refuse_used
 
@@ -153,7 +153,7 @@ def read(path: Path, texts: Sequence[str] = ()) -> Any:
     try:
         import pandas as pd
     except ImportError as error:
-        raise ConfigError("TABLE: needs pandas and more; type pip install 'metalearn-train[tables]'") from error
+        raise ConfigError(f"TABLE: needs pandas and more; type {install('tables')}") from error
     try:
         csv = path.suffix.lower() == ".csv"
         if csv:

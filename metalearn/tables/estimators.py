@@ -1,5 +1,5 @@
 """Prior-fitted networks as scikit-learn's estimators: `fit` shows known rows to a trained network, which learns nothing
-more. Needs scikit-learn: pip install 'metalearn-train[tables]'."""
+more. Needs scikit-learn: the extra `tables`."""
 
 import logging
 import os
@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from metalearn.algorithms.pfn import answers
 from metalearn.api.learner import Learner, load
 from metalearn.checks import fraction
-from metalearn.errors import ConfigError
+from metalearn.errors import ConfigError, install
 from metalearn.reporting.provenance import made_with
 from metalearn.saved import exporter, form
 from metalearn.saved.card import FOLDER, ONNX, TORCH, Card, use
@@ -32,7 +32,7 @@ try:
     from sklearn.utils.validation import check_is_fitted, check_X_y, validate_data
 except ImportError as error:
     raise ImportError(
-        "metalearn.PFNClassifier and PFNRegressor need scikit-learn; type pip install 'metalearn-train[tables]'"
+        f"metalearn.PFNClassifier and PFNRegressor need scikit-learn; type {install('tables')}"
     ) from error
 
 Array = NDArray[Any]
@@ -134,7 +134,7 @@ class _Reader(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no types
         the known rows. columns.json says how columns become its numbers. Returns what there is to say, in lines.
 
         Args:
-            format: `onnx` (`pip install metalearn-train[onnx]`) or `torch-export`; or `folder`, as `save`, with a card.
+            format: `onnx` (the extra `onnx`) or `torch-export`; or `folder`, as `save`, with a card.
             licence: of the network and the known rows, for the model card.
             key: how messages name the path.
 
