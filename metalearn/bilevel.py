@@ -90,7 +90,7 @@ def forward(
     one step, whatever their number; each direction costs a descent (Franceschi et al. 2017, arXiv 1703.01785).
 
     Raises:
-        ValueError: as `descent`.
+        ValueError: as `descent`, but for an inner loss that does not depend on `w`.
     """
     whole_number("steps", steps, at_least=0)
     step = _step_of(inner, rate, optimizer)
@@ -151,15 +151,11 @@ def implicit(
         (product,) = pull(pytree.tree_unflatten([value[0] for value in v.values()], form))
         return {name: value.unsqueeze(0) for name, value in _named(product).items()}
 
-    _check_minimum(w, _named(at_w), _named(pull(at_w)[0]), float(inner(w, outer, 0)))
+    _warn_if(lambda: _why_no_minimum(w, _named(at_w), _named(pull(at_w)[0]), inner(w, outer, 0)))
     right = {name: value.unsqueeze(0) for name, value in _named(of_w).items()}
     if rate is None:
         solution, residual = conjugate_gradient(curvature, right, steps)
-        if residual > TOLERANCE:
-            _warn(
-                f"after steps={steps} of conjugate gradient {float(residual):.1g} of the right-hand side is left: type "
-                "more steps, if the Hessian of the inner loss is positive definite at w"
-            )
+        _warn_if(lambda: _why_unsolved(float(residual), steps))
     else:
         real_number("rate", rate, above=0)
         term = solution = right
@@ -168,12 +164,7 @@ def implicit(
             term = {name: value - rate * image[name] for name, value in term.items()}
             solution = {name: value + term[name] for name, value in solution.items()}
         solution = {name: rate * value for name, value in solution.items()}
-        left = _norm(term) / max(_norm(right), 1e-300)
-        if not left <= TOLERANCE:
-            _warn(
-                f"the last of steps={steps} terms of the series is {left:.1g} times the first: type more steps, or a "
-                "smaller rate where it grows"
-            )
+        _warn_if(lambda: _why_unsolved(_norm(term) / max(_norm(right), 1e-300), steps, rate))
     cross = vjp(lambda tensors: grad(inner)(w, whole(tensors), 0), tensors)[1]
     (indirect,) = cross(pytree.tree_unflatten([value[0] for value in solution.values()], form))
     return whole(pytree.tree_map(torch.sub, of_outer, indirect), keep=False)
@@ -183,21 +174,44 @@ TOLERANCE = 0.05
 """What may be left of a system, or of the way to a minimum, without a warning."""
 
 
-def _warn(text: str) -> None:
-    warnings.warn(f"implicit: {text}", stacklevel=4)  # where `implicit` is called, through its decorator
+def _warn_if(fault: Callable[[], str]) -> None:
+    """Warns of what `fault` says, if anything."""
+    try:
+        text = fault()
+    except RuntimeError:  # torch.func.vmap cannot look at numbers
+        return
+    if text:
+        warnings.warn(f"implicit: {text}", stacklevel=4)  # where `implicit` is called, through its decorator
 
 
 def _norm(values: dict[str, Tensor]) -> float:
     return float(torch.stack([value.square().sum() for value in values.values()]).sum().sqrt())
 
 
-def _check_minimum(w: Tree, slope: dict[str, Tensor], image: dict[str, Tensor], loss: float) -> None:
-    """Warns if the best step down the gradient moves `w` and lowers the inner loss; `image` is H times the slope."""
+def _why_no_minimum(w: Tree, slope: dict[str, Tensor], image: dict[str, Tensor], loss: Tensor) -> str:
+    """Empty unless the best step down the gradient moves `w` and lowers the loss; `image` is H times the slope."""
     square, along = _norm(slope) ** 2, sum(float((value * image[name]).sum()) for name, value in slope.items())
     length = square / along if along > 0 else float("inf")
     fall = square * length / 2 if square else 0.0
-    if fall > TOLERANCE * abs(loss) and length * square**0.5 > TOLERANCE * _norm(_named(w)):
-        _warn("w is no minimum of the inner loss, which falls along its gradient: descend longer before")
+    size = max(_norm(_named(w)), torch.finfo(loss.dtype).eps ** 0.5)  # a minimum may be at 0
+    if fall <= TOLERANCE * abs(float(loss)) or length * square**0.5 <= TOLERANCE * size:
+        return ""
+    return "w is no minimum of the inner loss, which falls along its gradient: descend longer before"
+
+
+def _why_unsolved(left: float, steps: int, rate: float | None = None) -> str:
+    """Empty if little of the right-hand side is left after conjugate gradient, or of the terms of a series."""
+    if left <= TOLERANCE:
+        return ""
+    if rate is None:
+        return (
+            f"after steps={steps} of conjugate gradient {left:.1g} of the right-hand side is left: type more steps, if "
+            "the Hessian of the inner loss is positive definite at w"
+        )
+    return (
+        f"the last of steps={steps} terms of the series is {left:.1g} times the first: type more steps, or a smaller "
+        "rate where it grows"
+    )
 
 
 # The steps

@@ -190,6 +190,8 @@ class PictureClassifier:
         """As `fit`, from decoded pictures."""
         real_number("minutes", self.minutes, at_least=0)
         whole_number("steps", self.steps, at_least=1)
+        if self.threshold not in (AUTO, None):
+            real_number("threshold", self.threshold, at_least=-1)
         if self._tuned:  # by what it has learned before
             self._tuned = {}
             self.__dict__.pop("_opened", None)
@@ -279,10 +281,8 @@ class PictureClassifier:
 
     def _refused_below(self) -> float | None:
         """The similarity below which a picture is none of the classes."""
-        if self.threshold == AUTO or self.threshold is None:
-            return self.report_["threshold"] if self.threshold else None
-        real_number("threshold", self.threshold, at_least=-1)
-        return float(self.threshold)
+        threshold: Any = self.report_["threshold"] if self.threshold == AUTO else self.threshold
+        return None if threshold is None else float(threshold)
 
     def predict_proba(self, X: Iterable[Any]) -> NDArray[np.float64]:  # noqa: N803
         """The probability of each class: [n, classes]."""

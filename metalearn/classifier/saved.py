@@ -22,7 +22,7 @@ from metalearn.saved import form
 from metalearn.saved.form import MANIFEST, Kind, digest_of, kind_of, replaced_by
 from metalearn.storage.files import creating, held, is_folder, whole_folder
 
-CLASSIFIER = Kind("classifier", 1, {
+CLASSIFIER = Kind("classifier", 2, {
     "backbone": str, "weights": str, "digest": str, "classes": list, "names": [str], "origin": dict, "commands": [str],
     "settings": {"head": str, "folds": int, "seed": int, "threshold": float | str | None},
     "report": {"head": str, "accuracy": float | None, "sharpness": float, "threshold": float | None},
@@ -129,7 +129,8 @@ class Saved:
             save_file(whole, folder / WEIGHTS, {NAMED: self.weights, LICENCE: weights.licence or ""})
         if page is not None:
             commands = [*commands, *([page.command] if page.command else [])]
-            text = classifier_page(name, self.report, self.classes, self.backbone, page.shown, commands)
+            threshold = self.settings["threshold"]
+            text = classifier_page(name, self.report, self.classes, self.backbone, page.shown, commands, threshold)
             (folder / REPORT).write_text(text, encoding="ascii")
         form.fill(folder, CLASSIFIER, tensors, content | {"commands": [*commands]})
 
@@ -168,7 +169,7 @@ _MOST_CONFUSED = 30
 
 def classifier_page(
     name: str, report: Mapping[str, Any], classes: Sequence[Any], backbone: str, shown: Mapping[str, Tensor],
-    commands: Sequence[str],
+    commands: Sequence[str], threshold: float | str | None = "auto",
 ) -> str:  # fmt: skip
     """report.html: what the cross-validation has found, on one page that needs nothing else.
 
@@ -176,16 +177,17 @@ def classifier_page(
         backbone: what gives the features, in words.
         shown: pictures uint8 [h, w, 3] by name, of those that were taken for another class, as far as they are known.
         commands: what makes it again, in order; none if it was made in Python.
+        threshold: as of the classifier.
     """
     values = {"title": name, "report": report, "made": made_with() | {"features": backbone}, "commands": commands}
     if report["accuracy"] is None:
         return page("classifier.html", **values, unknown=report["unknown"])
-    strangers, names = report["strangers"], list(map(str, classes))
+    names = list(map(str, classes))
     about = {
         "head": report["head"],
         **({"tuning": compared(report["tuning"])} if report.get("tuning") else {}),
         "learned from": f"{report['learned_from']} pictures of {report['classes']} classes",
-        "“none of these”": "needs three classes or more" if strangers is None else strangers_in_words(strangers),
+        "“none of these”": strangers_in_words(report["strangers"], threshold),
         "calibration": f"probabilities are off by {report['calibration_error']:.1%} (expected calibration error)",
     }
     heads = sorted(report["by_head"].items(), key=lambda pair: -pair[1])

@@ -200,8 +200,14 @@ def twice_in_words(report: Mapping[str, Any]) -> str:
     return "" if value is None else f"with twice the pictures about {value:.1%}, if the curve goes on so"
 
 
-def strangers_in_words(figures: Mapping[str, Any]) -> str:
-    """The figures of `Strangers`, in words."""
+def strangers_in_words(figures: Mapping[str, Any] | None, threshold: float | str | None) -> str:
+    """The figures of `Strangers` for an automatic threshold, in words; or what another one means."""
+    if threshold is None:
+        return "never said"
+    if threshold != "auto":
+        return f"said of pictures whose similarity to every class is below {threshold:g}"
+    if figures is None:
+        return "needs three classes or more"
     share = figures["found"]
     if share is None:
         words = "how many of other things is not known, since its network was tuned on all classes"

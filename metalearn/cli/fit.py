@@ -71,7 +71,7 @@ def main(arguments: Sequence[str]) -> int:
     )
     parser.add_argument("--steps", type=whole(1), help="tune for at most this number of steps (default: 100)")
     parser.add_argument("--threads", type=whole(1), default=1, help="threads of torch (default: 1)")
-    add_threshold(parser)
+    add_threshold(parser, "auto")
     of_table = parser.add_argument_group("of a table")
     of_table.add_argument("--target", metavar="COLUMN", help="the column to predict")
     of_table.add_argument(
@@ -171,14 +171,16 @@ def similarity(text: str) -> float | str:
     raise argparse.ArgumentTypeError(f"{text!r}: must be a number from -1 to 1, or auto; type 0.3")
 
 
-def add_threshold(parser: argparse.ArgumentParser) -> None:
+def add_threshold(parser: argparse.ArgumentParser, default: str) -> None:
     """The options of when a picture is none of the classes."""
     either = parser.add_mutually_exclusive_group()
     either.add_argument(
-        "--threshold", type=similarity, default="auto", metavar="SIMILARITY",
+        "--threshold", type=similarity, default=default, metavar="SIMILARITY",
         help="less similar pictures are none of the classes, from -1 to 1 (default: by cross-validation)",
     )  # fmt: skip
-    either.add_argument("--always-name", dest="threshold", action="store_const", const=None, help="name every picture")
+    either.add_argument(
+        "--always-name", dest="threshold", action="store_const", const=None, default=default, help="name every picture"
+    )
 
 
 def loaded(options: argparse.Namespace) -> "PictureClassifier":
@@ -224,10 +226,5 @@ def summary(classifier: "PictureClassifier") -> list[str]:
     hardest = sorted(report["by_class"].items(), key=lambda pair: pair[1])[:3]
     if hardest[0][1] < 1:
         lines.append("hardest classes: " + ", ".join(f"{name} {value:.0%}" for name, value in hardest if value < 1))
-    if classifier.threshold != "auto":
-        lines.append("none of these: " + ("never said" if classifier.threshold is None else "below your threshold"))
-    elif report["strangers"] is None:
-        lines.append("none of these: needs three classes or more")
-    else:
-        lines.append(f"none of these: {strangers_in_words(report['strangers'])}")
+    lines.append(f"none of these: {strangers_in_words(report['strangers'], classifier.threshold)}")
     return lines

@@ -7,6 +7,7 @@ Prints a table, or writes CSV (columns file, label, probability, and one for eac
   metalearn predict prices new_houses.csv --out answers.csv       what metalearn fit has made of a table
 """
 
+import argparse
 import csv
 import io
 import json
@@ -41,16 +42,18 @@ def main(arguments: Sequence[str]) -> int:
         "--out", type=Path, metavar="FILE", help="a new file: .csv or .jsonl; without it, a table is printed"
     )
     parser.add_argument("--plugins", type=names, metavar="PACKAGE,…", help="of a table: as for metalearn fit")
-    add_threshold(parser)
+    add_threshold(parser, argparse.SUPPRESS)
     options = parser.parse_args(arguments)
     if kind_of(options.classifier) == "table":
+        if "threshold" in options:
+            parser.error("--threshold, --always-name: of pictures; leave them out for a table")
         return fit_table.predict(options)
     out: Path | None = options.out
     if out is not None and (out.suffix not in (".csv", ".jsonl") or out.exists()):
         reason = "is there already" if out.exists() else "must end in .csv or .jsonl"
         raise ConfigError(f"--out={out}: {reason}; type another name, such as answers.csv")
     classifier = loaded(options)
-    if options.threshold != "auto":
+    if "threshold" in options:
         classifier.threshold = options.threshold
     from metalearn.api.pictures import seen
     from metalearn.classifier.backbones import features_from_cache

@@ -273,7 +273,7 @@ def short_help() -> str:
         f"  {program} experiment=maml_glyphs            MAML on drawn characters, the default: about a minute",
         f"  {program} experiment=maml_omniglot workers=2",
         f"  {program} --multirun algorithm.inner_lr=0.1,0.4",
-        f"  torchrun --nproc_per_node=2 {program.removeprefix('python ').replace('metalearn', '-m metalearn')}"
+        f"  torchrun --nproc_per_node=2 {'train.py' if program == 'python train.py' else '-m metalearn train'}"
         " experiment=maml_omniglot",
         "",
         "Groups and their options:",

@@ -10,6 +10,7 @@ import logging
 import os
 import shutil
 import socket
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -21,6 +22,8 @@ from safetensors import SafetensorError
 from metalearn.errors import ConfigError, DiskError, RunError
 
 log = logging.getLogger("metalearn")
+
+_LEFT_SECONDS = 3600
 
 STANDS = "what was saved before stands, and the same command resumes the run"
 
@@ -105,13 +108,16 @@ def whole_folder(key: str, folder: Path) -> Iterator[Path]:
 
 
 def beside(folder: Path) -> Path:
-    """Where a process fills what becomes `folder`. What killed ones have left there is removed."""
+    """Where a process fills what becomes `folder`. What killed ones have left there an hour ago is removed."""
     for path in folder.parent.glob(f".{glob.escape(folder.name)}.*.tmp"):
+        number = path.name.split(".")[-2]
+        if not number.isdecimal() or time.time() - path.stat().st_mtime < _LEFT_SECONDS:
+            continue  # no name of ours; or of a process of another host, whose numbers say nothing here
         try:
-            os.kill(int(path.name.split(".")[-2]), 0)
+            os.kill(int(number), 0)
         except ProcessLookupError:
             shutil.rmtree(path, ignore_errors=True)
-        except (ValueError, PermissionError):  # no name of ours; or another user's process
+        except (OverflowError, PermissionError):  # another user's process
             continue
     return folder.with_name(f".{folder.name}.{os.getpid()}.tmp")
 

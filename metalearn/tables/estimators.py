@@ -453,20 +453,22 @@ def _text(value: Any) -> str | None:
 
 
 def _as_days(column: Any) -> NDArray[np.float64] | None:
-    """Dates as days since 1970, and durations as days, NaN for what is missing; None if it holds something else."""
+    """Dates as days since 1970, NaN for what is missing; None if it holds something else."""
     import pandas as pd
 
-    kind = pd.api.types.infer_dtype(column)
-    if kind.startswith("date"):
-        column = pd.to_datetime(column, utc=True) - pd.Timestamp("1970-01-01", tz="UTC")
-    elif not kind.startswith("timedelta"):
+    if not pd.api.types.infer_dtype(column).startswith("date"):
         return None
-    days: NDArray[np.float64] = (pd.to_timedelta(column) / pd.Timedelta(days=1)).to_numpy(np.float64)
+    since = pd.to_datetime(column, utc=True) - pd.Timestamp("1970-01-01", tz="UTC")
+    days: NDArray[np.float64] = (since / pd.Timedelta(days=1)).to_numpy(np.float64)
     return days
 
 
 def _as_numbers(column: Any) -> NDArray[np.float64] | None:
-    """A column as numbers, NaN for what is missing; None if it holds something else."""
+    """A column as numbers, durations in days, NaN for what is missing; None if it holds something else."""
+    import pandas as pd
+
+    if pd.api.types.infer_dtype(column).startswith("timedelta"):
+        column = pd.to_timedelta(column) / pd.Timedelta(days=1)
     if column.dtype.kind not in "iufO":
         return None
     try:

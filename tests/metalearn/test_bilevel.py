@@ -238,6 +238,20 @@ def test_what_the_implicit_gradient_lacks_is_said(hessian: str, at: float, setti
         torch.testing.assert_close(slope, torch.full((3,), 2.0, dtype=DOUBLE))
 
 
+def test_the_implicit_gradient_is_mapped_and_quiet_at_zero() -> None:
+    def bowl(w: Any, outer: Any, step: int) -> Tensor:
+        return (w - outer).square().sum()
+
+    def gradient(outer: Tensor) -> Any:
+        return implicit(bowl, lambda w, outer: (w - 1).square().sum() / 2, outer + 1e-10, outer)
+
+    torch.testing.assert_close(gradient(torch.zeros(3)), -torch.ones(3))
+    torch.testing.assert_close(torch.func.vmap(gradient)(torch.zeros(2, 3)), -torch.ones(2, 3))
+    with pytest.warns(UserWarning, match="w is no minimum") as said:
+        implicit(bowl, lambda w, outer: w.square().sum(), torch.zeros(3), torch.ones(3))
+    assert said[0].filename == __file__
+
+
 @pytest.mark.parametrize(
     ("call", "message"),
     [

@@ -25,7 +25,7 @@ from safetensors.torch import load_file
 
 from metalearn.api.results import wilson
 from metalearn.classifier.backbones import backbone_of
-from metalearn.classifier.classifier import PictureClassifier
+from metalearn.classifier.classifier import Collected, PictureClassifier
 from metalearn.classifier.saved import WEIGHTS
 from metalearn.cli import adapt, demo, fit, predict
 from metalearn.errors import ConfigError, install
@@ -134,9 +134,16 @@ def test_a_threshold_of_ones_own_is_kept(made: Path, pictures: Path, others: Pat
     with pytest.raises(SystemExit):
         said(predict.main, made, others, "--threshold", "2")
     told = said(fit.main, pictures, "--out", tmp_path / "named", "--always-name")
-    assert "none of these: never said" in told
+    assert "none of these: never said" in told and "never said" in (tmp_path / "named/report.html").read_text()
+    assert said(predict.main, tmp_path / "named", strange, "--threshold", "auto").count("none of these") >= 6
     said(fit.add, tmp_path / "named", others)
     assert said(predict.main, tmp_path / "named", strange).count("none of these") == 0
+
+
+def test_a_wrong_threshold_is_refused_before_it_learns() -> None:
+    for threshold in ("high", float("nan"), -2):
+        with pytest.raises(ValueError, match="threshold="):
+            PictureClassifier(threshold=threshold).fit_collected(Collected([], [], []))
 
 
 def test_folders_named_as_the_classes_give_the_accuracy(made: Path, others: Path, tmp_path: Path) -> None:

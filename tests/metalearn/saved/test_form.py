@@ -1,6 +1,7 @@
 """The one saved form: what is loaded is what was saved, and what is damaged or does not fit its schema is named."""
 
 import json
+import os
 import shutil
 import subprocess
 import threading
@@ -101,9 +102,10 @@ def test_what_a_kill_left_of_a_replacement_is_made_good(moved: bool, folder: Pat
 def test_a_name_is_never_missing_and_killed_ones_are_swept_up(folder: Path) -> None:
     with subprocess.Popen(["true"]) as ended:
         pass
-    left, others = (folder.with_name(f".saved.{name}.tmp") for name in (ended.pid, "me"))
-    left.mkdir()
-    others.mkdir()
+    left, fresh, others = (folder.with_name(f".saved.{name}.tmp") for name in (ended.pid, "99999999", "me"))
+    for path in (left, fresh, others):
+        path.mkdir()
+    os.utime(left, (0, 0))
     missing, over = list[str](), threading.Event()
 
     def look() -> None:
@@ -122,7 +124,7 @@ def test_a_name_is_never_missing_and_killed_ones_are_swept_up(folder: Path) -> N
     finally:
         over.set()
         reader.join()
-    assert not missing and sorted(path.name for path in folder.parent.iterdir()) == [".saved.me.tmp", "saved"]
+    assert not missing and sorted(path.name for path in folder.parent.iterdir()) == [fresh.name, others.name, "saved"]
 
 
 def test_links_beside_what_is_replaced_stay_links(folder: Path) -> None:

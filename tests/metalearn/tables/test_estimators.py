@@ -180,6 +180,15 @@ def test_the_shipped_networks_predict_at_once() -> None:
     assert len(sizes) >= 6 and sum(sizes) < 5e6
 
 
+def test_durations_are_numbers_of_days() -> None:
+    days, y = np.arange(20.0), np.arange(20) % 2
+    fitted = PFNClassifier().fit(pd.DataFrame({"d": pd.to_timedelta(days, unit="D")}), y)
+    asked = fitted.predict_proba(pd.DataFrame({"d": pd.to_timedelta(days * 24, unit="h")}))
+    np.testing.assert_array_equal(asked, fitted.predict_proba(pd.DataFrame({"d": days})))
+    with pytest.raises(ValueError, match="the known rows have numbers there"):
+        fitted.predict(pd.DataFrame({"d": pd.to_datetime(["2024-01-01"])}))
+
+
 def test_a_table_needs_no_network_of_ones_own(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     x, y = frame()
     x.assign(bought=y).to_csv("known.csv", index=False)
@@ -188,6 +197,8 @@ def test_a_table_needs_no_network_of_ones_own(tmp_path: Path, capsys: pytest.Cap
         out = capsys.readouterr().out
         assert f"{target}: {kind}, by the network that comes with metalearn" in out and said in out
         assert predict.main([target, "known.csv"]) == 0
+    with pytest.raises(SystemExit):
+        predict.main(["size", "known.csv", "--always-name"])
     assert fit.main(["known.csv", "--target", "size", "--network", "classes", "--out", "made"]) == 2
     assert "--target=size: has 39 classes" in capsys.readouterr().err
 
