@@ -27,9 +27,11 @@ RUN = [
 
 def run(program: str, folder: Path) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-c", HIDDEN.format(program)]
-    return subprocess.run(
-        command, cwd=folder, env=os.environ | {"PYTHONPATH": str(ROOT)}, capture_output=True, text=True, timeout=200
-    )
+    environment = {
+        "PYTHONPATH": str(ROOT), "PATH": "/usr/bin:/bin", "HOME": str(folder), "OMP_NUM_THREADS": "1",
+        "METALEARN_CACHE": os.environ["METALEARN_CACHE"],  # compiled kernels
+    }  # fmt: skip
+    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=200)
 
 
 @pytest.mark.thorough

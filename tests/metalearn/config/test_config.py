@@ -345,7 +345,8 @@ def test_several_hosts_need_a_named_interface(
 ) -> None:
     for name in ("TP_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME"):
         monkeypatch.delenv(name, raising=False)
-    for name, value in {"RANK": "0", "WORLD_SIZE": "4", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "2"}.items():
+    ranks = {"RANK": "0", "WORLD_SIZE": "4", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "2"}
+    for name, value in (ranks | {"MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "29500"}).items():
         monkeypatch.setenv(name, value)
     assert train.main([]) == 2
     assert "launch.interface=null: workers on several hosts" in capsys.readouterr().err
