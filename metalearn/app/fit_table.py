@@ -37,13 +37,7 @@ def fit(options: argparse.Namespace, others: Sequence[str]) -> int:
     log_to_stderr()
     from metalearn.tables.estimators import SHIPPED, PFNClassifier, estimator
 
-    target, network = options.target, options.network
-    if network is None:
-        network = kind_of_target(read(options.folder).get(target))
-        print(f"{target}: {network}, by the network that comes with metalearn; --network names another", flush=True)
-    model = estimator(SHIPPED / network if network in KINDS else network, plugins=options.plugins or ())
-    of_classes = isinstance(model, PFNClassifier)
-    frame = read(options.folder, [target] if of_classes else ())
+    frame, target, network = read(options.folder), options.target, options.network
     if target not in frame:
         names = [str(name) for name in frame]
         hint = nearest(target, names) or f"; it has {', '.join(names[:10])}{', …' if len(names) > 10 else ''}"
@@ -51,10 +45,17 @@ def fit(options: argparse.Namespace, others: Sequence[str]) -> int:
     without = frame[target].isna()
     if without.all():
         raise ConfigError(f"--target={target}: is missing in every row of {options.folder}; type another column")
-    csv = options.folder.suffix.lower() == ".csv"
-    # Other labels of a CSV file than whole numbers stay texts: as numbers, 01 and 1, or 2 and 2.0, would be one class.
-    if csv and of_classes and frame[target].dropna().str.fullmatch("0|-?[1-9][0-9]{0,14}").all():
-        frame[target] = frame[target].astype(float)
+    if network is None:
+        network = kind_of_target(frame[target])
+        print(f"{target}: {network}, by the network that comes with metalearn; --network names another", flush=True)
+    model = estimator(SHIPPED / network if network in KINDS else network, plugins=options.plugins or ())
+    of_classes = isinstance(model, PFNClassifier)
+    if of_classes and options.folder.suffix.lower() == ".csv":
+        labels = read(options.folder, [target])[target]
+        without = labels.isna()
+        # Others than whole numbers stay texts: as numbers, 01 and 1, or 2 and 2.0, would be one class.
+        whole = labels.dropna().str.fullmatch("0|-?[1-9][0-9]{0,14}").all()
+        frame[target] = labels.astype(float) if whole else labels
     x, y = frame[~without].drop(columns=target), frame.loc[~without, target].to_numpy()
     # Where some are missing, pandas makes real numbers of whole ones. From 2⁵³ on all of them are whole.
     if y.dtype.kind == "f" and ((y % 1 == 0) & (abs(y) < 2**53)).all():
@@ -76,7 +77,7 @@ def fit(options: argparse.Namespace, others: Sequence[str]) -> int:
 
 def kind_of_target(cells: Any) -> str:
     """Which shipped network is for a column: numbers, if it has more different ones than that for classes takes."""
-    is_number = cells is not None and cells.dtype.kind in "iuf" and cells.nunique() > MOST_CLASSES
+    is_number = cells.dtype.kind in "iuf" and cells.nunique() > MOST_CLASSES
     return KINDS[is_number]
 
 

@@ -33,6 +33,16 @@ def names(text: str) -> list[str]:
     return text.split(",")
 
 
+def similarity(text: str) -> float | str:
+    """A cosine similarity, or `auto`."""
+    try:
+        if text == "auto" or -1 <= float(text) <= 1:
+            return text if text == "auto" else float(text)
+    except ValueError:
+        pass
+    raise argparse.ArgumentTypeError(f"{text!r}: must be a number from -1 to 1, or auto; type 0.3")
+
+
 def whole(at_least: int) -> Callable[[str], int]:
     """The type of a whole number with this minimum."""
 

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING
 
 from metalearn.app import fit_table
 from metalearn.app.process import BAD_CONFIG, FAILED, OK, exit_code_of_process, importing, report_error, set_up_process
-from metalearn.cli.arguments import command_parser, names, real, typed, whole
+from metalearn.cli.arguments import command_parser, names, real, similarity, typed, whole
 from metalearn.errors import ConfigError, printable
 from metalearn.reporting.to_stderr import log_to_stderr
 from metalearn.storage.files import refuse_used
@@ -159,16 +159,6 @@ def classifier_parser(command: str, about: str | None) -> argparse.ArgumentParse
     parser.add_argument("--weights", metavar="PATH", help="the weights of its network, if they are not in a package")
     parser.add_argument("--threads", type=whole(1), default=1, help="threads of torch (default: 1)")
     return parser
-
-
-def similarity(text: str) -> float | str:
-    """A cosine similarity, or `auto`."""
-    try:
-        if text == "auto" or -1 <= float(text) <= 1:
-            return text if text == "auto" else float(text)
-    except ValueError:
-        pass
-    raise argparse.ArgumentTypeError(f"{text!r}: must be a number from -1 to 1, or auto; type 0.3")
 
 
 def add_threshold(parser: argparse.ArgumentParser, default: str) -> None:

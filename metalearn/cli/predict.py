@@ -13,6 +13,7 @@ import io
 import json
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from itertools import repeat
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -58,18 +59,20 @@ def main(arguments: Sequence[str]) -> int:
     from metalearn.api.pictures import seen
     from metalearn.classifier.backbones import features_from_cache
 
-    paths, files, pictures = list(files_in(options.pictures)), list[str](), []
-    for path, picture in zip(paths, seen(paths, classifier.opened().form), strict=True):
+    labels = [str(label) for label in classifier.classes_]
+    paths, classes = zip(*files_in(options.pictures, labels), strict=True)
+    files, pictures, asked = list[str](), [], []
+    for path, named, picture in zip(paths, classes, seen(paths, classifier.opened().form), strict=True):
         if isinstance(picture, str):
             log.warning("%s: cannot be read: %s", path, picture)
         else:
             files.append(str(path))
             pictures.append(picture)
+            asked.append(named)
     features = features_from_cache(classifier.opened(), pictures)
     answers = classifier.answers_of(features)
     if line := classifier.too_good(features):
         log.warning("PICTURES: %s", line)
-    labels = [str(label) for label in classifier.classes_]
     if out is None:
         code = print_all(printable(table(files, answers, labels)))
     else:
@@ -87,42 +90,30 @@ def main(arguments: Sequence[str]) -> int:
                 text.write(json.dumps(row | {"probabilities": by_class}) + "\n")
         write_atomically(out, text.getvalue())
         code = print_all(printable(f"{len(files)} pictures: {out}"))
-    if asked := classes_of(options.pictures, files, labels):
+    if asked and None not in asked:
         print(printable("\n".join(accuracy(asked, answers, labels))))
     if broken := len(paths) - len(files):
         log.warning("%d of %d pictures could not be read", broken, len(paths))
     return code or (FAILED if broken else OK)
 
 
-def files_in(paths: Sequence[Path]) -> Iterator[Path]:
-    """The files, and the pictures below the folders, in the order of their names.
+def files_in(paths: Sequence[Path], labels: list[str]) -> Iterator[tuple[Path, str | None]]:
+    """The files, and the pictures below the folders, in the order of their names; each with the class that its folder
+    is named by, if all of that argument are.
 
     Raises:
         ValueError: a path that is not there, or a folder without pictures.
     """
-    from metalearn.tasks.common.pictures import picture_folders
+    from metalearn.api.pictures import queries_in
 
     for path in paths:
         if path.is_dir():
-            yield from (path / file for files in picture_folders(path, "PICTURES=").values() for file in files)
+            queries = queries_in(path, labels, "PICTURES=")
+            yield from zip(queries.paths, queries.classes or repeat(None), strict=False)
         elif path.exists():
-            yield path
+            yield path, None
         else:
             raise ConfigError(f"PICTURES={path}: there is no such file or folder")
-
-
-def classes_of(folders: Sequence[Path], files: Sequence[str], labels: Sequence[str]) -> list[str]:
-    """The class of each file, by its folder below one of `folders`; empty if a folder has no class's name."""
-    from metalearn.tasks.common.pictures import one_form
-
-    by_form, classes = {one_form(label): label for label in labels}, list[str]()
-    for file in files:
-        above = [folder for folder in folders if folder.is_dir() and Path(file).is_relative_to(folder)]
-        name = one_form(Path(file).relative_to(above[0]).parent.as_posix()) if above else ""
-        if name not in by_form:
-            return []
-        classes.append(by_form[name])
-    return classes
 
 
 def accuracy(asked: Sequence[str], answers: "Sequence[Answer]", labels: Sequence[str]) -> list[str]:

@@ -357,9 +357,10 @@ def feed_of(work: DeviceWork, tasks: int, chunk: Chunk) -> Feed:
 
     # The class that makes the episodes must also draw their numbers: a class around it may change them.
     makes = next((kind for kind in type(source).__mro__ if "episodes" in vars(kind)), None)
-    if makes is None or "numbers" not in vars(makes) or not isinstance(source, DrawsByNumber):
-        return WholeEpisodes(work, numbers)
-    if source.shots_of("train") is None:
+    if (
+        makes is None or "numbers" not in vars(makes) or not isinstance(source, DrawsByNumber)
+        or source.shots_of("train") is None
+    ):  # fmt: skip
         return WholeEpisodes(work, numbers)
     free = 2**34
     if work.device.type == "cuda":  # also what torch keeps for later
