@@ -35,7 +35,7 @@ from benchmarks.ways import RECIPES, ROOT, Recipe, character_source, shortened
 from distributed.launch.processes import share_arena
 from metalearn.app.process import keep_freed_memory
 from metalearn.cli.arguments import command_parser, make_output, whole
-from metalearn.nn.precision import compute_with
+from metalearn.nn.surroundings import compute_with
 from metalearn.reporting.provenance import cpu_name, version_of
 
 sys.path.append(str(ROOT / ".torchopt"))  # where `pip install --target=.torchopt torchopt` puts it

@@ -9,10 +9,9 @@ from torch import Tensor
 
 from benchmarks.ways import SEED
 from distributed.partition import dim_partitioner
-from distributed.reduce import mean
+from distributed.reduce import mean, tree_sum
 from distributed.strategies.common.work import Work, WorkPlan
 from distributed.strategies.local import local
-from distributed.tree_sum import tree_sum
 from metalearn.training.chunks import chunk_functions
 from metalearn.training.on_device import DeviceUpdater, DeviceWork
 from metalearn.training.optimizers import Rates, adam

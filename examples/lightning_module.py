@@ -7,7 +7,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
-from distributed.tree_sum import tree_sum
+from distributed.reduce import tree_sum
 from metalearn.app.job import installed, to_job
 from metalearn.app.parts import assemble
 from metalearn.app.process import set_up_torch

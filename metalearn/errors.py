@@ -1,10 +1,12 @@
-"""The errors that end a run with a message and without a traceback."""
+"""The errors that end a run with a message and without a traceback, and what writes messages to the terminal."""
 
 import difflib
+import logging
 import shlex
 import sys
 from collections.abc import Iterable
 from pathlib import Path
+from typing import TextIO
 
 
 def printable(text: str) -> str:
@@ -87,3 +89,42 @@ def nearest(name: str, names: Iterable[str]) -> str:
     by_letters = {one.lower(): one for one in names}
     close = difflib.get_close_matches(name.lower(), by_letters, n=1, cutoff=0.75)
     return f"; did you mean {by_letters[close[0]]}?" if close else ""
+
+
+# Log messages on the terminal
+
+
+log = logging.getLogger("metalearn")
+
+
+def log_to_stderr() -> None:
+    """Sends the log messages of a command that trains nothing to stderr, from warnings on."""
+    if not any(isinstance(handler, ToStderr) for handler in log.handlers):
+        handler = ToStderr()
+        handler.setLevel(logging.WARNING)  # a run in the same process sets that of the logger to DEBUG
+        log.addHandler(handler)
+    log.propagate = False
+
+
+class PrintableFormatter(logging.Formatter):
+    """Messages may have names and texts from files, whose control characters could change the terminal."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return printable(super().format(record))
+
+
+class ToStderr(logging.StreamHandler[TextIO]):
+    """Writes to what stderr is now: a notebook, or a redirection, may have replaced it since an earlier call."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.setFormatter(PrintableFormatter())
+
+    def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 (the name is logging's)
+        """Ignores a terminal, pipe or file that takes no more: a report of that could not be read there either."""
+        if not isinstance(sys.exception(), OSError):
+            super().handleError(record)
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.stream = sys.stderr
+        super().emit(record)

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from distributed.tree_sum import tree_sum
+from distributed.reduce import tree_sum
 from metalearn.types import Batch, Episode, Unit
 
 

@@ -15,7 +15,7 @@ from torch import Generator, Tensor
 from benchmarks.gpu_check.check import CheckRow, at_most, row_of
 from benchmarks.gpu_check.learners import ALGORITHMS, training_of
 from benchmarks.ways import RECIPES, SEED, SMOOTH, Recipe, error, loop, ours, problem, shortened
-from distributed.tree_sum import tree_sum
+from distributed.reduce import tree_sum
 from metalearn.nn.layers import (
     ChannelsLast,
     Convolution,

@@ -40,7 +40,7 @@ import torch
 
 from benchmarks.ways import ROOT
 from metalearn.cli.arguments import command_parser, make_output
-from metalearn.nn.precision import compute_with
+from metalearn.nn.surroundings import compute_with
 
 PASSED, FAILED, LEFT_OUT = "passed", "failed", "left out"
 

@@ -14,7 +14,7 @@ from benchmarks.gpu_check.check import CheckRow, WrongError, row_of
 from benchmarks.meta_gradients import best_time, finish, flops_of, measure
 from benchmarks.steps import advance_on_device, on_device, train_tasks
 from benchmarks.ways import PLAIN, RECIPES, Recipe, algorithm_of, character_source, chunk_of, episodes_of, shortened
-from metalearn.nn.precision import computing_with
+from metalearn.nn.surroundings import computing_with
 from metalearn.reporting.provenance import cpu_name
 from metalearn.training.on_device import DeviceUpdater, without_waits
 from metalearn.training.trainer import Trainer

@@ -31,7 +31,7 @@ from distributed.launch.process_group import (
     stop_process_group,
 )
 from distributed.partition import TensorDimensionPartitioner
-from distributed.reduce import mean_of_sums
+from distributed.reduce import mean_of_sums, partials_of_terms, subtrees_of, tree_sum
 from distributed.strategies.common.sum_over_ranks import bytes_sent, gather_rows, sum_over_ranks
 from distributed.strategies.common.work import (
     ChunkStrategy,
@@ -53,7 +53,6 @@ from distributed.strategies.common.work import (
     unnoticed,
 )
 from distributed.traffic import tcp_bytes_sent
-from distributed.tree_sum import partials_of_terms, subtrees_of, tree_sum
 
 _LAST_WORD_SECONDS = 1.0
 
@@ -131,7 +130,7 @@ class _Rank(ChunkStrategy):
         return torch.tensor([cost.compute, sent, *values], dtype=torch.float64, device=self._device)
 
     def _by_tree(self, params: Tensors, chunks: Sequence[Tensor], step: int) -> tuple[Any, list[WorkerCost]]:
-        """The sum over all chunks in the order of `distributed.tree_sum`, and every rank's cost."""
+        """The sum over all chunks in the order of `distributed.reduce`, and every rank's cost."""
         began = time.perf_counter()
         runs = even_runs(range(len(chunks)), self._size)
         results = ((number, self._work.map(params, chunks[number], step)) for number in runs[self._rank])

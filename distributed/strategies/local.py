@@ -7,6 +7,7 @@ from typing import Any
 from torch import Tensor
 
 from distributed.info import check_timeout
+from distributed.reduce import partials_of_terms
 from distributed.strategies.common.work import (
     ChunkStrategy,
     Connect,
@@ -20,7 +21,6 @@ from distributed.strategies.common.work import (
     join,
     unnoticed,
 )
-from distributed.tree_sum import partials_of_terms
 
 
 def local(*, plan: WorkPlan, timeout: float, device_maps: str = "auto") -> Connect:

@@ -8,16 +8,16 @@ from torch import Tensor
 from distributed.functions import pure
 from distributed.info import check_timeout
 from distributed.partition import whole
+from distributed.reduce import combine
 from distributed.strategies.common import chunks as dealing
 from distributed.strategies.common.work import Connect, Flat, Tensors, WorkPlan, flatten, unflatten
-from distributed.tree_sum import combine
 
 
 def rpc(*, plan: WorkPlan, timeout: float, device_maps: str = "auto") -> Connect:
     """Rank zero drives and also computes. The other workers serve until rank zero closes the session.
 
     The parameters go to each worker once per step. If the reducer only adds, a worker adds its chunks' results as far
-    as the order of `distributed.tree_sum` allows. Then fewer results come back, one for an aligned run of chunks.
+    as the order of `distributed.reduce` allows. Then fewer results come back, one for an aligned run of chunks.
 
     Args:
         plan: the work, the number of workers, the partitioner of the chunk numbers, and the reducer.

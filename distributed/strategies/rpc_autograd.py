@@ -14,16 +14,16 @@ from torch.utils import _pytree as pytree
 from distributed import autograd
 from distributed.api import remote_sync_call
 from distributed.info import check_timeout, get_world_rank
+from distributed.reduce import Subtree, combine, partials_of_terms, subtrees_of, tree_sum
 from distributed.strategies.common import chunks as dealing
 from distributed.strategies.common.work import Connect, Flat, Tensors, WorkPlan, flatten, unflatten
 from distributed.traffic import Traffic
-from distributed.tree_sum import Subtree, combine, partials_of_terms, subtrees_of, tree_sum
 
 
 def rpc_autograd(*, plan: WorkPlan, timeout: float, device_maps: str = "auto") -> Connect:
     """As `rpc`, but the forward pass returns only losses, and the backward pass returns the gradients.
 
-    If the reducer only adds, every subtree of chunks that a worker has (see `distributed.tree_sum`) has its own leaf
+    If the reducer only adds, every subtree of chunks that a worker has (see `distributed.reduce`) has its own leaf
     copy of the parameters; else every chunk has one. So the gradients of the subtrees are separate, and are added in
     one order. Parameters and gradients travel once per copy, and every worker keeps the graphs of all its chunks until
     the backward pass.

@@ -17,8 +17,8 @@ from omegaconf import DictConfig, ListConfig
 from PIL import Image
 from torch import Tensor, nn
 
+from distributed.reduce import tree_sum
 from distributed.strategies.common.work import join
-from distributed.tree_sum import tree_sum
 from metalearn.algorithms.common.losses import measured_by
 from metalearn.algorithms.common.metrics import reporting
 from metalearn.algorithms.common.wrappers import with_fixed
@@ -36,8 +36,7 @@ from metalearn.errors import ConfigError, NotAdmittedError
 from metalearn.models.module import noted_inputs
 from metalearn.nn.inputs import Inputs, filled, inputs_of, packed, shape_of
 from metalearn.nn.inputs import described as words_for
-from metalearn.nn.precision import computing_with, type_of
-from metalearn.nn.surroundings import with_gradients
+from metalearn.nn.surroundings import computing_with, type_of, with_gradients
 from metalearn.reporting.provenance import made_with
 from metalearn.runs.checkpoint import Snapshot, fill_learner, fitted, read_named
 from metalearn.runs.metrics import KEY, Seen, figures_of, from_meta, to_meta

@@ -23,8 +23,7 @@ from metalearn.config.check import check_top_level
 from metalearn.config.options import Named, as_named, plain_config
 from metalearn.config.saved import OWN
 from metalearn.errors import ConfigError
-from metalearn.nn.precision import computing_with
-from metalearn.nn.surroundings import with_gradients
+from metalearn.nn.surroundings import computing_with, with_gradients
 from metalearn.reporting.loggers import Window
 from metalearn.reporting.logging import SILENT, bar_log
 from metalearn.runs.checkpoint import Checkpointer, Snapshot

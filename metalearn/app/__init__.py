@@ -7,7 +7,7 @@ from metalearn.errors import ForeignPackageError
 
 # Looked for, not imported: Dask's takes long, and fails where its files and ours lie in one folder.
 _spec = find_spec("distributed")
-if _spec is None or not Path(_spec.origin or "").with_name("tree_sum.py").is_file():
+if _spec is None or not Path(_spec.origin or "").with_name("as_torchopt.py").is_file():
     _place = _spec.origin or "a folder without __init__.py" if _spec else "nowhere"
     raise ForeignPackageError(
         f"distributed: metalearn needs its own, and finds that in {_place}; Dask's has the same name. Type pip "

@@ -11,8 +11,7 @@ from typing import Any
 import numpy as np
 
 from metalearn.app.process import print_all, set_up_process
-from metalearn.errors import ConfigError, install, nearest, printable
-from metalearn.reporting.to_stderr import log_to_stderr
+from metalearn.errors import ConfigError, install, log_to_stderr, nearest, printable
 from metalearn.storage.files import creating, refuse_used
 
 SUFFIXES = (".csv", ".parquet")

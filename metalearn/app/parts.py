@@ -12,8 +12,8 @@ import torch
 from omegaconf import DictConfig, OmegaConf
 
 from distributed.launch.meeting import UnlikeWorkerError, compare_workers
+from distributed.reduce import tree_sum
 from distributed.strategies.common.work import Pieces, Work, WorkPlan
-from distributed.tree_sum import tree_sum
 from metalearn.algorithms.common.losses import measured_by, of_function
 from metalearn.algorithms.common.metrics import reporting
 from metalearn.algorithms.common.wrappers import with_fixed
@@ -26,7 +26,7 @@ from metalearn.config.saved import check_checkpoint
 from metalearn.config.values import Config, differences, to_container
 from metalearn.errors import ConfigError, MixedWorkersError
 from metalearn.models.module import to_note
-from metalearn.nn.precision import type_of
+from metalearn.nn.surroundings import type_of
 from metalearn.reporting.logging import OpenLog
 from metalearn.runs.checkpoint import Checkpointer, Snapshot, has_checkpoints, read_named, start_params
 from metalearn.runs.metrics import Seen, from_meta

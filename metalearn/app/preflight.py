@@ -18,7 +18,7 @@ from metalearn.config.saved import STARTS
 from metalearn.config.values import FREE_KEYS, is_below, leaves, to_container
 from metalearn.errors import ConfigError
 from metalearn.nn.backends import computed_by
-from metalearn.nn.precision import type_of
+from metalearn.nn.surroundings import type_of
 from metalearn.runs.metrics import KEY, SEEN_DRAWERS, UNKNOWN_OVERLAP, Seen, overlap
 from metalearn.tasks.common.identities import Content, drawers_of, identities_of
 from metalearn.tasks.common.pictures import first_few

@@ -16,9 +16,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from metalearn.errors import ConfigError, DataError, DiskError, RunError, printable
+from metalearn.errors import ConfigError, DataError, DiskError, RunError, ToStderr, printable
 from metalearn.reporting.provenance import own_version, version_of
-from metalearn.reporting.to_stderr import ToStderr
 from metalearn.runs.signals import INTERRUPTED, PREEMPTIONS, end_with_parent
 from metalearn.storage.files import comes_from_disk, is_disk_fault, unwritten
 
@@ -114,7 +113,7 @@ def set_up_torch(config: "DictConfig") -> None:
 
     from distributed.info import use_interface
     from distributed.launch.processes import share_arena
-    from metalearn.nn.precision import compute_with
+    from metalearn.nn.surroundings import compute_with
 
     torch.set_num_threads(config.threads)
     share_arena()

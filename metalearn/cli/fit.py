@@ -24,8 +24,7 @@ from typing import TYPE_CHECKING
 from metalearn.app import fit_table
 from metalearn.app.process import BAD_CONFIG, FAILED, OK, exit_code_of_process, importing, report_error, set_up_process
 from metalearn.cli.arguments import command_parser, names, real, similarity, typed, whole
-from metalearn.errors import ConfigError, printable
-from metalearn.reporting.to_stderr import log_to_stderr
+from metalearn.errors import ConfigError, log_to_stderr, printable
 from metalearn.storage.files import refuse_used
 
 if TYPE_CHECKING:

@@ -21,8 +21,7 @@ from metalearn.app import fit_table
 from metalearn.app.process import FAILED, OK, print_all
 from metalearn.cli.arguments import names
 from metalearn.cli.fit import add_threshold, classifier_parser, ended, loaded
-from metalearn.errors import ConfigError, printable
-from metalearn.reporting.to_stderr import log
+from metalearn.errors import ConfigError, log, printable
 from metalearn.saved.form import kind_of
 from metalearn.storage.files import write_atomically
 

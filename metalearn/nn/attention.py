@@ -24,7 +24,7 @@ from metalearn.nn.backends import kernels_for, torch_ops
 from metalearn.nn.backends.c import Kernels
 from metalearn.nn.backends.torch_ops import Mask, attention_written_out
 from metalearn.nn.layers import shared_linear
-from metalearn.nn.precision import rounds_products
+from metalearn.nn.surroundings import rounds_products
 
 Params = dict[str, Tensor]
 

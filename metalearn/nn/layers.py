@@ -18,7 +18,7 @@ from torch.autograd import Function
 from metalearn.nn.backends import AnyKernels, kernels_for, torch_ops
 from metalearn.nn.backends.c import GEOMETRY
 from metalearn.nn.backends.torch_ops import Geometry, NormSettings, dense
-from metalearn.nn.precision import rounds_products
+from metalearn.nn.surroundings import rounds_products
 
 Params: TypeAlias = dict[str, Tensor]
 

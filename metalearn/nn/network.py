@@ -20,7 +20,7 @@ from metalearn.nn.backends import kernels_for, kernels_on
 from metalearn.nn.backends.c import NetworkCall
 from metalearn.nn.layers import Layer, Params, apply_layers, parameters_of
 from metalearn.nn.plans import PACKED, ShapedNetwork, is_packed, refusal, steps_of
-from metalearn.nn.precision import rounds_products
+from metalearn.nn.surroundings import rounds_products
 
 Metrics = dict[str, Tensor]
 

@@ -12,6 +12,7 @@ from rich.logging import RichHandler
 
 from metalearn.checks import Invalid, one_of, true_or_false, whole_number
 from metalearn.config.values import Config
+from metalearn.errors import PrintableFormatter, ToStderr
 from metalearn.reporting.loggers import (
     MODES,
     CsvLogger,
@@ -27,7 +28,6 @@ from metalearn.reporting.loggers import (
 )
 from metalearn.reporting.page import Picture
 from metalearn.reporting.progress import CONSOLE, Done, RunProgress, on_terminal, unnoticed
-from metalearn.reporting.to_stderr import PrintableFormatter, ToStderr
 from metalearn.runs.metrics import METRIC_NAMES, describe
 from metalearn.storage.files import unwritten, writing
 

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from metalearn.checks import first_line, one_of
 from metalearn.errors import ConfigError, install
-from metalearn.nn.precision import computing_with
+from metalearn.nn.surroundings import computing_with
 from metalearn.saved.card import FOLDER, FORMATS, ONNX, TORCH, Card, use
 from metalearn.saved.form import CARD, META, NotSavedError, check_fields
 from metalearn.storage.files import whole_folder

@@ -359,7 +359,7 @@ def chunk_functions(
 
 def _copies(params: Params, count: int) -> list[Params]:
     """The same parameters for each of some tasks. Their gradients are added as those of terms are in
-    `distributed.tree_sum`, not in the order in which autograd meets them."""
+    `distributed.reduce`, not in the order in which autograd meets them."""
     if count == 1:
         return [params]
     left = 1 << (count - 1).bit_length() - 1

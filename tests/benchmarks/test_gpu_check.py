@@ -26,7 +26,7 @@ from benchmarks.gpu_check.check import (
 )
 from benchmarks.gpu_check.learners import ALGORITHMS, ON_SAMPLES, training_of
 from benchmarks.gpu_check.training import GROWTH, growth, worlds
-from metalearn.nn.precision import compute_with
+from metalearn.nn.surroundings import compute_with
 from tests.runs import ROOT, said_by, slow
 
 LIMIT = 240.0

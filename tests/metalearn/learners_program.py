@@ -10,11 +10,11 @@ import torch
 
 from distributed import partition, reduce
 from distributed.info import get_world_size
+from distributed.reduce import tree_sum
 from distributed.strategies.common.work import Work, WorkPlan
 from distributed.strategies.local import local
 from distributed.strategies.rpc import rpc
 from distributed.strategies.rpc_autograd import rpc_autograd
-from distributed.tree_sum import tree_sum
 from metalearn.algorithms.common.wrappers import with_fixed
 from metalearn.models.common.adapter import model_of
 from metalearn.nn.inputs import of_reals

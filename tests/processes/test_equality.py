@@ -1,7 +1,7 @@
 """The table of equality: every strategy trains the same model, on real processes.
 
 After 20 steps from the same seed the parameters agree bit for bit, since every strategy adds the gradients of the
-chunks in the order of `distributed.tree_sum`. Only torch's DistributedDataParallel does not: each rank adds up its own
+chunks in the order of `distributed.reduce`. Only torch's DistributedDataParallel does not: each rank adds up its own
 chunks one after the other, and in float32 ((a + b) + c) + d is not (a + b) + (c + d). It must agree to 1e-10 after one
 step in float64 with a smooth activation.
 

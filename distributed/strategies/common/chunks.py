@@ -18,6 +18,7 @@ from distributed.functions import pure
 from distributed.info import default_worker_name, get_world_info, get_world_rank, get_world_size, on_one_host
 from distributed.launch.listening import Listener, listening_line, own_listeners, torchrun_listeners
 from distributed.partition import Args, DynamicPartitioner, PartitionFunction, TensorDimensionPartitioner, Whole, whole
+from distributed.reduce import partials_of_terms
 from distributed.strategies.common.work import (
     ChunkStrategy,
     Done,
@@ -36,7 +37,6 @@ from distributed.strategies.common.work import (
     unnoticed,
 )
 from distributed.traffic import Traffic, traffic
-from distributed.tree_sum import partials_of_terms
 
 DEVICE_MAPS = ("auto", "none")
 

@@ -1,7 +1,7 @@
 """A shard: the part of a network on one worker. It computes its stages for any caller, and steps its own parameters.
 
 Every micro-batch has its own leaf copies of the parameters. So its gradients are separate and are added in one order,
-by `distributed.tree_sum`, and training gives the same bits as in one process.
+by `distributed.reduce`, and training gives the same bits as in one process.
 """
 
 import threading
@@ -16,10 +16,9 @@ from distributed.calls.session import use_own_gpu
 from distributed.calls.torch_rpc import autograd, rpc
 from distributed.calls.worker import fetched
 from distributed.errors import says_timeout
-from distributed.reduce import Combine
+from distributed.reduce import Combine, Subtree, combine, partials
 from distributed.strategies.common.chunks import to_cpu
 from distributed.strategies.common.work import Pieces, Tensors, WorkerCost
-from distributed.tree_sum import Subtree, combine, partials
 
 Window = tuple[float, float]
 

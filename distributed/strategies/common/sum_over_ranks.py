@@ -1,4 +1,4 @@
-"""Sums over the ranks of a process group in the order of `distributed.tree_sum`, by two collectives.
+"""Sums over the ranks of a process group in the order of `distributed.reduce`, by two collectives.
 
 Every rank owns a slice of the flat buffers. It gets all partial sums of its slice (`all_to_all`), adds them, and
 shares the result (`gather_rows`). For B bytes, n ranks and one partial sum on each, a rank sends 2·B·(n − 1)/n bytes,
@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from distributed.tree_sum import Subtree, combine
+from distributed.reduce import Subtree, combine
 
 _ALIGN = 16
 """A slice has a multiple of 16 elements. So slices of all types can lie side by side as bytes."""

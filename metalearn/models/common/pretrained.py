@@ -23,8 +23,7 @@ from torch.func import functional_call
 from metalearn.checks import Invalid, first_line
 from metalearn.models.common.stages import HEAD, draw_head, staged_model
 from metalearn.nn.attention import second_order_attention
-from metalearn.nn.precision import computing_with
-from metalearn.nn.surroundings import constant
+from metalearn.nn.surroundings import computing_with, constant
 from metalearn.saved.form import digest_of
 from metalearn.types import Model, Params, Stage
 

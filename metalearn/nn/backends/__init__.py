@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from metalearn.nn.backends import c
-from metalearn.nn.precision import rounds_products
+from metalearn.nn.surroundings import rounds_products
 from metalearn.storage.cache import compiler_of_machine, library_of, version_of
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from metalearn.nn.precision import rounds_products
+from metalearn.nn.surroundings import rounds_products
 
 # Convolutions: images [t, n, h, w, c], kernels [t, o, i, kh, kw]
 

@@ -108,7 +108,7 @@ def test_conv4_meta_gradient_is_the_one_written_out(transductive: bool, steps: i
 
 MEMORY = """
 import resource, sys, torch
-from distributed.tree_sum import tree_sum
+from distributed.reduce import tree_sum
 from distributed.partition import TensorDimensionPartitioner
 from distributed.reduce import mean_of_sums
 from distributed.strategies.local import local

@@ -17,7 +17,7 @@ import metalearn
 from metalearn.algorithms.maml import maml
 from metalearn.api.learner import Classification, Learner
 from metalearn.errors import ConfigError, DivergedError
-from metalearn.nn.precision import computing_with, rounds_products
+from metalearn.nn.surroundings import computing_with, rounds_products
 from metalearn.types import Algorithm, Batch, Episode, Model, Unit
 from tests.runs import ROOT, Program
 

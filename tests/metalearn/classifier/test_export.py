@@ -21,7 +21,7 @@ from metalearn.classifier.classifier import PictureClassifier
 from metalearn.classifier.saved import WEIGHTS
 from metalearn.cli import export, predict
 from metalearn.errors import ConfigError, install
-from metalearn.nn.precision import compute_with
+from metalearn.nn.surroundings import compute_with
 from metalearn.saved.card import FORMATS, ONNX, TORCH
 from metalearn.saved.exporter import FILES
 from metalearn.saved.form import MANIFEST, META, TENSORS

@@ -11,7 +11,7 @@ from torch import Generator, Tensor, nn
 from torchvision.models import squeezenet1_1
 from torchvision.ops import StochasticDepth
 
-from distributed.tree_sum import tree_sum
+from distributed.reduce import tree_sum
 from metalearn.algorithms.common.wrappers import with_fixed
 from metalearn.algorithms.maml import maml
 from metalearn.models.common.adapter import model_of

@@ -23,7 +23,7 @@ from metalearn.models.table import (
     table,
 )
 from metalearn.nn.attention import products_attention
-from metalearn.nn.precision import computing_with
+from metalearn.nn.surroundings import computing_with
 from metalearn.types import Batch, InContext, Model, Params
 
 FLOAT64 = torch.float64

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.autograd import gradcheck, gradgradcheck
 
-from metalearn.nn import backends, precision
+from metalearn.nn import backends, surroundings
 from metalearn.nn.layers import LINEAR, batch_norm, conv2d, laid_out, linear, max_pool2d, shared_linear
 from metalearn.storage import cache
 from tests.kernels import require_kernels
@@ -260,14 +260,14 @@ def test_products_in_bf16_have_its_rounding_and_no_more() -> None:
     exact = [conv2d(x, weight, padding=1), linear(x[:, :, 0, 0], weight[:, :, :, 0, 0], bias)]
     exact += [shared_linear(x[:, :, 0, 0], shared, bias[0]), shared_linear(x[:, :, 0, 0], shared)]
     try:
-        precision.compute_with("bf16")
+        surroundings.compute_with("bf16")
         assert "torch's" in backends.describe(torch.device("cpu"), torch.float32)
         rounded = [conv2d(x.float(), weight.float(), padding=1)]
         rounded.append(linear(x[:, :, 0, 0].float(), weight[:, :, :, 0, 0].float(), bias.float()))
         rounded.append(shared_linear(x[:, :, 0, 0].float(), shared.float(), bias[0].float()))
         rounded.append(shared_linear(x[:, :, 0, 0].float(), shared.float()))
     finally:
-        precision.compute_with("float32")
+        surroundings.compute_with("float32")
     for a, b in zip(exact, rounded, strict=True):
         assert b.dtype == torch.float32
         assert 1e-4 < (a - b).abs().max() / a.abs().max() < 2**-6

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from distributed.tree_sum import tree_sum
+from distributed.reduce import tree_sum
 from metalearn.algorithms.common.losses import objective
 from metalearn.algorithms.maml import maml
 from metalearn.algorithms.protonet import protonet

@@ -18,10 +18,9 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
 
 from metalearn.app.process import log_sweep
-from metalearn.errors import RunError
+from metalearn.errors import RunError, log_to_stderr
 from metalearn.reporting.loggers import Logger, Window, opened
 from metalearn.reporting.logging import RunLog, log_to_terminal, run_log
-from metalearn.reporting.to_stderr import log_to_stderr
 from tests.runs import ROOT
 
 CONFIG = {"seed": 0, "model": {"widths": [4, 8]}, "run": "a"}

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from benchmarks.gpu_check.learners import ALGORITHMS, ON_SAMPLES, training_of
-from distributed.tree_sum import tree_sum
+from distributed.reduce import tree_sum
 from metalearn.models.conv4 import conv4
 from metalearn.training.chunks import chunk_functions
 from metalearn.training.settings import TrainerSettings, chunk_size

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from distributed.tree_sum import tree_sum
+from distributed.reduce import tree_sum
 from metalearn.algorithms.maml import maml
 from metalearn.algorithms.supervised import supervised
 from metalearn.models.conv4 import conv4

@@ -7,9 +7,9 @@ import torch
 from torch import Tensor
 
 from distributed import partition, reduce
+from distributed.reduce import tree_sum
 from distributed.strategies.common.work import Work, WorkPlan
 from distributed.strategies.local import local
-from distributed.tree_sum import tree_sum
 from metalearn.errors import RunError
 from metalearn.training.chunks import FAULTS, chunk_functions, explain
 from metalearn.training.optimizers import Rates, adam

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from benchmarks.gpu_check.learners import training_of
 from benchmarks.steps import RATE, advance_on_device, on_device, take_step, trainer_of
-from distributed.tree_sum import tree_sum
+from distributed.reduce import tree_sum
 from metalearn.algorithms.common.wrappers import with_fixed
 from metalearn.algorithms.maml import maml
 from metalearn.algorithms.maml_pp import maml_pp

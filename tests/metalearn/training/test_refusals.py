@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 import metalearn
-from distributed.tree_sum import tree_sum
+from distributed.reduce import tree_sum
 from metalearn.algorithms.maml import maml
 from metalearn.errors import DataError
 from metalearn.models.mlp import mlp

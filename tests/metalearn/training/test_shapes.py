@@ -9,7 +9,7 @@ import torch
 from torch import Generator, Tensor, nn
 
 import metalearn
-from distributed.tree_sum import tree_sum
+from distributed.reduce import tree_sum
 from metalearn.algorithms.maml import maml
 from metalearn.models.conv4 import conv4
 from metalearn.models.mlp import mlp

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from distributed import reduce
-from distributed.tree_sum import combine, partials_of_terms, subtrees_of, tree_sum
+from distributed.reduce import combine, partials_of_terms, subtrees_of, tree_sum
 
 COUNTS = [*range(1, 18), 31, 32, 33, 64, 100]
 
