@@ -141,12 +141,12 @@ class Model(NamedTuple):
     `activations` counts the floats that a forward pass keeps for one input; `task_chunk=auto` depends on it. A
     network that can be cut has `stages`. `note` says what a user should know about how the network is computed, if
     anything. `features` computes the inputs [t, n, d] of the `head`, the last linear layer; both are None if the
-    network does not end in one. `norms` names the parameters of the normalisation layers. `network` computes the whole
-    network at once, and `body` the features, if they can be compiled. `cautions` are lines on what the network has and
-    this program does not use. `fixed` draws the parameters that do not learn, from a generator as `init` gets it. They
-    are not in the `params` of `apply`, which finds them in `metalearn.nn.surroundings`. `loss` measures what it
-    predicts; None: cross-entropy for classes, the squared error for real numbers. A network that reads labels too is
-    `in_context`; it has no outputs without them.
+    network does not end in one; `headless` may say why. `norms` names the parameters of the normalisation layers.
+    `network` computes the whole network at once, and `body` the features, if they can be compiled. `cautions` are
+    lines on what the network has and this program does not use. `fixed` draws the parameters that do not learn,
+    from a generator as `init` gets it. They are not in the `params` of `apply`, which finds them in
+    `metalearn.nn.surroundings`. `loss` measures what it predicts; None: cross-entropy for classes, the squared
+    error for real numbers. A network that reads labels too is `in_context`; it has no outputs without them.
     """
 
     init: Callable[[Generator], Params]
@@ -164,6 +164,7 @@ class Model(NamedTuple):
     fixed: Callable[[Generator], Params] | None = None
     loss: Loss | None = None
     in_context: InContext | None = None
+    headless: str = ""
 
     # What algorithms ask of a model, whatever computes it. `theta` are the parameters of all tasks, as `start` gives
     # them: of a compiled network one row a task, else each with a leading task dimension.

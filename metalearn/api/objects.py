@@ -92,7 +92,7 @@ def model_from(network: Any, note: Mapping[str, Any]) -> Model:
     name = name_of(network)
 
     def make() -> nn.Module:
-        made = copy.deepcopy(network) if isinstance(network, nn.Module) else network()
+        made = _copied(network, name) if isinstance(network, nn.Module) else network()
         if not isinstance(made, nn.Module):
             raise ConfigError(f"model: {name} gives a {type(made).__name__}, and must give an nn.Module")
         return made
@@ -102,6 +102,18 @@ def model_from(network: Any, note: Mapping[str, Any]) -> Model:
         running_statistics=note.get("running_statistics") is True,
         advice="give a network that takes the inputs of the tasks",
     )  # fmt: skip
+
+
+def _copied(network: nn.Module, name: str) -> nn.Module:
+    for path, layer in network.named_modules():
+        for key, value in vars(layer).items():
+            if isinstance(value, Tensor) and not value.is_leaf:  # torch cannot copy it
+                raise ConfigError(
+                    f"model: {name} keeps a computed tensor, {key} of its layer {path}; take "
+                    "torch.nn.utils.parametrizations.weight_norm in place of torch.nn.utils.weight_norm, or give a "
+                    "function that makes the network"
+                )
+    return copy.deepcopy(network)
 
 
 def algorithm_from(algorithm: Any, model: Model) -> Algorithm:

@@ -19,7 +19,7 @@ from metalearn.algorithms.common.inner import (
     step_along,
 )
 from metalearn.algorithms.common.losses import by_sample, objective
-from metalearn.checks import Invalid, not_negative, positive, true_or_false
+from metalearn.checks import Invalid, first_line, not_negative, positive, true_or_false
 from metalearn.errors import ConfigError, DataError
 from metalearn.nn.layers import per_task
 from metalearn.nn.network import leaves, one_for_each
@@ -80,13 +80,26 @@ def gradient_of(outcome: Outcome) -> Callable[[Params, Episode, int], ChunkResul
 
     def meta_grad(params: Params, episode: Episode, step: int) -> ChunkResult:
         theta = leaves(params)
-        with torch.enable_grad():
-            values = outcome(theta, episode, step)
-            # Factors that are known as 1 spare a GPU a look at their value, which the host would wait for. On a CPU not
-            # so: torch imports sympy, for a second, to compare the shapes of losses and factors.
-            losses = values["loss"]
-            total, factors = (losses, one_for_each(losses)) if losses.is_cuda else (losses.sum(), None)
-            grads = torch.autograd.grad(total, list(theta.values()), factors, allow_unused=True, materialize_grads=True)
+        try:
+            with torch.enable_grad():
+                values = outcome(theta, episode, step)
+                losses = values["loss"]
+                if not losses.requires_grad:
+                    raise ConfigError(
+                        "model: no loss of this algorithm depends on a parameter that learns; let a parameter of the "
+                        "features learn, or type another algorithm, such as algorithm=maml"
+                    )
+                # Factors that are known as 1 spare a GPU a look at their value, which the host would wait for. On a CPU
+                # not so: torch imports sympy, for a second, to compare the shapes of losses and factors.
+                total, factors = (losses, one_for_each(losses)) if losses.is_cuda else (losses.sum(), None)
+                grads = torch.autograd.grad(
+                    total, list(theta.values()), factors, allow_unused=True, materialize_grads=True
+                )
+        except NotImplementedError as error:  # torch's, of an operation with one derivative only
+            raise ConfigError(
+                f"model: {first_line(error).rstrip('.')}; type algorithm.first_order=true where there is such a key, "
+                "or take another layer"
+            ) from error
         return ChunkResult(dict(zip(theta, grads, strict=True)), summed(values), len(values["loss"]))
 
     return meta_grad
@@ -480,7 +493,7 @@ def features_and_head(model: Model) -> tuple[Apply, Stage]:
     if model.features is None or model.head is None:
         raise ValueError(
             "model: this algorithm needs a network whose outputs come from one linear layer (nn.Linear) that learns, "
-            "and this one has none; type model=conv4, for example"
+            f"and this one has none{f' ({model.headless})' if model.headless else ''}; type model=conv4, for example"
         )
     return model.features, model.head
 

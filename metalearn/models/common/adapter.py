@@ -3,6 +3,7 @@
 import copy
 import math
 import threading
+import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import partial
@@ -20,7 +21,7 @@ from metalearn.models.common.stages import one_after_the_other
 from metalearn.nn.attention import second_order_attention
 from metalearn.nn.inputs import Inputs, Opened, as_reals, described, filled, joined, of_reals, opened, said_of, shape_of
 from metalearn.nn.layers import batch_norm, conv2d
-from metalearn.nn.surroundings import constant, surroundings
+from metalearn.nn.surroundings import PassSeeds, constant, surrounded, surroundings
 from metalearn.types import STATE, Apply, Model, Params, Stage
 
 Make = Callable[[], nn.Module]  # a fresh network, its weights drawn from torch's global random numbers
@@ -59,7 +60,7 @@ def model_of(
             its layers remembers batches, or equal inputs and seeds give other outputs the second time.
     """
     network, compiled = _fresh(make, seed=0)
-    notes, cautions = _make_pure(network.float(), name, transductive, running_statistics)
+    notes, cautions = _make_pure(network, name, transductive, running_statistics)
     if compiled:
         cautions.append(f"{name}: is computed without torch.compile, whose functions have no second derivative")
     kept = dict(network.named_buffers())
@@ -73,20 +74,25 @@ def model_of(
             )
     with torch.random.fork_rng(devices=[]):  # one stretch of random numbers, so that a second pass draws others
         network, inputs, trial = _tried(network, name, inputs, advice)
-        unused = _unused(network, name, trial.outputs)
+        _check_learns(network, name, trial.outputs)
         trains = _differs_in_training(network, name, trial, dropout)
     notes += trial.notes
     if trains:
         notes.append(f"{name}: dropout, or what else its training mode changes, is on in training and off in tests")
-    if unused:
-        cautions.append(f"{name}: no output depends on {_few(unused)}; only weight decay changes that")
     shared = _names(network)
     fixed = {path for path, parameter in network.named_parameters() if not parameter.requires_grad}
     if fixed:
         notes.append(f"{name}: {len(fixed)} of its {len(set(shared.values()))} parameters are fixed, and do not learn")
-    head = _find_head(network, trial, shared, fixed)
+    last = _find_head(network, trial, shared, fixed)
+    headless, head = (last, None) if isinstance(last, str) else ("", last)
     norms = {path: layer for path, layer in network.named_modules() if isinstance(layer, _BatchNorm)}
+    weights = {path: parameter.detach() for path, parameter in network.named_parameters()}
     forward = _forward(network, inputs, shared, fixed, head, list(norms.values()), trains)
+    if unused := _unused(forward, name, weights, fixed, trial.images, trains):
+        cautions.append(
+            f"{name}: no output for random inputs depends on {_few(unused)}; unless others do (a branch on the data), "
+            "only weight decay changes that"
+        )
 
     def drawn(generator: Generator, *, learn: bool) -> Params:
         made, _ = _fresh(make, int(torch.randint(2**63 - 1, (), generator=generator)))
@@ -104,7 +110,7 @@ def model_of(
         cautions=tuple(cautions), fixed=partial(drawn, learn=False) if fixed else None,
     )  # fmt: skip
     if head is None:
-        return model
+        return model._replace(headless=headless)
     return model._replace(features=whole(partial(forward, features=True)), head=head.stage)
 
 
@@ -277,16 +283,19 @@ def _names(network: nn.Module) -> dict[str, str]:
 
 def _find_head(
     network: nn.Module, trial: "_Trial", shared: Mapping[str, str], fixed: Collection[str]
-) -> _Head | None:  # fmt: skip
-    """The head, if the layer that gives the outputs is one. It is not if the network uses it twice, changes its outputs
-    in place, uses its weights elsewhere, or does not learn them."""
+) -> _Head | str:  # fmt: skip
+    """The head, if the layer that gives the outputs is one, or why it is none: the network uses it twice, changes its
+    outputs in place, uses its weights elsewhere, or does not learn them."""
     path = trial.last
     layer = None if path is None else network.get_submodule(path)
     if layer is None or not _is(layer, nn.Linear):
-        return None
+        return ""
     names = tuple(f"{path}.{parameter}".lstrip(".") for parameter, _ in layer.named_parameters())
-    if any(list(shared.values()).count(shared[name]) > 1 or shared[name] in fixed for name in names):
-        return None
+    for name in names:
+        if other := next((path for path in shared if path != name and shared[path] == shared[name]), None):
+            return f"{name} is also {other}"
+        if shared[name] in fixed:
+            return f"{name} is fixed"
     linear: Any = layer
     linear.__class__, linear.passes = _HeadLayer, False
     weights = [parameter.detach().clone() for parameter in layer.parameters()]
@@ -296,13 +305,15 @@ def _find_head(
             for parameter in layer.parameters():
                 parameter.fill_(math.nan)  # so that whatever else depends on them shows
             features = network(trial.images)
+        except Exception:  # a stranger's network, which gets features in place of outputs, raises any type
+            features = trial.outputs.new_empty(0)
         finally:
             linear.passes = False
             for parameter, weight in zip(layer.parameters(), weights, strict=True):
                 parameter.copy_(weight)
         if features.dim() != 2 or not torch.allclose(layer(features), trial.outputs, rtol=1e-4, atol=1e-5):
             linear.__class__ = nn.Linear
-            return None
+            return f"{path or 'it'} is used twice, or its outputs are changed or used elsewhere"
 
     def apply(params: Params, features: Tensor, support_size: int) -> Tensor:
         logits = features @ params[names[0]].transpose(1, 2)
@@ -317,11 +328,27 @@ def _make_pure(
     """Changes layers in place, so that none is random, overwrites its input, remembers batches or has one derivative
     only. Gives convolutions and batch norms the class of our layers, if these can compute them. Returns lines for
     `Model.note`, and for `Model.cautions`."""
-    network.eval()
+    for path, parameter in network.named_parameters():
+        if isinstance(parameter, nn.UninitializedParameter):
+            raise ValueError(
+                f"{name}: its parameter {path} has no shape yet; write a layer that is not lazy, such as nn.Linear, or "
+                "call the network on a sample before you give it"
+            )
+        if parameter.is_complex():
+            raise ValueError(
+                f"{name}: its parameter {path} is complex, and parameters are real numbers; keep it as [..., 2], and "
+                "write torch.view_as_complex in forward"
+            )
+    network.float().eval()
     convolutions, by_torch, constants, unused = 0, list[str](), list[str](), list[str]()
     for path, layer in network.named_modules():
         if hasattr(layer, "inplace"):
             layer.inplace = False
+        if isinstance(layer, nn.Embedding | nn.EmbeddingBag):
+            layer.sparse = False  # the same gradient, as a dense tensor
+            if layer.max_norm is not None:
+                kind = type(layer).__name__
+                raise ValueError(f"{name}: its layer {path} ({kind}) changes its weight in forward; leave max_norm out")
         if _is(layer, nn.Hardsigmoid):
             layer.__class__ = _HardSigmoid
         elif isinstance(layer, nn.Conv2d):
@@ -401,7 +428,12 @@ def _tried(network: nn.Module, name: str, inputs: Inputs, advice: str) -> tuple[
             for path, layer in leaves
         ]
         try:
+            version = images._version
             raw = tried(images)
+            if images._version != version:  # changed in place: each pass gets a copy
+                tried.register_forward_pre_hook(lambda _, inputs: inputs[0].clone())
+                seen.clear()
+                raw = tried(images)
             break
         except Exception as error:  # a stranger's network raises any type
             failures.append(error)
@@ -431,8 +463,8 @@ def _kind(output: object) -> str:
     return f"a tensor {list(output.shape)}" if isinstance(output, Tensor) else f"a {type(output).__name__}"
 
 
-def _unused(network: nn.Module, name: str, outputs: Tensor) -> list[str]:
-    """The parameters on which the outputs do not depend."""
+def _check_learns(network: nn.Module, name: str, outputs: Tensor) -> None:
+    """Raises ValueError unless the outputs depend on a parameter that learns."""
     parameters = dict(network.named_parameters())
     for path in parameters:
         if path.startswith(STATE):
@@ -440,13 +472,36 @@ def _unused(network: nn.Module, name: str, outputs: Tensor) -> list[str]:
                 f"{name}: its parameter {path} has a name that is kept for the state of learners, {STATE}…; give that "
                 "layer another name"
             )
-    learned = {path: parameter for path, parameter in parameters.items() if parameter.requires_grad}
-    if not learned:
+    if not any(parameter.requires_grad for parameter in parameters.values()):
         what = "all its parameters are fixed (requires_grad=False)" if parameters else "has no parameters"
         raise ValueError(f"{name}: {what}, so there is nothing to learn")
     if not outputs.requires_grad:
         raise ValueError(f"{name}: no output depends on a parameter that learns, so there is nothing to learn")
-    grads = torch.autograd.grad(outputs.sum(), list(learned.values()), allow_unused=True)
+
+
+def _unused(
+    forward: Callable[..., Tensor], name: str, weights: Params, fixed: Collection[str], images: Tensor, trains: bool
+) -> list[str]:
+    """The parameters on which no output depends, by the gradient of a pass as tasks are computed: with weights from
+    outside, and in training mode too if it is another.
+
+    Raises:
+        ValueError: there is no gradient.
+    """
+    same = {path: weight for path, weight in weights.items() if path in fixed}
+    learned = {path: w.unsqueeze(0).requires_grad_() for path, w in weights.items() if path not in fixed}
+    for seeds in [PassSeeds(0, 0, [0]), None] if trains else [None]:
+        try:
+            with warnings.catch_warnings(), surrounded(fixed=same, seeds=seeds):
+                # torch.utils.checkpoint's: its parameters get no gradient then
+                warnings.filterwarnings("error", "None of the inputs have requires_grad")
+                outputs = forward(learned, images.unsqueeze(0), 0)
+            grads = torch.autograd.grad(outputs.sum(), list(learned.values()), allow_unused=True)
+        except Exception as error:  # as in the trial
+            raise ValueError(
+                f"{name}: has no gradient with weights from outside ({first_line(error)}); leave out "
+                "torch.utils.checkpoint (algorithm.checkpoint_steps=true saves memory), and change no weight in forward"
+            ) from error
     return [path for path, grad in zip(learned, grads, strict=True) if grad is None]
 
 

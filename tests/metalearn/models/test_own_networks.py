@@ -14,6 +14,7 @@ from torchvision.ops import StochasticDepth
 from distributed.reduce import tree_sum
 from metalearn.algorithms.common.wrappers import with_fixed
 from metalearn.algorithms.maml import maml
+from metalearn.algorithms.protonet import protonet
 from metalearn.models.common.adapter import model_of
 from metalearn.models.torchvision_classifier import torchvision_classifier
 from metalearn.nn.inputs import inputs_of, of_reals
@@ -308,7 +309,8 @@ def test_unused_parts_of_a_network_are_named() -> None:
 
     assert adapted(taught).cautions == (
         "Net: batch norm normalises by its batch or support set, not by its running statistics: norm2",
-        "Net: no output depends on spare; only weight decay changes that",
+        "Net: no output for random inputs depends on spare; unless others do (a branch on the data), only weight decay "
+        "changes that",
     )
     model = adapted(lambda: Net(first="fixed", p=0.1))
     assert model.note == (
@@ -342,6 +344,75 @@ def test_a_network_of_whole_numbers_has_its_last_layer_as_head(named: bool) -> N
     assert model.features is not None
     features = model.features(params, ids.float())
     close({"": model.head.apply(params, features, 0)}, {"": model.apply(params, ids.float())}, atol=1e-6)
+
+
+class Calls(nn.Module):
+    """Layers, and how a pass uses them."""
+
+    def __init__(self, forward: Callable[..., Tensor], **layers: nn.Module) -> None:
+        super().__init__()
+        self.layers, self.use = nn.ModuleDict(layers), forward
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.use(x, **self.layers)
+
+
+WRITTEN_TWO_WAYS: dict[str, tuple[Callable[[], nn.Module], Callable[[], nn.Module]]] = {
+    "in_place": (
+        lambda: Calls(lambda x, head: head(F.relu(x.sub_(0.5), inplace=True)), head=nn.Linear(4, 2)),
+        lambda: Calls(lambda x, head: head(F.relu(x - 0.5)), head=nn.Linear(4, 2)),
+    ),
+    "sparse": (
+        lambda: Calls(lambda x, table: table(x.long()).sum(dim=1), table=nn.Embedding(9, 2, sparse=True)),
+        lambda: Calls(lambda x, table: table(x.long()).sum(dim=1), table=nn.Embedding(9, 2)),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", WRITTEN_TWO_WAYS)
+def test_in_place_and_sparse_operations_are_as_the_plain_ones(name: str) -> None:
+    x, results = torch.arange(16.0).view(2, 2, 4).remainder(9), []
+    for make in WRITTEN_TWO_WAYS[name]:
+        model, before = adapted(make, (4,)), x.clone()
+        params = {key: value.requires_grad_() for key, value in model.init(Generator().manual_seed(0)).items()}
+        outputs = model.apply(per_task(params, 2), x)
+        results.append([outputs, *torch.autograd.grad(outputs.square().sum(), list(params.values()))])
+        assert torch.equal(x, before)
+    assert all(torch.equal(*pair) for pair in zip(*results, strict=True))
+
+
+HEADLESS: dict[str, tuple[Callable[..., Tensor], str]] = {
+    "twice": (lambda x, body, head, back: head(body(x) + back(head(body(x)))), "layers.head is used twice"),
+    "tied": (lambda x, body, head, back: head(body(x).relu()), "layers.head.weight is also layers.body.weight"),
+}
+
+
+@pytest.mark.parametrize("name", HEADLESS)
+def test_a_last_layer_that_is_no_head_is_named(name: str) -> None:
+    forward, reason = HEADLESS[name]
+
+    def make() -> nn.Module:
+        outputs = 4 if name == "tied" else 2
+        network = Calls(forward, body=nn.Linear(4, 4), head=nn.Linear(4, outputs), back=nn.Linear(outputs, 4))
+        if name == "tied":
+            network.layers["head"].weight = network.layers["body"].weight
+        return network
+
+    model = adapted(make, (4,))
+    with pytest.raises(ValueError, match=f"this one has none .{reason}"):
+        LEARNERS["anil"](model)
+    start_of(LEARNERS["maml"](model))
+
+
+def test_an_operation_without_second_derivative_is_named() -> None:
+    model = adapted(lambda: Calls(lambda x, bag: bag(x.long()), bag=nn.EmbeddingBag(9, 3)), (4,))
+    x, y = torch.ones(1, 3, 4), torch.arange(3).unsqueeze(0)
+    params = model.init(Generator().manual_seed(0))
+    with pytest.raises(ValueError, match="_embedding_bag_backward"):
+        maml(model=model, inner_lr=0.1, inner_steps=1, eval_steps=1).meta_grad(params, Episode(*[Batch(x, y)] * 2), 1)
+    with pytest.raises(ValueError, match="no loss of this algorithm depends on"):
+        bare = adapted(lambda: nn.Linear(4, 3), (4,))
+        protonet(model=bare).meta_grad({}, Episode(*[Batch(x, y)] * 2), 1)
 
 
 def test_a_batch_norm_without_parameters_is_computed() -> None:

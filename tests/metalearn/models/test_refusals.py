@@ -9,7 +9,9 @@ import numpy as np
 import pytest
 import torch
 from torch import Generator, Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
+from metalearn.api.objects import model_from
 from metalearn.models import lite0 as packages
 from metalearn.models.common.adapter import model_of
 from metalearn.models.mlp import mlp
@@ -103,6 +105,23 @@ def three_of_two() -> None:
         model.apply(per_task(model.init(Generator()), 3), torch.zeros(3, 2, 4))
 
 
+def recomputes(reentrant: bool) -> Callable[[], object]:
+    """A part is computed again in the backward pass, when the weights of the task are no longer there."""
+    return partial(Gives, lambda net, y: checkpoint(lambda h: h @ net.linear.weight, y, use_reentrant=reentrant))
+
+
+def complex_weight() -> nn.Module:
+    layer = nn.Linear(4, 2)
+    layer.phase = nn.Parameter(torch.ones(2, dtype=torch.complex64))
+    return layer
+
+
+def old_weight_norm() -> None:
+    network = nn.Sequential(nn.utils.weight_norm(nn.Linear(4, 2)))
+    network(torch.ones(1, 4))
+    model_from(network, {"shape": [4], "transductive": True, "dropout": True})
+
+
 def drawn_buffer() -> nn.Module:
     return nn.utils.parametrizations.spectral_norm(nn.Linear(4, 2))
 
@@ -147,6 +166,14 @@ REFUSED: list[tuple[Callable[[], object], str]] = [
     (lambda: own("Odd", kind="remembers"), "^Odd: gives other outputs"),
     (lambda: adapted(drawn_buffer), "^Net: its buffer .* is drawn at random"),
     (lambda: adapted(lambda: nn.Linear(4, 2).requires_grad_(False)), "^Net: all its parameters are fixed"),
+    (lambda: adapted(complex_weight), "^Net: its parameter phase is complex"),
+    (lambda: adapted(lambda: nn.Sequential(nn.LazyLinear(2))), r"^Net: its parameter 0\.weight has no shape yet"),
+    (lambda: adapted(lambda: nn.Sequential(nn.Embedding(4, 2, max_norm=1.0))), r"^Net: its layer 0 .*leave max_norm"),
+    (partial(adapted, recomputes(False)), "^Net: has no gradient .*leave out torch.utils.checkpoint"),
+    pytest.param(partial(adapted, recomputes(True)), "^Net: has no gradient .*leave out torch.utils.checkpoint",
+                 marks=pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad")),
+    pytest.param(old_weight_norm, "weight of its layer 0; take .*parametrizations",
+                 marks=pytest.mark.filterwarnings("ignore:.*weight_norm:FutureWarning")),
     *((partial(adapted, partial(Gives, give)), "^Net: gives a (tuple|str)") for give in (
         lambda net, y: (y, (y, y)), lambda net, y: (y, y.t()), lambda net, y: "text")),
     (folded, "a batch norm gets 16 maps of 8 pictures"),
@@ -173,7 +200,7 @@ REFUSED: list[tuple[Callable[[], object], str]] = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("make", "named"), REFUSED, ids=[named for _, named in REFUSED])
+@pytest.mark.parametrize(("make", "named"), REFUSED)
 def test_what_is_wrong_is_named(make: Callable[[], object], named: str) -> None:
     with pytest.raises(ValueError, match=named):
         make()
