@@ -4,6 +4,7 @@ traceback, and output that is read to its end or not."""
 import ctypes
 import errno
 import gc
+import json
 import logging
 import os
 import select
@@ -187,12 +188,25 @@ def report_error(error: BaseException, code: int) -> int:
         with suppress(OSError):  # stderr may be a file on the same full disk
             print(f"error: {printable(f'{error}{notes}')}", file=sys.stderr)
         log.debug("ended by %s: %s%s", type(error).__name__, error, notes)  # for train.log
+        note_cause(f"error: {printable(f'{error}{notes}')}")
     elif code == BAD_CONFIG:
         # torchrun ends all ranks when the first one fails: give rank zero of the host the time to report.
         time.sleep(_OWN_RANK_SECONDS)
         number = os.environ.get("RANK", "?").zfill(len(os.environ.get("WORLD_SIZE", "")))
         print(f"error: worker{number}: {printable(str(error))}", file=sys.stderr)
+        note_cause(f"error: worker{number}: {printable(str(error))}")
     return code
+
+
+def note_cause(message: str) -> None:
+    """Leaves the message where torchrun looks for the cause of a rank's end: it prints that below its own traceback,
+    which it shows for any exit code but 0."""
+    path = os.environ.get("TORCHELASTIC_ERROR_FILE")
+    if path:
+        # The form of torch's `record`, which would catch exceptions only, and print their tracebacks.
+        cause = {"message": {"message": message, "extraInfo": {"timestamp": int(time.time())}}}
+        with suppress(OSError):
+            Path(path).write_text(json.dumps(cause), encoding="utf-8")
 
 
 def without_memory(error: Exception) -> str | None:

@@ -29,6 +29,7 @@ from metalearn.app.process import (
     FAILED,
     OK,
     exit_code_of,
+    note_cause,
     report_error,
     without_memory,
 )
@@ -262,6 +263,7 @@ def _train_and_close(parts: Parts, folder: FolderState) -> int:
         if is_disk_fault(error):
             raise
         log.exception("the run failed")
+        note_cause(f"error: the run failed: {type(error).__name__}: {error}")
         return FAILED
     finally:
         detach(handler)
@@ -317,7 +319,9 @@ def serve(parts: Parts, drive: Callable[[Strategy], object]) -> int:
         log.debug("%s", error)  # rank zero has reported the cause
         return FOLLOWS
     except (RuntimeError, ConnectionError, TimeoutError) as error:
-        print(printable(f"error: {get_world_info().worker_name}: {error}"), file=sys.stderr)
+        message = printable(f"error: {get_world_info().worker_name}: {error}")
+        print(message, file=sys.stderr)
+        note_cause(message)
         return FAILED
     return OK
 

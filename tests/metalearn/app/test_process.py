@@ -6,7 +6,9 @@ import sys
 from pathlib import Path
 
 import pytest
+from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
 
+from metalearn.app.process import BAD_CONFIG, report_error
 from metalearn.app.ranks import check_gpus
 from metalearn.config.values import RESOLVERS, folder_name
 from metalearn.errors import ConfigError
@@ -80,3 +82,13 @@ def test_too_few_gpus_are_refused_where_gpus_are_asked_for() -> None:
         check_gpus("cuda", 4, 2)
     for device, workers, gpus in (("cuda", 2, 2), ("auto", 4, 2), ("cpu", 4, 0)):
         check_gpus(device, workers, gpus)
+
+
+def test_torchrun_shows_our_message_as_the_cause(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "error.json"
+    monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", str(path))
+    assert report_error(ConfigError("seed=-1: must be at least 0"), BAD_CONFIG) == BAD_CONFIG
+    others = ProcessFailure(local_rank=1, pid=2, exitcode=75, error_file="<N/A>")
+    ours = ProcessFailure(local_rank=0, pid=1, exitcode=2, error_file=str(path))
+    lines = str(ChildFailedError("train.py", {0: ours, 1: others})).rstrip("=\n").splitlines()
+    assert lines[-1] == "  traceback : error: seed=-1: must be at least 0"
