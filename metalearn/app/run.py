@@ -68,7 +68,7 @@ from metalearn.runs.folder import (
     run_report,
     write_result,
 )
-from metalearn.runs.metrics import KEY, Seen, figures_of, from_meta, main_metric, to_meta, write_table
+from metalearn.runs.metrics import KEY, TESTS, Seen, figures_of, from_meta, main_metric, to_meta, write_table
 from metalearn.runs.signals import Interrupted, Stops, StopSignal
 from metalearn.storage.files import comes_from_disk, is_disk_fault, unwritten, writing
 from metalearn.tasks.common.identities import class_names_of
@@ -490,7 +490,7 @@ def train_and_test(parts: Parts, trainer: Trainer) -> tuple[Result, Params]:
         values = trainer.evaluate(tested, "test", settings.test_tasks)
     except Interrupted:
         raise Stopped("stopped in the test, which the same command makes again") from None
-    write_table(job.run_dir / "test.csv", values)
+    write_table(job.run_dir / TESTS, values)
     seen = from_meta(trainer.meta)
     figures = figures_of(values, parts.source, "test", trainer.evaluation.unit)
     figures |= check_unseen(seen, parts.source, "test", job.config.seen_classes)

@@ -6,34 +6,40 @@ from pathlib import Path
 
 from metalearn.cli.arguments import command_parser
 from metalearn.errors import RunError, printable
-from metalearn.reporting.plots import Curve, comparison, curve_of
-from metalearn.reporting.report import INDEX, write_index
+from metalearn.reporting.index import INDEX, text_columns, write_index
+from metalearn.reporting.plots import comparison, curve_of
+from metalearn.runs.metrics import METRIC_NAMES, TESTS, difference, read_table, shown
 from metalearn.storage.files import creating, is_folder
 
 OK, FAILED, BAD_USAGE = 0, 1, 2
 
 
 def compare(arguments: Sequence[str]) -> int:
-    """Draws the validations of several runs in one plot: against wall-clock time, and against meta-steps.
+    """Compares the tests of several runs in a table, and draws their validations in one plot: against wall-clock time,
+    and against meta-steps.
 
         metalearn compare outputs/maml_omniglot/seed0 outputs/protonet_omniglot/seed0
         metalearn compare first=outputs/maml_omniglot/seed0 second=outputs/maml_omniglot/fast --output both.png
 
-    NAME=FOLDER gives a run a name in the plot; without NAME, or if the whole is a folder, it is the folder's path. Runs
-    may still be running. Exit codes: 0 drawn; 2 a folder holds no validated run, or the runs cannot be compared.
+    NAME=FOLDER gives a run a name; without NAME, or if the whole is a folder, it is the folder's path. Runs may still
+    be running. The table has each run's difference to the first one with its 95% interval: of the same test tasks that
+    of the differences task by task. Exit codes: 0 drawn; 2 a folder holds no validated run, or the runs cannot be
+    compared.
     """
     parser = command_parser("compare", compare.__doc__)
     parser.add_argument("runs", nargs="+", metavar="RUN", help="a run folder, or NAME=FOLDER")
     parser.add_argument("--output", type=Path, default=Path("compare.png"), help="the plot (default: compare.png)")
     options = parser.parse_args(arguments)
     try:
-        curves = [named_curve(run) for run in options.runs]
+        named = [named_run(run) for run in options.runs]
+        curves = [curve_of(folder)._replace(name=name) for name, folder in named]
         metrics = {curve.metric for curve in curves}
         if len(metrics) > 1:
             names = " and ".join(sorted(metrics))
             raise ValueError(f"{' '.join(options.runs)}: have different metrics, {names}; draw each by itself")
         with creating("--output", options.output):
             drawn = comparison(curves, options.output)
+        table = tests_side_by_side(named)
     except (OSError, ValueError) as error:
         print(printable(f"error: {error}"), file=sys.stderr)
         return BAD_USAGE
@@ -42,21 +48,43 @@ def compare(arguments: Sequence[str]) -> int:
             print(
                 f"{printable(curve.name)}: its metrics.jsonl has no elapsed_seconds, so it is drawn against steps only"
             )
+    print(printable("\n".join(table)))
     print(drawn)
     return OK
 
 
-def named_curve(run: str) -> Curve:
-    """The curve of `FOLDER` or `NAME=FOLDER`.
-
-    Raises:
-        FileNotFoundError: the folder holds no metrics.jsonl.
-        ValueError: the run has not been validated yet.
-    """
+def named_run(run: str) -> tuple[str, Path]:
+    """The name and the folder in `FOLDER` or `NAME=FOLDER`."""
     name, equals, folder = run.partition("=")
     if not equals or is_folder(Path(run)):  # by default, a folder is named by what was typed, KEY=VALUE
         name = folder = run
-    return curve_of(Path(folder))._replace(name=name)
+    return name, Path(folder)
+
+
+def tests_side_by_side(named: Sequence[tuple[str, Path]]) -> list[str]:
+    """A line for each run: its test, and how far that is from the first one's; and what the intervals are of.
+
+    Raises:
+        ValueError: a test.csv is damaged.
+    """
+    tests = [read_table(path) if (path := folder / TESTS).exists() else None for _, folder in named]
+    first, rows, others = tests[0], [], []
+    for (name, _), test in zip(named, tests, strict=True):
+        cells = [name, "no test yet" if test is None else shown(test.metric, *test.mean()), "", ""]
+        if first is not None and test is not None and test is not first:
+            delta = difference(first, test)
+            cells[2] = shown(test.metric, delta.mean, delta.ci95, "+")
+            cells[3] = f"paired, {len(test.values)} tasks" if delta.paired else "not paired"
+            others += [] if delta.paired else [name]
+        rows.append(cells)
+    metric = next((METRIC_NAMES[test.metric] for test in tests if test is not None), "")
+    lines = [text_columns([["run", f"test {metric}".rstrip(), f"difference to {named[0][0]}", ""], *rows])]
+    if others:
+        lines.append(
+            f"{', '.join(others)}: other test tasks than those of {named[0][0]}; each interval is that of two "
+            "independent means, which is wider"
+        )
+    return lines
 
 
 def index(arguments: Sequence[str]) -> int:

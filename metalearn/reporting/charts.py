@@ -23,12 +23,15 @@ _MARKS = {"line": "-", "dots": "o-", "dashes": "--", "points": "o"}
 
 class Line(NamedTuple):
     """A line of a chart: `points` (x, y), with half the height of their 95% `intervals` if they have any. `style` is
-    `line`, `dots` (a line with a dot at each point), `dashes` or `points` (no line)."""
+    `line`, `dots` (a line with a dot at each point), `dashes` or `points` (no line). `colour` is by default that of its
+    place. In a page the attribute `data-line` of the line's group is its `tag`."""
 
     name: str
     points: Sequence[tuple[float, float]]
     intervals: Sequence[float] = ()
     style: str = "line"
+    colour: str = ""
+    tag: str = ""
 
 
 class Chart(NamedTuple):
@@ -62,7 +65,8 @@ def chart(title: str, lines: Sequence[Line], *, logarithmic: bool = False, **axe
         if (size := math.ceil(len(points) / _MOST_POINTS)) > 1:
             groups = [points[first : first + size] for first in range(0, len(points), size)]
             means = [(group[-1][0], sum(value for _, value in group) / len(group)) for group in groups]
-            shown.append(Line(f"{line.name} (means of {size} lines of the log)", means, (), line.style))
+            name = f"{line.name} (means of {size} lines of the log)"
+            shown.append(line._replace(name=name, points=means, intervals=()))
         else:
             intervals = [interval for _, interval in kept] if line.intervals else ()
             shown.append(line._replace(points=points, intervals=intervals))
@@ -79,7 +83,8 @@ def svg(chart: Chart) -> str:
         _draw(figure.subplots(), chart)
         drawn = _svg_of(figure)
     # Inside HTML no namespaces are needed; and the names of groups would be those of every chart.
-    drawn = re.sub(r' xmlns(:xlink)?="[^"]*"', "", re.sub(r'<g id="[^"]*"', "<g", drawn[drawn.index("<svg") :]))
+    drawn = re.sub(r'<g id="line:([^"]*)"', r'<g data-line="\1"', drawn[drawn.index("<svg") :])
+    drawn = re.sub(r' xmlns(:xlink)?="[^"]*"', "", re.sub(r'<g id="[^"]*"', "<g", drawn))
     return re.sub(f": ({'|'.join(_PAGE_COLOURS)})", lambda match: f": var(--{_PAGE_COLOURS[match[1]]})", drawn)
 
 
@@ -136,10 +141,13 @@ def _draw(axes: Any, chart: Chart) -> None:
         at, values = zip(*line.points, strict=True)
         # A line of one point is nothing to see.
         mark = _MARKS["points" if len(at) == 1 and line.style == "line" else line.style]
-        axes.errorbar(
-            at, values, line.intervals or None, fmt=mark, color=PALETTE[number % len(PALETTE)], linewidth=1.4,
-            elinewidth=0.9, markersize=3, label=line.name, clip_on=False,
+        colour = line.colour or PALETTE[number % len(PALETTE)]
+        drawn = axes.errorbar(
+            at, values, line.intervals or None, fmt=mark, color=colour, linewidth=1.4, elinewidth=0.9, markersize=3,
+            label=line.name, clip_on=False,
         )  # fmt: skip
+        if line.tag:
+            drawn.lines[0].set_gid(f"line:{line.tag}")
     axes.set_xlabel(chart.x)
     axes.set_ylabel(chart.y)
     axes.xaxis.set_major_locator(MaxNLocator(6, steps=_ROUND, integer=chart.whole))

@@ -1,23 +1,22 @@
-"""report.html, a finished run on one page; and index.html, all runs below a folder in one table that sorts. Both need
-nothing else, not even a network."""
+"""report.html, a run on one page, which needs nothing else, not even a network."""
 
-import os
-import urllib.parse
+import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from metalearn.config.saved import read_config, typed_keys
-from metalearn.config.values import Config, leaves
+from metalearn.config.saved import read_config
+from metalearn.config.values import Config
+from metalearn.errors import as_typed
 from metalearn.reporting.charts import Chart, Line, chart
-from metalearn.reporting.loggers import METRICS, as_yaml, rows_of
+from metalearn.reporting.loggers import as_yaml, rows_of
 from metalearn.reporting.page import Tile, has_pictures, page, picture_of, shown_classes
 from metalearn.reporting.plots import COSTS, adaptation_chart, costs_of, gradient_chart, learning_charts
 from metalearn.reporting.provenance import made_with
-from metalearn.runs.metrics import METRIC_NAMES, describe, main_metric
-from metalearn.storage.files import read_object, write_atomically
+from metalearn.runs.metrics import METRIC_NAMES, describe, from_json, main_metric
+from metalearn.storage.files import read_json, write_atomically
 from metalearn.types import Adapt, Episode, Params
 
 REPORT = "report.html"
@@ -65,47 +64,81 @@ def write_report(
     Raises:
         RunError: it cannot be written.
     """
+    content = _report(run_dir, commands, config, result, made_with(), tasks, learned)
+    write_atomically(run_dir / REPORT, content)
+    return run_dir / REPORT
+
+
+def report_of(run_dir: Path, result: Mapping[str, Any]) -> str:
+    """The page of a run that has none, as the jobs of a sweep, of what lies in its folder: without test tasks.
+
+    Args:
+        run_dir: its folder, with metrics.jsonl; the run may be under way.
+        result: the fields of its result.json; empty if there is none yet.
+
+    Raises:
+        OSError, ValueError: a file is damaged.
+    """
+    saved, path = read_json(run_dir / "checkpoints/last/meta.json"), run_dir / ".hydra/config.yaml"
+    config = saved.get("config") or (read_config(path) if path.exists() else {})
+    commands = [as_typed(shlex.join(words)) for _, words in saved.get("commands", ())]
+    versions = ", ".join(f"{name} {version}" for name, version in saved.get("versions", {}).items())
+    return _report(run_dir, commands, config, result, {"versions": versions} if versions else {})
+
+
+def _report(
+    run_dir: Path,
+    commands: Sequence[str],
+    config: Config,
+    result: Mapping[str, Any],
+    made: Mapping[str, str],
+    tasks: Sequence[ShownTask] = (),
+    learned: ShownLearner | None = None,
+) -> str:
     rows = list(rows_of(run_dir))
-    test, val, device = result["test"], result["val"], result.get("device") or {}
-    metric, value, *interval = describe(dict(test)).split(" ")
-    kind = "transductive" if test["transductive"] else "not transductive"
-    words = f"{' '.join(interval[:2])} test {metric} {' '.join(interval[2:])}, {kind}"
-    if metric == "accuracy" and tasks:
-        ways = tasks[0].outputs.shape[-1]
-        words += f"; guessing among {ways} classes gives {1 / ways:.1%}"
-    minutes, seconds = divmod(round(result["seconds"]), 60)
-    hours, minutes = divmod(minutes, 60)
+    last = rows[-1]["step"] if rows else 0
+    val = from_json(result.get("val") or next((row for row in reversed(rows) if row["split"] == "val"), {}))
+    test, device, seconds = result.get("test"), result.get("device") or {}, result.get("seconds")
+    value, words = "no test", result.get("status", f"step {last}")
+    if test:
+        metric, value, *interval = describe(dict(test)).split(" ")
+        kind = "transductive" if test["transductive"] else "not transductive"
+        words = f"{' '.join(interval[:2])} test {metric} {' '.join(interval[2:])}, {kind}"
+        if metric == "accuracy" and tasks:
+            ways = tasks[0].outputs.shape[-1]
+            words += f"; guessing among {ways} classes gives {1 / ways:.1%}"
     pictures = bool(tasks) and has_pictures(tasks[0].episode)
-    curve = bool(tasks) and not pictures and tasks[0].episode.query.x.shape[2:] == (1,)
-    content = page(
+    curve = learned is not None and tasks and not pictures and tasks[0].episode.query.x.shape[2:] == (1,)
+    return page(
         "run.html",
         title=" / ".join(run_dir.parts[-2:]),
         value=value,
         words=words,
         about={
-            "best validation": f"{describe(val)}, after step {val['step']}",
-            "steps": f"{result['steps']:,}",
-            "time": f"{hours} h {minutes} min"
-            if hours
-            else f"{minutes} min {seconds} s"
-            if minutes
-            else f"{seconds} s",
-            "workers": result["workers"],
-            "seed": result["seed"],
-            "list of test tasks": test.get("task_list", "-"),
+            "best validation": f"{describe(dict(val))}, after step {val['step']}" if val else "-",
+            "steps": f"{result.get('steps', last):,}",
+            "time": "-" if seconds is None else duration(seconds),
+            "workers": result.get("workers", "-"),
+            "seed": result.get("seed", config.get("seed", "-")),
+            "list of test tasks": (test or {}).get("task_list", "-"),
         },
-        curves=[*learning_charts(rows), *_inner_steps(test, config)],
+        curves=[*(learning_charts(rows) if rows else ()), *(_inner_steps(test, config) if test else ())],
         episodes=[_episode(task) for task in tasks] if pictures else [],
-        fits=[adaptation_chart(task.name, *learned, task.episode) for task in tasks] if curve else [],
+        fits=[adaptation_chart(task.name, *learned, task.episode) for task in tasks] if learned and curve else [],
         costs=COSTS,
         workers=[list(costs.values()) for costs in costs_of(rows)],
         gradient=gradient_chart(rows),
-        made=made_with() | ({"computed by": device.get("name") or device["type"].upper()} if device else {}),
+        made={**made, **({"computed by": device.get("name") or device["type"].upper()} if device else {})},
         commands=commands,
         config=as_yaml(config),
     )
-    write_atomically(run_dir / REPORT, content)
-    return run_dir / REPORT
+
+
+def duration(seconds: float) -> str:
+    """A time as people say it: `2 h 5 min`, `3 min 20 s` or `7 s`."""
+    minutes, rest = divmod(round(seconds), 60)
+    hours, part = divmod(minutes, 60)
+    return f"{hours} h {part} min" if hours else f"{minutes} min {rest} s" if minutes else f"{rest} s"
 
 
 def _inner_steps(test: Mapping[str, Any], config: Config) -> list[Chart]:
@@ -145,104 +178,3 @@ def _episode(task: ShownTask) -> dict[str, Any]:
             tiles.append(Tile(picture_of(query.x[0, at]), f"{name}, predicted as {answer}", words, right))
         classes.append((name, tiles))
     return {"title": f"{task.name}: {wrong} of {len(predicted)} queries wrong", "classes": classes}
-
-
-INDEX = "index.html"
-
-_SIGNS = ("result.json", METRICS, ".hydra")  # a folder with one of these holds a run
-_DEEPEST, _MOST_KEYS = 4, 12  # folders below the first one that are searched, and the keys that have a column
-_DAMAGED = "damaged: "
-
-_NOT_LEARNED = ("run", "resume", "pause_after", "workers", "hydra", "logger", "launch", "checkpoint", "device")
-"""Keys, and groups, that do not change what is learned."""
-
-Cell = tuple[object, object]  # what is shown, and what sorts; None: that which is shown
-
-
-class ListedRun(NamedTuple):
-    """A run, by its path from the folder: the address of its report, its `status` in words, the keys that were typed,
-    the values of all, and the `_cells` of its result."""
-
-    path: Path
-    report: str | None
-    status: str
-    typed: Mapping[str, str]
-    config: Mapping[str, Any]
-    cells: Sequence[Cell]
-
-
-def write_index(folder: Path) -> int:
-    """Writes the page into the folder; returns the number of runs.
-
-    Raises:
-        FileNotFoundError: the folder is missing, or has no run below it.
-        RunError: it cannot be written.
-    """
-    runs = []
-    for here, folders, files in os.walk(folder):  # links are not followed
-        path = Path(here).relative_to(folder)
-        if path.parts and not {*folders, *files}.isdisjoint(_SIGNS):
-            runs.append(_listed(folder, path))
-            folders.clear()
-        elif len(path.parts) >= _DEEPEST:
-            folders.clear()
-        folders[:] = sorted(name for name in folders if not name.startswith("."))
-    if not runs:
-        raise FileNotFoundError(f"{folder}: has no runs below it, {_DEEPEST} deep; type the folder of some")
-    write_atomically(folder / INDEX, page("index.html", title=folder.resolve().name, **_table(runs)))
-    return len(runs)
-
-
-def _listed(folder: Path, path: Path) -> ListedRun:
-    run_dir = folder / path
-    report = "./" + urllib.parse.quote(os.fsencode(path / REPORT)) if (run_dir / REPORT).is_file() else None
-    saved, ended = run_dir / ".hydra/config.yaml", run_dir / "result.json"
-    try:
-        typed = {key: value for key, value in typed_keys(run_dir).items() if key.split(".")[0] not in _NOT_LEARNED}
-        config = dict(leaves(read_config(saved))) if saved.exists() else {}
-        result = read_object(ended) if ended.exists() else {"status": "no result, and no step logged"}
-        if not ended.exists() and (run_dir / METRICS).exists():
-            for row in rows_of(run_dir):
-                result["status"] = f"no result yet, step {row['step']}"
-        return ListedRun(path, report, str(result["status"]), typed, config, _cells(result))
-    except Exception as error:  # whatever is damaged in a folder: it is one row, and the others are shown
-        reason = next(iter(str(error).splitlines()), "") or type(error).__name__
-        return ListedRun(path, report, _DAMAGED + reason.removeprefix(f"{run_dir}/"), {}, {}, _cells({}))
-
-
-def _table(runs: Sequence[ListedRun]) -> dict[str, Any]:
-    """The table, and the words above it, as the template takes them."""
-    typed = list(dict.fromkeys(key for run in runs for key in run.typed))
-    values = {key: [run.typed.get(key, run.config.get(key, "")) for run in runs] for key in typed}
-    whole = [place for place, run in enumerate(runs) if not run.status.startswith(_DAMAGED)]
-    alike = [key for key in typed if len({str(values[key][place]) for place in whole}) == 1]
-    keys = [key for key in typed if key not in alike]
-    shown = keys[:_MOST_KEYS]
-    return {
-        "alike": " ".join(f"{key}={values[key][whole[0]]}" for key in alike),
-        "more": keys[_MOST_KEYS:],
-        "heads": ["run", "status", "test", "best validation", *shown, "steps", "seconds"],
-        "runs": [
-            {
-                "name": run.path,
-                "report": run.report,
-                "cells": [
-                    (run.status, None), *run.cells[:2], *((values[key][place], None) for key in shown), *run.cells[2:]
-                ],
-            }
-            for place, run in enumerate(runs)
-        ],
-    }  # fmt: skip
-
-
-def _cells(result: Mapping[str, Any]) -> list[Cell]:
-    """Of test, validation, steps and seconds what is shown, and what sorts."""
-    cells: list[Cell] = []
-    for outcome in (result.get("test") or {}, result.get("val") or {}):
-        metric = main_metric(outcome)
-        value, half = outcome.get(metric), outcome.get("ci95")
-        form, unit = (".2%", "") if metric == "accuracy" else (".4g", f" {metric}")
-        interval = "" if half is None else f" ± {half:{form}}"
-        cells.append(("", None) if value is None else (f"{value:{form}}{interval}{unit}", float(value)))
-    numbers = [result.get(name) for name in ("steps", "seconds")]
-    return [*cells, *(("", None) if number is None else (f"{number:,.0f}", number) for number in numbers)]

@@ -4,6 +4,7 @@ validated on, which every checkpoint and published model names."""
 import csv
 import hashlib
 import math
+import statistics
 from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -105,6 +106,10 @@ def task_list_id(values: Metrics) -> str | None:
     return f"v{LIST_VERSION}-{hashlib.sha256(repr(numbers).encode()).hexdigest()[:12]}"
 
 
+TESTS = "test.csv"
+"""The file of a run folder that `write_table` makes of the test."""
+
+
 def write_table(path: Path, values: Metrics) -> None:
     """Writes a line for each task: its number, the digest of its content, its loss and metric after each inner step.
 
@@ -119,6 +124,69 @@ def write_table(path: Path, values: Metrics) -> None:
         writer = csv.writer(file)
         writer.writerow(columns)
         writer.writerows(zip(*columns.values(), strict=True))
+
+
+class Tested(NamedTuple):
+    """A metric of each test task, after the last inner step, and the digests of the tasks' contents, where there are
+    any: tasks of equal digests are the same."""
+
+    metric: str
+    values: list[float]
+    digests: list[str]
+
+    def mean(self) -> tuple[float, float]:
+        """The mean over the tasks, and half its 95% interval."""
+        deviation = statistics.stdev(self.values) if len(self.values) > 1 else math.nan
+        return statistics.fmean(self.values), 1.96 * deviation / math.sqrt(len(self.values))
+
+
+def read_table(path: Path) -> Tested:
+    """The inverse of `write_table`, for the main metric.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        ValueError: it is damaged.
+    """
+    with path.open(encoding="utf-8", newline="") as file:
+        rows = list(csv.DictReader(file))
+    try:
+        metric = main_metric([name.rpartition("_")[0] for name in rows[0]])
+        last = [name for name in rows[0] if name.rpartition("_")[0] == metric][-1]
+        return Tested(metric, [float(row[last]) for row in rows], [row.get("digest", "") for row in rows])
+    except (IndexError, TypeError, ValueError) as error:
+        raise ValueError(f"{path}: is no table of test tasks; bring back the one that the run wrote") from error
+
+
+class Difference(NamedTuple):
+    """The mean of another run's metric minus the first one's, half its 95% interval, and whether the tasks are the
+    same, and so the differences are those of each task."""
+
+    mean: float
+    ci95: float
+    paired: bool
+
+
+def difference(first: Tested, other: Tested) -> Difference:
+    """How far two runs differ. With the same test tasks the interval is that of the mean of their differences, which is
+    narrower: what makes a task hard is in both. Else it is that of two independent means."""
+    paired = first.digests == other.digests and all(first.digests)
+    if paired:
+        deltas = [b - a for a, b in zip(first.values, other.values, strict=True)]
+        return Difference(*Tested(first.metric, deltas, first.digests).mean(), paired)
+    (start, half), (end, other_half) = first.mean(), other.mean()
+    return Difference(end - start, math.hypot(half, other_half), paired)
+
+
+def shown(metric: str, value: float, ci95: float | None = None, sign: str = "") -> str:
+    """A figure with its interval: `95.83% ± 0.74%`; one that is no part of 1 has the decimals of its interval, which
+    has two digits. `sign` is `+` to show that of positive ones, too."""
+    if metric in PARTS:
+        form = ".2%"
+    elif ci95 and math.isfinite(ci95):
+        form = f".{max(0, 1 - math.floor(math.log10(ci95)))}f"
+    else:
+        form = ".4g"
+    return f"{value:{sign}{form}}" + ("" if ci95 is None else f" ± {ci95:{form}}")
 
 
 def describe(figures: dict[str, Any]) -> str:

@@ -2,13 +2,17 @@
 
 import importlib
 import json
+import math
 import re
 import subprocess
 import sys
 from importlib.metadata import version
 from pathlib import Path
 
+import numpy as np
 import pytest
+import torch
+from scipy import stats
 
 from metalearn import errors
 from metalearn.app.job import installed, script
@@ -21,6 +25,7 @@ from metalearn.errors import as_typed
 from metalearn.reporting import plots
 from metalearn.reporting.charts import new_figure
 from metalearn.reporting.plots import curve_of
+from metalearn.runs.metrics import shown, write_table
 from tests.runs import ROOT, said_by
 
 
@@ -54,7 +59,55 @@ def test_a_folder_with_an_equals_sign_is_no_name(tmp_path: Path, monkeypatch: py
     monkeypatch.chdir(tmp_path)
     run_of(Path("seed0,optimizer.lr=0.01"), [0.5])
     for typed, name in (("seed0,optimizer.lr=0.01", "seed0,optimizer.lr=0.01"), ("a=seed0,optimizer.lr=0.01", "a")):
-        assert commands_on_runs.named_curve(typed).name == name
+        assert commands_on_runs.named_run(typed) == (name, Path("seed0,optimizer.lr=0.01"))
+
+
+def with_tests(folder: Path, values: list[float], digests: list[int] | None) -> Path:
+    table = {"loss": torch.tensor(values)[:, None], "accuracy": torch.tensor([[0.0, v] for v in values]).double()}
+    write_table(folder / "test.csv", table | ({} if digests is None else {"digest": torch.tensor(digests)[:, None]}))
+    return folder
+
+
+def test_the_tests_of_runs_are_compared(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    one, two = np.array([0.5, 0.75, 1.0, 0.25]), np.array([0.75, 0.75, 1.0, 0.5])
+    same, fewer = [1, -2, 3, 4], [1, -2, 3]
+    runs = [("a", one, same), ("b", two, same), ("c", two[:3], fewer), ("d", two, None)]
+    for name, values, digests in runs:
+        with_tests(run_of(tmp_path / name, [0.5]), values.tolist(), digests)
+    run_of(tmp_path / "running", [0.5])
+    assert commands_on_runs.compare(["a", "b", "c", "d", "running"]) == 0
+    lines = [re.split("  +", line) for line in capsys.readouterr().out.splitlines()]
+    paired = 100 * 1.96 * stats.sem(two - one)
+    apart = [100 * 1.96 * math.hypot(stats.sem(one), stats.sem(other)) for other in (two[:3], two)]
+    assert lines == [
+        ["run", "test accuracy", "difference to a"],
+        ["a", f"62.50% ± {100 * 1.96 * stats.sem(one):.2f}%"],
+        ["b", f"75.00% ± {100 * 1.96 * stats.sem(two):.2f}%", f"+12.50% ± {paired:.2f}%", "paired, 4 tasks"],
+        ["c", f"83.33% ± {100 * 1.96 * stats.sem(two[:3]):.2f}%", f"+20.83% ± {apart[0]:.2f}%", "not paired"],
+        ["d", f"75.00% ± {100 * 1.96 * stats.sem(two):.2f}%", f"+12.50% ± {apart[1]:.2f}%", "not paired"],
+        ["running", "no test yet"],
+        ["c, d: other test tasks than those of a; each interval is that of two independent means, which is wider"],
+        ["compare.png"],
+    ]
+    (tmp_path / "b/test.csv").write_text("task,loss\n")
+    assert commands_on_runs.compare(["a", "b"]) == 2 and "b/test.csv: is no table" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("metric", "value", "ci95", "words"),
+    [
+        ("accuracy", 0.5, 0.1234, "50.00% ± 12.34%"), ("mse", 3.15876, 0.92, "3.16 ± 0.92"),
+        ("mse", 1234.5, 56.7, "1234 ± 57"), ("mse", 0.0123456, 0.00099, "0.01235 ± 0.00099"),
+        ("mse", 2.0, 0.0, "2 ± 0"), ("mse", 0.25, None, "0.25"), ("mse", 2.0, math.nan, "2 ± nan"),
+    ],
+)  # fmt: skip
+def test_a_figure_has_the_digits_that_its_interval_has(
+    metric: str, value: float, ci95: float | None, words: str
+) -> None:
+    assert shown(metric, value, ci95) == words
 
 
 @pytest.mark.parametrize(

@@ -7,8 +7,8 @@ import pytest
 
 from metalearn.classifier.classifier import PictureClassifier
 from metalearn.cli import fit
+from metalearn.reporting.index import write_index
 from metalearn.reporting.page import page
-from metalearn.reporting.report import write_index
 from tests import drawn_pictures
 from tests.browser import CHROMIUM, WIDTHS, check_fits, chromium
 from tests.runs import slow, train_in

@@ -3,13 +3,22 @@
 import json
 import os
 import re
+import socket
 from pathlib import Path
 
 import pytest
 
 from metalearn.cli.runs import index
-from metalearn.reporting.report import write_index
-from tests.metalearn.reporting.test_report import RESULT, Page
+from metalearn.reporting.index import (
+    colour,
+    index_page,
+    jobs_table,
+    runs_below,
+    short_keys,
+    short_names,
+    write_index,
+)
+from tests.metalearn.reporting.test_report import RESULT, Page, assert_stands_alone
 
 HOSTILE = "a<script>b"
 
@@ -27,7 +36,7 @@ def put(folder: Path, *typed: str, result: object = None, lines: str | None = No
 
 
 def table(page: Path) -> list[list[str]]:
-    rows = re.findall(r"<tr>(.*?)</tr>", page.read_text(), re.DOTALL)
+    rows = re.findall(r"<tr[^>]*>(.*?)</tr>", page.read_text(), re.DOTALL)
     return [[re.sub("<[^>]*>", "", cell) for cell in re.findall(r"<t[hd][^>]*>(.*?)</t[hd]>", row)] for row in rows]
 
 
@@ -35,18 +44,18 @@ def test_runs_are_rows_with_what_was_typed_and_what_came_out(tmp_path: Path) -> 
     done = {"status": "completed"} | RESULT
     put(tmp_path / "x/one", "seed=1", "model.filters=8", "run=one", "logger.every=2", result=done)
     put(tmp_path / "x/two", "model.filters=8", result=done | {"test": {"mse": 0.25, "ci95": None}, "seconds": 1234.5})
-    put(tmp_path / "x/running", "seed=2", "model.filters=8", lines='{"step": 3, "split": "train"}\n')
+    put(tmp_path / "x/stopped", "seed=2", "model.filters=8", lines='{"step": 3, "split": "train"}\n')
     assert index([str(tmp_path)]) == 0
     assert table(tmp_path / "index.html") == [
-        ["run", "status", "test", "best validation", "seed", "steps", "seconds"],
-        ["x/one", "completed", "50.00% &#177; 10.00%", "50.00% &#177; 10.00%", "1", "1", "2"],
-        ["x/running", "no result yet, step 3", "", "", "2", "", ""],
-        ["x/two", "completed", "0.25 mse", "50.00% &#177; 10.00%", "0", "1", "1,234"],
+        ["run", "status", "test", "best validation", "seed", "steps done", "seconds"],
+        ["one", "completed", "50.00% &#177; 10.00%", "50.00% &#177; 10.00%", "1", "1", "2"],
+        ["stopped", "stopped at step 3 of 5", "", "", "2", "", ""],
+        ["two", "completed", "0.25 mse", "50.00% &#177; 10.00%", "0", "1", "1,234"],
     ]
     page = Page(tmp_path / "index.html")
     assert "Typed for all of them: model.filters=8" in page.text
     links = [attributes["href"] for tag, attributes in page.tags if tag == "a"]
-    assert links == ["./x/one/report.html", "./x/two/report.html"]
+    assert links == ["./x/one/report.html", "./index-reports/x/stopped/report.html", "./x/two/report.html"]
     assert all((tmp_path / str(link)).is_file() for link in links)
 
 
@@ -60,6 +69,70 @@ def test_a_damaged_run_is_one_row_that_says_so(result: object, tmp_path: Path) -
     assert damaged[0] == "a&lt;script&gt;b" and damaged[1].startswith("damaged: ") and good[1] == "completed"
     assert [tag for tag, _ in page.tags if tag == "script"] == ["script"]  # that which sorts
     assert "./a%3Cscript%3Eb/report.html" in [attributes.get("href") for _, attributes in page.tags]
+
+
+def test_what_differs_between_runs_is_their_name(tmp_path: Path) -> None:
+    long = "seed={0},algorithm.inner_lr={1},experiment=maml_sinusoid-0123abcd"
+    for seed, rate in ((0, "0.012345678"), (1, "0.5")):
+        put(tmp_path / "grid" / long.format(seed, rate), "experiment=x", f"seed={seed}", f"algorithm.inner_lr={rate}")
+    put(tmp_path / "grid/short", "experiment=x", "trainer.steps=7")
+    put(tmp_path / "alone" / long.format(2, 0.1), "experiment=x", "seed=2", "algorithm.inner_lr=0.1")
+    runs = runs_below(tmp_path)
+    assert short_names(runs) == [
+        ("alone", "seed=2 inner_lr=0.1 experiment=maml_sinusoid-0123abcd"), ("grid", "seed=0 inner_lr=0.01235"),
+        ("grid", "seed=1 inner_lr=0.5"), ("grid", "short"),
+    ]  # fmt: skip
+    assert short_keys(["a.lr", "b.lr", "seed"]) == ["a.lr", "b.lr", "seed"]
+    jobs = [
+        ["experiment=x", f"seed={seed}", f"algorithm.inner_lr={rate}", "workers=1"]
+        for seed in (1, 0)
+        for rate in (0.5, "0.012345678")
+    ]
+    assert jobs_table(tmp_path, jobs).splitlines() == [
+        "seed  inner_lr  best validation  test",
+        "1     0.5                              stopped at step 0 of 5",
+        "0     0.01235                          stopped at step 0 of 5",
+    ]
+
+
+def test_a_run_without_a_report_gets_one_beside_the_index(tmp_path: Path) -> None:
+    rows = [
+        {"step": 2, "split": "train", "mse": 3.0, "loss": 3.0, "step_seconds": 1.0},
+        {"step": 2, "split": "val", "mse": 2.5, "loss": 2.5, "ci95": 0.1, "tasks": 4, "elapsed_seconds": 6.0},
+    ]
+    lines = "".join(json.dumps(row) + "\n" for row in rows) + '{"step": 3, "spl'  # a line that is being written
+    run = put(tmp_path / "x/one", "seed=1", lines=lines)
+    (run / ".lock").write_text(f"process {os.getpid()} on {socket.gethostname()}")
+    before = sorted(run.rglob("*"))
+    assert write_index(tmp_path) == 1
+    assert table(tmp_path / "index.html")[1][1] == "running, step 2 of 5, about 9 s left"
+    report = tmp_path / "index-reports/x/one/report.html"
+    assert "mse 2.5000 &#177; 0.1000 (4 tasks), after step 2" in report.read_text()
+    assert_stands_alone(Page(report))
+    assert sorted(run.rglob("*")) == before
+    os.utime(report, ns=(0, 0))  # older than the run's lines
+    write_index(tmp_path)
+    made = report.stat().st_mtime_ns
+    write_index(tmp_path)
+    assert report.stat().st_mtime_ns == made > 0
+    (run / "report.html").write_text("")
+    write_index(tmp_path)
+    assert 'href="./x/one/report.html"' in (tmp_path / "index.html").read_text()
+
+
+def test_the_curves_of_runs_share_a_chart_for_each_metric(tmp_path: Path) -> None:
+    for name, metric in (("a", "mse"), ("b", "accuracy"), ("c", "mse")):
+        rows = [{"step": step, "split": "val", metric: step / 10} for step in (1, 2)]
+        put(tmp_path / name, lines="".join(json.dumps(row) + "\n" for row in rows))
+    runs = runs_below(tmp_path)
+    assert [run.curve for run in runs] == [
+        ("mse", "validation", [(1, 0.1), (2, 0.2)]), ("accuracy", "validation", [(1, 0.1), (2, 0.2)]),
+        ("mse", "validation", [(1, 0.1), (2, 0.2)]),
+    ]  # fmt: skip
+    page = index_page(tmp_path, runs)
+    charts = page.split("<svg")[1:]
+    assert [re.findall(r'data-line="(\d+)"', drawn) for drawn in charts] == [["0", "2"], ["1"]]
+    assert len({colour(number) for number in range(40)}) == 40
 
 
 def test_names_that_are_no_text_are_no_trouble(tmp_path: Path) -> None:

@@ -1,0 +1,367 @@
+"""The runs below a folder: a table of text, and index.html, a page with their curves and a table that sorts."""
+
+import colorsys
+import os
+import re
+import socket
+import urllib.parse
+from collections.abc import Iterable, Mapping, Sequence
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from metalearn.config.check import LOCK
+from metalearn.config.saved import read_config, typed_keys
+from metalearn.config.values import leaves
+from metalearn.reporting.charts import PALETTE, Chart, Line, chart
+from metalearn.reporting.loggers import METRICS, Row, rows_of
+from metalearn.reporting.page import page, pages
+from metalearn.reporting.report import REPORT, duration, report_of
+from metalearn.runs.metrics import ERRORS, METRIC_NAMES, better, deciding, main_metric, shown
+from metalearn.storage.files import holder_of, read_object, write_atomically, writing
+
+INDEX = "index.html"
+REPORTS = "index-reports"
+"""The folder beside the index with the pages of those runs that have no report.html: nothing of a run is changed."""
+
+_SIGNS = ("result.json", METRICS, ".hydra")  # a folder with one of these holds a run
+_DEEPEST, _MOST_KEYS = 4, 12  # folders below the first one that are searched, and the keys that have a column
+_MOST_CURVES = 100  # in a chart: of more, none can be told from the others
+_LONGEST = 24  # characters of a folder's name that is no long list of overrides
+_DAMAGED = "damaged: "
+
+_NOT_LEARNED = ("run", "resume", "pause_after", "workers", "hydra", "logger", "launch", "checkpoint", "device")
+"""Keys, and groups, that do not change what is learned."""
+
+Cell = tuple[object, object]  # what is shown, and what sorts; None: that which is shown
+
+
+class ListedRun(NamedTuple):
+    """A run, by its path from the folder: its `status` in words, the keys that were typed, the values of all, its
+    result, and its `curve`: the metric, what it is of, and points (step, value)."""
+
+    path: Path
+    status: str
+    typed: Mapping[str, str]
+    config: Mapping[str, Any]
+    result: Mapping[str, Any]
+    curve: tuple[str, str, Sequence[tuple[float, float]]] = ("", "", ())
+
+
+def runs_below(folder: Path) -> list[ListedRun]:
+    """The runs below a folder, by path.
+
+    Raises:
+        FileNotFoundError: the folder is missing, or has no run below it.
+    """
+    runs = []
+    for here, folders, files in os.walk(folder):  # links are not followed
+        path = Path(here).relative_to(folder)
+        if path.parts and not {*folders, *files}.isdisjoint(_SIGNS):
+            runs.append(_listed(folder, path, _stamp(folder / path)))
+            folders.clear()
+        elif len(path.parts) >= _DEEPEST:
+            folders.clear()
+        folders[:] = sorted(name for name in folders if not name.startswith("."))
+    if not runs:
+        raise FileNotFoundError(f"{folder}: has no runs below it, {_DEEPEST} deep; type the folder of some")
+    return runs
+
+
+def _stamp(run_dir: Path) -> tuple[object, ...]:
+    """What changes whenever what is listed of a run does."""
+    paths = [run_dir / name for name in ("result.json", METRICS)]
+    ended, lines = [(status.st_mtime_ns, status.st_size) if (status := _stat(path)) else None for path in paths]
+    return ended, lines, ended is None and _is_held(run_dir)
+
+
+def _stat(path: Path) -> os.stat_result | None:
+    try:
+        return path.stat()
+    except OSError:
+        return None
+
+
+def _is_held(run_dir: Path) -> bool:
+    """Whether the process that last held the folder is there; one of another host counts as there. The lock itself is
+    not tried: a run that starts meanwhile would be refused."""
+    holder = re.fullmatch(r"process (\d+) on (.*)", holder_of(run_dir / LOCK))
+    return holder is not None and (holder[2] != socket.gethostname() or Path(f"/proc/{holder[1]}").exists())
+
+
+@lru_cache(maxsize=4096)
+def _listed(folder: Path, path: Path, stamp: tuple[object, ...]) -> ListedRun:
+    """The run at a path; of a page that renews itself, only those are read again whose `stamp` is another one."""
+    run_dir = folder / path
+    saved, ended = run_dir / ".hydra/config.yaml", run_dir / "result.json"
+    try:
+        typed = learned_keys(typed_keys(run_dir).items())
+        config = dict(leaves(read_config(saved))) if saved.exists() else {}
+        result = read_object(ended) if ended.exists() else {}
+        rows = list(rows_of(run_dir)) if (run_dir / METRICS).exists() else []
+        status = str(result["status"]) if ended.exists() else _progress(rows, config.get("trainer.steps"), run_dir)
+        _cells(result)  # what is damaged there shall be one row, too
+        return ListedRun(path, status, typed, config, result, _curve(rows))
+    except Exception as error:  # whatever is damaged in a folder: it is one row, and the others are shown
+        reason = next(iter(str(error).splitlines()), "") or type(error).__name__
+        return ListedRun(path, _DAMAGED + reason.removeprefix(f"{run_dir}/"), {}, {}, {})
+
+
+def learned_keys(typed: Iterable[tuple[str, str]]) -> dict[str, str]:
+    """Of keys with their values those that change what is learned."""
+    pairs = ((key.lstrip("+~"), value) for key, value in typed)
+    return {key: value for key, value in pairs if re.split("[./]", key)[0] not in _NOT_LEARNED}
+
+
+def _progress(rows: Sequence[Row], steps: Any, run_dir: Path) -> str:
+    """How far a run without a result is, and how long its steps and validations may still take."""
+    step = rows[-1]["step"] if rows else 0
+    far = f"step {step} of {steps}" if isinstance(steps, int) else f"step {step}"
+    if not _is_held(run_dir):
+        return f"stopped at {far}"
+    timed = next((row for row in reversed(rows) if row["split"] == "val" and row.get("elapsed_seconds")), None)
+    if timed is not None and timed["step"]:
+        each = timed["elapsed_seconds"] / timed["step"]
+    else:
+        each = next((row["step_seconds"] for row in reversed(rows) if "step_seconds" in row), 0.0)
+    left = f", about {duration((steps - step) * each)} left" if each and isinstance(steps, int) else ""
+    return f"running, {far}{left}"
+
+
+def _curve(rows: Sequence[Row]) -> tuple[str, str, list[tuple[float, float]]]:
+    """The validations, or before the first one the training."""
+    split = next((split for split in ("val", "train") if any(row["split"] == split for row in rows)), "")
+    metric = main_metric({name for row in rows if row["split"] == split for name in row})
+    points = [(row["step"], row[metric]) for row in rows if row["split"] == split and row.get(metric) is not None]
+    return metric, {"val": "validation", "train": "training"}.get(split, ""), points
+
+
+# What differs
+
+
+class Contrast(NamedTuple):
+    """What tells runs apart: the typed keys with another value in at least two of them, with the values of each run;
+    and `alike`, the keys with the same value in all."""
+
+    values: Mapping[str, Sequence[object]]
+    alike: Mapping[str, object]
+
+
+def what_differs(runs: Sequence[ListedRun]) -> Contrast:
+    """The keys that were typed for any of the runs, by whether their values differ."""
+    whole = [run for run in runs if not run.status.startswith(_DAMAGED)]
+    keys = dict.fromkeys(key for run in whole for key in run.typed)
+    values = {key: [run.typed.get(key, run.config.get(key, "")) for run in runs] for key in keys}
+    alike = {key: _value(whole[0], key) for key in keys if len({str(_value(run, key)) for run in whole}) == 1}
+    return Contrast({key: each for key, each in values.items() if key not in alike}, alike)
+
+
+def _value(run: ListedRun, key: str) -> object:
+    return run.typed.get(key, run.config.get(key, ""))
+
+
+def short_keys(keys: Sequence[str]) -> list[str]:
+    """The last words of dotted keys, as many as tell them apart."""
+    lasts = [key.rpartition(".")[2] for key in keys]
+    return [last if lasts.count(last) == 1 else key for key, last in zip(keys, lasts, strict=True)]
+
+
+def rounded(value: object) -> str:
+    """A value as text; a long number with four digits."""
+    text = str(value)
+    try:
+        return f"{float(text):.4g}" if len(text) > 7 else text
+    except ValueError:
+        return text
+
+
+def short_names(runs: Sequence[ListedRun]) -> list[tuple[str, str]]:
+    """Of each run the folder that it is in, and its name there: that of its folder if it is short, else what differs
+    between the runs of long names in that folder."""
+    lists: dict[Path, list[ListedRun]] = {}
+    for run in runs:
+        if len(run.path.name) > _LONGEST:
+            lists.setdefault(run.path.parent, []).append(run)
+    names = {run.path: run.path.name for run in runs}
+    for siblings in lists.values():
+        values = what_differs(siblings).values
+        for place, run in enumerate(siblings):
+            pairs = [
+                f"{k}={rounded(each[place])}" for k, each in zip(short_keys([*values]), values.values(), strict=True)
+            ]
+            names[run.path] = " ".join(pairs) or re.sub(r",(?:\w+\.)*", " ", run.path.name)
+    whole = [(str(path.parent), name) for path, name in names.items()]
+    return whole if len({*whole}) == len(whole) else [(str(run.path.parent), run.path.name) for run in runs]
+
+
+def jobs_table(folder: Path, jobs: Sequence[Sequence[str]]) -> str:
+    """A line for each job of a multirun in the folder: what differs, its best validation and its test.
+
+    Args:
+        jobs: the typed words of each.
+    """
+    runs = runs_below(folder)
+    made = [run for job in jobs for run in runs if run.typed == learned_keys(word.partition("=")[::2] for word in job)]
+    values, best = what_differs(made).values, _best(made)
+    rows = [
+        [*(rounded(each[place]) for each in values.values()), *(str(text) for text, _ in _cells(run.result)[1::-1]),
+         "best" if run is best else "" if run.result.get("status") == "completed" else run.status]
+        for place, run in enumerate(made)
+    ]  # fmt: skip
+    return text_columns([[*short_keys([*values]), "best validation", "test", ""], *rows])
+
+
+def _best(runs: Sequence[ListedRun]) -> ListedRun | None:
+    """The run with the best validation, if they can be compared. The test is not there to choose by."""
+    best: ListedRun | None = None
+    for run in runs:
+        val = run.result.get("val") or {}
+        metric = deciding(val)
+        if best is not None and metric not in best.result["val"]:
+            return None
+        if metric in val and better(metric, val[metric], best and best.result["val"][metric]):
+            best = run
+    return best
+
+
+def text_columns(rows: Sequence[Sequence[str]]) -> str:
+    """Rows of cells as lines, each column as wide as its longest cell."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = ("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in rows)
+    return "\n".join(line.rstrip() for line in lines)
+
+
+def _cells(result: Mapping[str, Any]) -> list[Cell]:
+    """Of test, validation, steps and seconds what is shown, and what sorts."""
+    cells: list[Cell] = []
+    for outcome in (result.get("test") or {}, result.get("val") or {}):
+        metric = main_metric(outcome)
+        if (value := outcome.get(metric)) is None:
+            cells.append(("", None))
+        else:
+            unit = "" if metric == "accuracy" else f" {metric}"
+            cells.append((shown(metric, value, outcome.get("ci95")) + unit, float(value)))
+    numbers = [result.get(name) for name in ("steps", "seconds")]
+    return [*cells, *(("", None) if number is None else (f"{number:,.0f}", number) for number in numbers)]
+
+
+# The page
+
+
+def index_page(folder: Path, runs: Sequence[ListedRun], renew: int = 0) -> str:
+    """The page of the runs below a folder, with links to their reports (`report_at`).
+
+    Args:
+        renew: seconds after which a page that is served asks for itself again; 0: it stays as it is.
+    """
+    table = what_differs(runs)
+    keys = [*table.values][:_MOST_KEYS]
+    names, folders = short_names(runs), {run.path.parent for run in runs}
+    return page(
+        "index.html",
+        title=folder.resolve().name,
+        renew=renew,
+        charts=_charts(runs),
+        alike=" ".join(f"{key}={value}" for key, value in table.alike.items()),
+        more=[*table.values][_MOST_KEYS:],
+        heads=[
+            *((head, "") for head in ("run", "status", "test", "best validation")),
+            *zip(short_keys(keys), keys, strict=True),
+            *((head, "") for head in ("steps done", "seconds")),
+        ],
+        runs=[
+            {
+                "number": number, "path": run.path,
+                "colour": f"var(--c{number + 1})" if number < len(PALETTE) else colour(number),
+                "link": link_of(folder, run), "folder": names[number][0] if len(folders) > 1 else "",
+                "name": names[number][1],
+                "cells": [
+                    (run.status, None), *(cells := _cells(run.result))[:2],
+                    *((rounded(value), value) for value in (table.values[key][number] for key in keys)), *cells[2:],
+                ],
+            }
+            for number, run in enumerate(runs)
+        ],
+    )  # fmt: skip
+
+
+def colour(number: int) -> str:
+    """The colour of a run: those of all charts, then hues that lie far from the last ones."""
+    if number < len(PALETTE):
+        return PALETTE[number]
+    red, green, blue = colorsys.hls_to_rgb(number * 0.618 % 1, 0.48, 0.55)
+    return f"#{round(255 * red):02x}{round(255 * green):02x}{round(255 * blue):02x}"
+
+
+def _charts(runs: Sequence[ListedRun]) -> list[Chart]:
+    """The curves of the runs, a chart for each metric."""
+    kinds: dict[tuple[str, str], list[Line]] = {}
+    for number, run in enumerate(runs):
+        metric, split, points = run.curve
+        if points:
+            kinds.setdefault((metric, split), []).append(
+                Line(
+                    str(run.path), points, (), "dots" if split == "validation" else "line", colour(number), str(number)
+                )
+            )
+    return [
+        chart(
+            f"{split} {METRIC_NAMES[metric]}".capitalize(), lines[:_MOST_CURVES], x="meta-step",
+            y=f"{METRIC_NAMES[metric]}{' (%)' if metric == 'accuracy' else ''}", percent=metric == "accuracy",
+            whole=True, logarithmic=metric in ERRORS,
+            note=f"The curves of the first {_MOST_CURVES} of {len(lines)} runs." if len(lines) > _MOST_CURVES else "",
+        )
+        for (metric, split), lines in kinds.items()
+    ]  # fmt: skip
+
+
+def link_of(folder: Path, run: ListedRun) -> str | None:
+    """The address of a run's report from the index: its report.html, else one that is made of its metrics.jsonl."""
+    if (folder / run.path / REPORT).is_file():
+        return "./" + urllib.parse.quote(os.fsencode(run.path / REPORT))
+    if not (folder / run.path / METRICS).is_file() or run.status.startswith(_DAMAGED):
+        return None
+    return f"./{REPORTS}/" + urllib.parse.quote(os.fsencode(run.path / REPORT))
+
+
+def report_at(folder: Path, runs: Sequence[ListedRun], address: str) -> str | None:
+    """The page at an address that `link_of` gives; None for any other one.
+
+    Raises:
+        OSError, ValueError: a file of the run is damaged.
+    """
+    run = next((run for run in runs if link_of(folder, run) == f".{address}"), None)
+    if run is None:
+        return None
+    if address.startswith(f"/{REPORTS}/"):
+        return report_of(folder / run.path, run.result)
+    return (folder / run.path / REPORT).read_text(encoding="utf-8")
+
+
+def write_index(folder: Path) -> int:
+    """Writes the page into the folder, and beside it, in `REPORTS`, the reports of runs that have none; returns the
+    number of runs.
+
+    Raises:
+        FileNotFoundError: the folder is missing, or has no run below it.
+        RunError: it cannot be written.
+    """
+    runs = runs_below(folder)
+    for run in runs:
+        link = link_of(folder, run)
+        if link is None or not link.startswith(f"./{REPORTS}/"):
+            continue
+        target, stamps = folder / REPORTS / run.path / REPORT, [folder / run.path / name for name in _SIGNS[:2]]
+        if (made := _stat(target)) and all(
+            made.st_mtime_ns > status.st_mtime_ns for path in stamps if (status := _stat(path))
+        ):
+            continue  # it is newer than what it is made of
+        try:
+            content = report_of(folder / run.path, run.result)
+        except Exception as error:  # as in `_listed`
+            content = page(pages().from_string("{{ title }}"), title=f"{_DAMAGED}{error}")
+        with writing(target):
+            target.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(target, content)
+    write_atomically(folder / INDEX, index_page(folder, runs))
+    return len(runs)
