@@ -2,6 +2,7 @@
 
 import csv
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -214,3 +215,20 @@ def test_the_first_line_says_how_to_resume_in_a_dated_folder(tmp_path: Path) -> 
     assert first.splitlines()[0].endswith(f"to resume this sweep, type the same command with {override}"), first
     code, text = swept(tmp_path, HERE / "foreign_app.py", *search, override)
     assert code == 0 and "starts" not in text and "to resume" not in text, text
+
+
+def test_a_stopped_sweep_in_a_dated_folder_says_how_to_resume(tmp_path: Path) -> None:
+    text = (HERE / "foreign_app.py").read_text()
+    (tmp_path / "app.py").write_text(text.replace("    print(", "    __import__('time').sleep(600)\n    print("))
+    command = [sys.executable, "app.py", "-m", *OVERRIDES, "hydra.sweeper.n_trials=1", "x=interval(-5,5)"]
+    env = os.environ | {"PYTHONPATH": str(HERE.parent / "src")}
+    with subprocess.Popen(command, cwd=tmp_path, env=env, stdout=-1, stderr=-2, text=True) as process:
+        assert process.stdout is not None
+        assert any("trial 0: starts" in line for line in process.stdout)
+        process.send_signal(signal.SIGINT)
+        last = process.stdout.read().splitlines()[-1]
+    (folder,) = tmp_path.glob("multirun/*/*")
+    override = f"hydra.sweep.dir={folder.relative_to(tmp_path)}"
+    assert process.returncode == 130 and last.endswith(f"save; the same command with {override} resumes the sweep"), (
+        last
+    )

@@ -21,7 +21,7 @@ from PIL import Image
 
 from hydra_async_sweeper.controller import SweepView
 from hydra_async_sweeper.islands import Exchange
-from hydra_async_sweeper.report import best_command, draw, exchanges_of, write_tables
+from hydra_async_sweeper.report import best_command, draw, exchanges_of, text_table, write_tables
 from hydra_async_sweeper.space import Category, Number, Params, Space, to_plain, uniform
 from hydra_async_sweeper.study import Study, distribution
 from hydra_async_sweeper.trials import (
@@ -95,6 +95,21 @@ def test_trials_csv_has_a_line_for_each_trial_by_number(tmp_path: Path) -> None:
         "4,4,completed,0.75,0.0,0,,0.1,3\n"
     )
     assert {path.name for path in tmp_path.iterdir()} == {"trials.csv", "optimization_results.yaml"}
+
+
+def test_a_sweep_ends_with_its_trials_the_best_first() -> None:
+    assert text_table(ACCURACY).splitlines() == [
+        "trial  val.accuracy  algorithm.inner_lr  algorithm",
+        "0      0.75          0.1                 'a b'      best",
+        "4      0.75          0.1                 3",
+        "2      0.5           0.01                maml",
+        "1                                                   failed",
+        "3      0.9           1e-05               [1,2]      pruned",
+    ]
+    many = [ended(number, (float(number), -float(number)), params={"x": 1}) for number in range(40)]
+    front = text_table(FinishedTrials(many, ["a", "b"], ["minimize"] * 2)).splitlines()
+    assert front[1].split() == ["0", "0", "-0", "1", "best"] and len(front) == 32
+    assert front[-1] == "and 10 more in trials.csv"
 
 
 def test_trials_csv_names_islands_and_every_objective(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ import shutil
 import sys
 import traceback
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
@@ -96,13 +97,19 @@ def run_sweep(program: Program, overrides: Sequence[str], run_job: RunJob) -> in
             "pip install ./hydra_async_sweeper in the checkout of this program"
         ) from error
     if not str(sweeper.pop("_target_")).startswith(OURS):
-        for typed in sweep_jobs(overrides):
+        jobs = sweep_jobs(overrides)
+        for typed in jobs:
             _assemble(program, typed)
         paths = [str(ROOT), sys.path[0], os.environ.get("PYTHONPATH", "")]
         os.environ["PYTHONPATH"] = os.pathsep.join(dict.fromkeys(filter(None, paths)))  # for a launcher's Pythons
         searched = [override.get_key_element() for override in parsed(overrides) if override.is_sweep_override()]
         os.environ[SEARCHED] = ",".join([*(sweeper.get("params") or ()), *searched])
-        return run_grid_by_hydra(lambda config: exit_code_of(lambda: run_job(job_of(config, program))), folder)
+        code = run_grid_by_hydra(lambda config: exit_code_of(lambda: run_job(job_of(config, program))), folder)
+        from metalearn.reporting.index import jobs_table  # imports torch, which the jobs have set up
+
+        with suppress(FileNotFoundError):  # no job has begun
+            print(printable(jobs_table(folder, jobs)), flush=True)
+        return code
     checked = check_trials(program, overrides, sweeper)
     if isinstance(checked, int):
         return checked

@@ -200,8 +200,9 @@ def jobs_table(folder: Path, jobs: Sequence[Sequence[str]]) -> str:
     Args:
         jobs: the typed words of each.
     """
-    runs = runs_below(folder)
-    made = [run for job in jobs for run in runs if run.typed == learned_keys(word.partition("=")[::2] for word in job)]
+    asked = [learned_keys(word.partition("=")[::2] for word in job) for job in jobs]
+    runs = [run for run in runs_below(folder) if run.typed in asked]  # earlier ones may lie there, too
+    made = sorted(runs, key=lambda run: asked.index(dict(run.typed)))
     values, best = what_differs(made).values, _best(made)
     rows = [
         [*(rounded(each[place]) for each in values.values()), *(str(text) for text, _ in _cells(run.result)[1::-1]),

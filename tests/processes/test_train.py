@@ -303,6 +303,10 @@ def test_a_multirun_ends_with_the_largest_exit_code(start: Start, tmp_path: Path
     assert ends == [("completed", 1), ("completed", 2), ("diverged", 1), ("diverged", 2)]
     done = [folder for folder, result in zip(folders, results, strict=True) if result["status"] == "completed"]
     assert params_of(done[0]) == params_of(done[1])
+    head, *rows = [line.split() for line in outcome.text.splitlines()[-5:]]
+    assert head == ["inner_lr", "best", "validation", "test"]
+    assert [row[0] for row in rows] == ["1e+30", "1e+30", "0.1", "0.1"]
+    assert [row[-1] for row in rows[:2]] == ["diverged"] * 2 and {"best"} <= {row[-1] for row in rows[2:]}
 
 
 def test_a_folder_in_use_is_refused(start: Start, tmp_path: Path) -> None:

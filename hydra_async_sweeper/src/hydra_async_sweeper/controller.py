@@ -117,6 +117,7 @@ class SweepController:
         watch: prunes trials by their metrics; None: no pruning.
         view: what a person sees.
         record: writes tables; called after every trial.
+        again: what to type to resume the sweep.
     """
 
     def __init__(
@@ -130,10 +131,11 @@ class SweepController:
         watch: PruningWatch | None,
         view: "SweepView",
         record: Callable[[], None],
+        again: str = "the same command",
     ) -> None:
         self._study, self._slots, self._settings, self._search = study, slots, settings, search
         self._overrides_of, self._watch, self._view, self._record = overrides_of, watch, view, record
-        self._free = deque(range(settings.n_jobs))
+        self._free, self._again = deque(range(settings.n_jobs)), again
         self._running: dict[int, tuple[StartedTrial, int]] = {}
         self._ready: deque[StartedTrial] = deque()
         self._twins: list[StartedTrial] = []
@@ -270,7 +272,7 @@ class SweepController:
                 os._exit(128 + number)  # the nursery and the trials die with this process
             if not self._stop:
                 self._stop, since = number, time.monotonic()
-                log.warning("stopping: the trials under way save; the same command resumes the sweep")
+                log.warning("stopping: the trials under way save; %s resumes the sweep", self._again)
                 self._slots.signal(signal.SIGTERM)
 
         before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}

@@ -31,7 +31,7 @@ from hydra_async_sweeper.islands import Exchange, IslandSettings, fold
 from hydra_async_sweeper.settings import JOURNAL, PBT, RESULTS
 from hydra_async_sweeper.slots import DISK_FAULT, fault_in, line_of, write_atomically
 from hydra_async_sweeper.space import Number, Params, Space, from_plain
-from hydra_async_sweeper.trials import ONE_LANE, OUTCOMES, FinishedTrial, FinishedTrials, Lanes
+from hydra_async_sweeper.trials import COMPLETED, ONE_LANE, OUTCOMES, FinishedTrial, FinishedTrials, Lanes
 
 if TYPE_CHECKING:
     import optuna
@@ -40,6 +40,9 @@ OK, BAD_USAGE = 0, 2
 
 _FEWEST, _FEWEST_TOP = 10, 5
 """Importances need at least 10 completed trials, of which at least 5 count as the top ones."""
+
+_MOST_ROWS = 30
+"""Rows of the table that a sweep ends with; trials.csv has all."""
 
 _MOST_NAMED = 20
 """A legend with more trials would be larger than the plot."""
@@ -91,6 +94,23 @@ def write_tables(
         "trials": {"total": total, **{outcome: counts[outcome] for outcome in OUTCOMES}},
     }
     write_atomically(folder / RESULTS, yaml.safe_dump(results, sort_keys=False, allow_unicode=True, width=math.inf))
+
+
+def text_table(ended: FinishedTrials) -> str:
+    """A line for each trial: its value and its parameters; the best first, and those without a value last."""
+    best = {trial.number for trial in ended.best()}
+    params = list(dict.fromkeys(key for trial in ended.trials for key in trial.params))
+    rows = [["trial", *ended.objectives, *params, ""]]
+    for trial in sorted(ended.trials, key=lambda t: (t.number not in best, t.losses(ended.directions) or (math.inf,))):
+        values = [f"{value:.4g}" for value in trial.values or ()] or [""] * len(ended.objectives)
+        searched = [trial.params.get(key, "") for key in params]
+        words = "best" if trial.number in best else "" if trial.outcome == COMPLETED else trial.outcome
+        shown = [f"{value:.4g}" if isinstance(value, float) else str(value) for value in searched]
+        rows.append([str(trial.number), *values, *shown, words])
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
+    hidden = len(lines) - 1 - _MOST_ROWS
+    return "\n".join([*lines[: _MOST_ROWS + 1], *([f"and {hidden} more in trials.csv"] if hidden > 0 else [])])
 
 
 def _best(ended: FinishedTrials, folder_of: Callable[[int], str]) -> dict[str, Any]:

@@ -44,6 +44,10 @@ if TYPE_CHECKING:
 log = logging.getLogger("hydra_async_sweeper")
 
 
+SAME = "the same command"
+"""How messages name what resumes a sweep."""
+
+
 class TrialsFailedError(RuntimeError):
     """More trials have failed than are allowed."""
 
@@ -90,7 +94,7 @@ def sweep(
         SystemExit: 1 if the nursery was killed, a disk has failed, or more trials have failed than `max_failure_rate`
             allows; 2 if the sweep cannot be started; 130 or 143 if it was stopped.
     """
-    task, folder = TaskTraits.of(task_function), Path(str(config.hydra.sweep.dir))
+    task, folder, again = TaskTraits.of(task_function), Path(str(config.hydra.sweep.dir)), SAME
     try:
         plan = plan_of(arguments, keys["params"], lambda group: loader.get_group_options(group, ObjectType.CONFIG))
         settings = settings_of(keys, plan.space, task.objective, task.maximized)
@@ -101,10 +105,8 @@ def sweep(
                     f"hydra.sweep.subdir={plain['subdir']}: all trials would share this folder; leave it out, or type "
                     "'hydra.sweep.subdir=${hydra:job.num}'"
                 )
-        dates = OmegaConf.get_cache(config).get("now", {}).values()  # what `${now:…}` has become
-        if not folder.exists() and any(date in str(folder) for date in dates):
-            again = shlex.quote(f"hydra.sweep.dir={folder}")
-            log.info("each start makes a new folder; to resume this sweep, type the same command with %s", again)
+        if (again := again_in(config, folder)) != SAME:
+            log.info("each start makes a new folder; to resume this sweep, type %s", again)
         # Nothing must be imported before the fork that starts threads, as optuna's dependencies may.
         with _creating("hydra.sweep.dir", folder):
             slots = TrialSlots(
@@ -112,7 +114,7 @@ def sweep(
                 preload=[*task.preload, *settings.preload] if settings.warm else (), gpus=gpus_of(config),
             )  # fmt: skip
         with closing(slots):
-            return SweepRun(plan, settings, task, config, folder).run(slots)
+            return SweepRun(plan, settings, task, config, folder).run(slots, again)
     except (SpaceError, StudyError) as error:
         message, code = f"error: {error}", 2
     except (NurseryGoneError, TrialsFailedError) as error:
@@ -121,8 +123,17 @@ def sweep(
         message, code = f"paused: {error}", 1
     except OSError as error:  # of the journal, or of another file of the sweep
         message, code = f"paused: {line_of(fault_in(error) or fault_at(folder) or error, folder)}", 1
-    print(message, file=sys.stderr)
+    print(message.replace(SAME, again), file=sys.stderr)
     raise SystemExit(code)
+
+
+def again_in(config: DictConfig, folder: Path) -> str:
+    """What to type to resume the sweep in this folder: where its name has the time of the start, as by default, the
+    same command alone would begin another sweep."""
+    dates = OmegaConf.get_cache(config).get("now", {}).values()  # what `${now:…}` has become
+    fixed = any(text.startswith("hydra.sweep.dir=") and "${" not in text for text in config.hydra.overrides.hydra)
+    dated = not fixed and any(date in str(folder) for date in dates)
+    return f"{SAME} with {shlex.quote(f'hydra.sweep.dir={folder}')}" if dated else SAME
 
 
 class SweepRun:
@@ -150,8 +161,8 @@ class SweepRun:
         island_size = self._study.keep("island_size", settings.islands.island_size)
         self._settings = settings._replace(islands=settings.islands._replace(island_size=island_size))
 
-    def run(self, slots: TrialSlots) -> list[list[JobReturn]]:
-        """Runs the trials, and writes the records."""
+    def run(self, slots: TrialSlots, again: str) -> list[list[JobReturn]]:
+        """Runs the trials, and writes the records; `again` is what to type to resume them."""
         from hydra_async_sweeper.controller import PruningWatch, SweepController, SweepView
         from hydra_async_sweeper.study import PRUNERS, search_of
 
@@ -165,7 +176,7 @@ class SweepRun:
                 watch = PruningWatch(study, PRUNERS[settings.pruner](), folder_of, metric, view.progress)
             controller = SweepController(
                 study, slots, settings, overrides_of=self.overrides_of, search=search_of(study, settings), watch=watch,
-                view=view, record=self._record,
+                view=view, record=self._record, again=again,
             )  # fmt: skip
             try:
                 stopped = controller.run()
@@ -176,6 +187,7 @@ class SweepRun:
                 raise SystemExit(128 + stopped)
             if settings.plots:
                 self._draw()
+            log.info("the trials, the best first:\n%s", report.text_table(self._ended()))
             log.info("tables and plots: %s", self._folder)
             if (command := self._command()) is not None:
                 what = "the winner's lineage alone" if settings.population else "the best configuration"
