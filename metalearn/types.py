@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
+from typing import Any, Literal, NamedTuple, Protocol, TypeVar, runtime_checkable
 
 import torch
 from torch import Generator, Tensor
@@ -23,6 +23,7 @@ FIXED = f"{STATE}fixed."
 """The prefix of meta-parameters that never change: those of a network that do not require a gradient."""
 
 Metrics = dict[str, Tensor]
+T = TypeVar("T")
 
 Unit = Literal["tasks", "samples"]
 
@@ -442,8 +443,45 @@ class NotFiniteError(FloatingPointError):
         self.step = step
 
 
+class Shares(Protocol):
+    """How the ranks that hold the parameters share a step that stays on their devices. Every rank calls the methods in
+    the same order. `through_host`: the sums pass through the host, so that a step cannot be a graph."""
+
+    ranks: int
+    through_host: bool
+
+    def run(self, count: int) -> range:
+        """The numbers of the chunks that this rank computes, of `count`: consecutive. A rank that gets none computes
+        chunk 0, which is not added."""
+        ...
+
+    def add(self, terms: Sequence[T], count: int) -> T:
+        """The sum of the terms of all ranks, in the order of `distributed.reduce.tree_sum`. This rank's are those of
+        `run`, nested in any way, with tensors as leaves."""
+        ...
+
+    def agree(self, text: str) -> list[str]:
+        """The text of every rank."""
+        ...
+
+    def started(self) -> None:
+        """Called when the operations of a step have been started on the device."""
+        ...
+
+    def wait(self) -> None:
+        """Waits for the steps that have been started.
+
+        Raises:
+            ConnectionError, TimeoutError: a rank is lost, or does not take part.
+        """
+        ...
+
+
 class Strategy(Protocol):
-    """Distributes chunks of tasks over workers and collects the results."""
+    """Distributes chunks of tasks over workers and collects the results. `shares`: how ranks share steps that stay on
+    their devices; None where they cannot."""
+
+    shares: Shares | None
 
     @property
     def drives(self) -> bool:

@@ -32,7 +32,7 @@ from distributed.launch.process_group import (
 )
 from distributed.partition import TensorDimensionPartitioner
 from distributed.reduce import mean_of_sums, partials_of_terms, subtrees_of, tree_sum
-from distributed.strategies.common.sum_over_ranks import bytes_sent, gather_rows, sum_over_ranks
+from distributed.strategies.common.sum_over_ranks import SharesOfRanks, bytes_sent, gather_rows, sum_over_ranks
 from distributed.strategies.common.work import (
     ChunkStrategy,
     Connect,
@@ -105,6 +105,8 @@ class _Rank(ChunkStrategy):
         self._module: Overlapped | None = None
         self._form: Flat | None = None
         self._cost: dict[str, float] = {}
+        if bucket_mb is None:
+            self.shares = SharesOfRanks(work.device, timeout, self._naming_missing_ranks)
         listening = group_listeners()
         end_when_dismissed()
         if self._rank == 0:

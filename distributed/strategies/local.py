@@ -9,6 +9,7 @@ from torch import Tensor
 from distributed.info import check_timeout
 from distributed.reduce import partials_of_terms
 from distributed.strategies.common.work import (
+    Alone,
     ChunkStrategy,
     Connect,
     Done,
@@ -39,6 +40,8 @@ def local(*, plan: WorkPlan, timeout: float, device_maps: str = "auto") -> Conne
 
 
 class _Local(ChunkStrategy):
+    shares = Alone()
+
     def __init__(self, plan: WorkPlan) -> None:
         self._work, self._only_adds = plan.work, plan.only_adds
         self._seconds = 0.0

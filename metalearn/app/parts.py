@@ -61,8 +61,9 @@ from metalearn.types import (
 )
 
 TARGET = "_target_"
-LOCAL = ("distributed.strategies.local.local", "distributed.strategies.auto")
-"""The strategies of one process."""
+RESIDENT = ("cuda",)
+"""Types of devices on which steps stay."""
+
 OUTPUTS = ("ways", "outputs")
 """Keys of models that say how many outputs there are."""
 
@@ -323,21 +324,22 @@ def put_together(job: Job, source: TaskSource, model: Model, algorithm: Algorith
 def steps_on_gpu(
     config: DictConfig, plan: WorkPlan, algorithm: Algorithm, source: TaskSource, *, pairs: Callable[[], bool]
 ) -> Callable[[Trainer], Updater] | None:
-    """What takes the steps where one process computes on a GPU: they stay there. None: the host takes them.
+    """What takes the steps of a process that computes on a GPU: they stay there if the strategy allows it. None: the
+    host takes them.
 
     Raises:
         ConfigError: the host takes them, and `trainer.draw_ahead` asks for processes.
     """
     ahead = config.trainer.draw_ahead
-    if plan.work.device.type == "cuda" and plan.workers == 1 and config.strategy.get(TARGET) in LOCAL:
+    if plan.work.device.type in RESIDENT:
         every, dtype = config.logger.get("every", 1), type_of(config.precision)
         return steps_on_device(
             DeviceWork(algorithm, source, plan.work.device, dtype, tree_sum, every, plan.only_adds, pairs, ahead)
         )
     if ahead not in (AUTO, 0):
         raise ConfigError(
-            f"trainer.draw_ahead={ahead}: processes draw tasks ahead where one worker computes on a GPU, and here "
-            "workers compute otherwise; type trainer.draw_ahead=auto"
+            f"trainer.draw_ahead={ahead}: processes draw tasks ahead where workers compute on a GPU, and here they "
+            "compute on the processor; type trainer.draw_ahead=auto"
         )
     return None
 

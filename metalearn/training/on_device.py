@@ -16,7 +16,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import BrokenExecutor, Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor
 from contextlib import contextmanager
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NamedTuple, NoReturn, TypeVar
 
 import torch
 from torch import Tensor
@@ -38,6 +38,7 @@ from metalearn.types import (
     ComesInGroups,
     DrawsByNumber,
     Episode,
+    Metrics,
     NotFiniteError,
     Params,
     StepResult,
@@ -58,13 +59,15 @@ ROWS = 256
 WARM_UP = 2
 """Steps before the graph is recorded: kernels are compiled, and libraries take their memory."""
 
+T = TypeVar("T")
+
 log = logging.getLogger("metalearn")
 
 
 class DeviceWork(NamedTuple):
     """What is computed: the algorithm on the tasks of a source, on a device in a type. Figures are read every `every`
-    steps. `add` adds up the results of chunks as the strategy does; `only_adds`: the reducer needs only such
-    sums. `pairs()`: tasks are added in pairs, so that chunks of 1, 2, 4, … tasks give the bits of a single chunk.
+    steps. `add` adds up the results of tasks as the strategy does those of chunks; `only_adds`: the reducer needs
+    only such sums. `pairs()`: tasks are added in pairs, so that chunks of 1, 2, 4, … tasks give the bits of one chunk.
     `draw_ahead` processes draw the tasks of later steps, or `auto`."""
 
     algorithm: Algorithm
@@ -88,6 +91,13 @@ def steps_on_device(work: DeviceWork) -> Callable[[Trainer], Updater]:
 
     def start(trainer: Trainer) -> Updater:
         if trainer.settings.steps == 0:
+            return HostUpdater(trainer)
+        if trainer.strategy.shares is None:
+            if work.draw_ahead not in (AUTO, 0):
+                log.warning(
+                    "trainer.draw_ahead=%s: has no effect, since steps of this strategy pass through the host",
+                    work.draw_ahead,
+                )
             return HostUpdater(trainer)
         while True:
             try:
@@ -261,12 +271,12 @@ class NotAsNumbersError(Exception):
 class PicturesByNumber:
     """The pictures of all training classes lie on the device as bytes; a step gets their numbers."""
 
-    def __init__(self, work: DeviceWork, tasks: int) -> None:
-        source = work.source
+    def __init__(self, work: DeviceWork, batch: int, share: range) -> None:
+        source, tasks = work.source, len(share)
         assert isinstance(source, DrawsByNumber)
         shots = source.shots_of("train")
         assert shots is not None  # else `feed_of` has taken `WholeEpisodes`
-        self._source, self._tasks, self._shots = source, tasks, shots
+        self._source, self._batch, self._share, self._shots = source, batch, share, shots
         pictures = source.pictures_of("train")
         side, width, *colours = pictures.shape[1:]
         if side != width:
@@ -290,13 +300,14 @@ class PicturesByNumber:
             for count in (self._shots, per_class - self._shots)
         ]
 
-        expected = episodes_of(source, "train", torch.arange(tasks), work.algorithm.computes)
+        expected = episodes_of(source, "train", torch.arange(share.start, share.stop), work.algorithm.computes)
         for ours, theirs in zip(*self.tasks(), expected, strict=True):
             if not (ours.x.cpu().equal(theirs.x.to(work.dtype)) and ours.y.cpu().equal(theirs.y)):
                 raise NotAsNumbersError("its episodes are others than the pictures of its numbers")
 
     def drawn(self, step: int) -> list[Tensor]:
-        return [self._source.numbers("train", torch.arange((step - 1) * self._tasks, step * self._tasks))]
+        first = (step - 1) * self._batch
+        return [self._source.numbers("train", torch.arange(first + self._share.start, first + self._share.stop))]
 
     def ways_of(self, drawn: list[Tensor]) -> int | None:
         return int(drawn[0].shape[1])
@@ -348,12 +359,13 @@ class WholeEpisodes:
 Feed = PicturesByNumber | WholeEpisodes
 
 
-def feed_of(work: DeviceWork, tasks: int, chunk: Chunk) -> Feed:
-    """The tasks by the numbers of pictures that lie on the device, where the source has such and they fit."""
-    source, at_once = work.source, tasks if isinstance(chunk, int) else chunk
+def feed_of(work: DeviceWork, batch: int, share: range, chunk: Chunk) -> Feed:
+    """The tasks by the numbers of pictures that lie on the device, where the source has such and they fit: of the
+    `batch` tasks of a step those of this rank's `share`."""
+    source, at_once = work.source, len(share) if isinstance(chunk, int) else chunk
 
     def numbers(step: int) -> list[Tensor]:
-        return tasks_in_chunks((step - 1) * tasks, tasks, at_once)
+        return tasks_in_chunks((step - 1) * batch + share.start, len(share), at_once)
 
     # The class that makes the episodes must also draw their numbers: a class around it may change them.
     makes = next((kind for kind in type(source).__mro__ if "episodes" in vars(kind)), None)
@@ -369,7 +381,7 @@ def feed_of(work: DeviceWork, tasks: int, chunk: Chunk) -> Feed:
     try:
         if source.bytes_of("train") > SHARE * free:
             raise NotAsNumbersError(f"its pictures take {source.bytes_of('train') / 2**30:.1f} GiB")
-        return PicturesByNumber(work, tasks)
+        return PicturesByNumber(work, batch, share)
     except NotAsNumbersError as reason:
         log.info("the host makes every task and copies it, since of this dataset %s", reason)
         return WholeEpisodes(work, numbers)
@@ -430,22 +442,51 @@ class DeviceUpdater:
         self._slot = torch.zeros(1, dtype=torch.int64, device=device)
         self._first, self._taken = 0, 0
         self._ahead: Ahead | None = None
-        self._by_host = not isinstance(trainer.training.chunk, int)
+        shares = trainer.strategy.shares
+        assert shares is not None
+        self._shares, self._batch, chunk = shares, batch, trainer.training.chunk
+        if shares.ranks > 1 and not isinstance(chunk, int):
+            raise NotRecordedError("tasks differ in shape, and several ranks share a step")
+        self._by_host = not isinstance(chunk, int) or shares.through_host
         self._varies = False
-        self._feed = feed_of(work, batch, trainer.training.chunk)
+        chunks = tasks_in_chunks(0, batch, chunk)
+        self._count, run = len(chunks), shares.run(len(chunks))
+        first, end = (sum(map(len, chunks[:number])) for number in (run.start, run.stop))
+
+        self._feed = self._on_all_ranks(lambda: feed_of(work, batch, range(first, end), chunk))
+        self._on_all_ranks(self._terms)  # the first ones bring constants to the device
         with _trying():
-            figures = self._figures_of_step()  # the first one brings constants to the device
+            figures = self._figures_of_step()
         if not self._by_host:
-            first = self._grads.clone()
+            before = self._grads.clone()
             with _trying(), without_waits(device):
                 self._figures_of_step()
-            if not first.view(torch.int32).equal(self._grads.view(torch.int32)):
+            if not before.view(torch.int32).equal(self._grads.view(torch.int32)):
                 raise NotRecordedError("the same tasks gave another gradient the second time; a graph would repeat one")
         self._metrics = [name for name in figures if name not in ("finite", "norm")]
         self._columns = [*self._metrics, "norm", "finite"]
         self._ring = torch.zeros(self.every, len(self._columns), dtype=torch.float64, device=device)
         self._read = torch.zeros(self.every, len(self._columns), dtype=torch.float64)
-        self.graph = self._recorded() if device.type == "cuda" and not self._by_host else None
+        self.graph: Any = None
+        if device.type == "cuda" and not self._by_host:
+            self.graph = self._on_all_ranks(self._recorded)
+
+    def _on_all_ranks(self, attempt: Callable[[], T]) -> T:
+        """What the attempt gives. Where it fails on a rank, all raise what the first of these has met: ranks that
+        computed in other ways, or in other chunks, would not meet in a sum."""
+        failure: Exception | None = None
+        try:
+            with _trying():
+                made = attempt()
+        except (NotRecordedError, torch.cuda.OutOfMemoryError) as error:
+            failure = error
+        kind = "" if failure is None else "memory" if isinstance(failure, torch.cuda.OutOfMemoryError) else "graph"
+        for rank, text in enumerate(self._shares.agree(f"{kind} {failure and first_line(failure)}" if kind else "")):
+            if text:
+                kind, _, line = text.partition(" ")
+                reason = line if self._shares.ranks == 1 else f"rank {rank}: {line}"
+                raise (torch.cuda.OutOfMemoryError if kind == "memory" else NotRecordedError)(reason) from failure
+        return made
 
     @property
     def line(self) -> str:
@@ -453,7 +494,8 @@ class DeviceUpdater:
         resident, step = isinstance(self._feed, PicturesByNumber), "a step is one CUDA graph"
         if self._by_host:
             stays = "parameters and optimiser stay on the device"
-            step = f"{stays}; tasks differ in shape, so the host starts the operations"
+            why = "sums pass through the host" if self._shares.through_host else "tasks differ in shape"
+            step = f"{stays}; {why}, so the host starts the operations"
         return f"{step}; {'the pictures lie on the device' if resident else 'the host makes the tasks'}"
 
     def advance(self, tasks: Sequence[Tensor], step: int, rate: float) -> StepResult:
@@ -486,11 +528,12 @@ class DeviceUpdater:
                 self._take(rate, recorded=False)
             finally:
                 feed.buffers, feed.ways = usual
+        self._shares.started()
         row = self._read[self._taken]
         self._taken += 1
         metrics = {name: row[column] for column, name in enumerate(self._metrics)}
         metrics[DATA_SECONDS] = torch.tensor(waited, dtype=torch.float64)
-        result = ChunkResult({}, metrics, self._trainer.settings.meta_batch_size)
+        result = ChunkResult({}, metrics, self._batch)
         return [result], {"update_seconds": 0.0, "gradient_norm": row[-2]}  # type: ignore[dict-item]
 
     def _take(self, rate: float, *, recorded: bool = True) -> None:
@@ -505,6 +548,7 @@ class DeviceUpdater:
             self.graph.replay()
 
     def settle(self) -> None:
+        self._shares.wait()
         taken, self._taken = self._taken, 0
         self._read[:taken].copy_(self._ring[:taken])
         self._slot.zero_()
@@ -528,13 +572,23 @@ class DeviceUpdater:
         parts = flat.split([params[name].numel() for name in self._names])
         return params | {name: part.view_as(params[name]) for name, part in zip(self._names, parts, strict=True)}
 
+    def _terms(self) -> list[tuple[Params, Metrics]]:
+        """The gradients and figures of this rank's chunks, or of its tasks where these differ in shape and come in
+        groups."""
+        no_number: Any = _NoNumber()
+        tasks, size = self._feed.tasks(), self._trainer.training.chunk
+        with surrounded(seeds=_NoSeeds(0, 0, ()), ways=self._feed.ways):
+            parts = [
+                self._work.algorithm.meta_grad(self._params, chunk, no_number)
+                for chunk in _chunks_of(tasks, self._trainer.training)
+            ]
+        if len(tasks) > 1 and isinstance(size, int):  # they differ in shape, so each is an episode of its own
+            parts = [self._work.add(parts[first : first + size]) for first in range(0, len(parts), size)]
+        return [(part.grads, part.metrics) for part in parts]
+
     def _figures_of_step(self) -> dict[str, Tensor]:
         """Computes a step, and changes the parameters unless it is bad."""
-        no_number: Any = _NoNumber()
-        chunks = _chunks_of(self._feed.tasks(), self._trainer.training)
-        with surrounded(seeds=_NoSeeds(0, 0, ()), ways=self._feed.ways):
-            parts = [self._work.algorithm.meta_grad(self._params, chunk, no_number) for chunk in chunks]
-        result = self._work.add(parts)
+        result = ChunkResult(*self._shares.add(self._terms(), self._count), self._batch)
         states = {name: value for name, value in result.grads.items() if name.startswith(STATE)}
         as_one = {ALL: joined(result.grads[name] for name in self._names), **states}
         gradient, change = meta_gradient(self._trainer.reduce, [result._replace(grads=as_one)])

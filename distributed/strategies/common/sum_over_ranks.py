@@ -1,4 +1,5 @@
-"""Sums over the ranks of a process group in the order of `distributed.reduce`, by two collectives.
+"""Sums over the ranks of a process group in the order of `distributed.reduce`: by two collectives, or by one that a
+CUDA graph can hold.
 
 Every rank owns a slice of the flat buffers. It gets all partial sums of its slice (`all_to_all`), adds them, and
 shares the result (`gather_rows`). For B bytes, n ranks and one partial sum on each, a rank sends 2·B·(n − 1)/n bytes,
@@ -7,13 +8,22 @@ as in a ring all-reduce; but a ring adds in another order for every element.
 NCCL has both collectives. There is no single send or receive, so none can wait for another.
 """
 
-from collections.abc import Mapping, Sequence
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from distributed.reduce import Subtree, combine
+from distributed.reduce import Subtree, combine, partials_of_terms, subtrees_of
+from distributed.strategies.common.work import Flat, even_runs, flatten, unflatten
+
+T = TypeVar("T")
+
+_POLL_SECONDS = 0.0002
 
 _ALIGN = 16
 """A slice has a multiple of 16 elements. So slices of all types can lie side by side as bytes."""
@@ -105,3 +115,90 @@ def _typed(rows: Tensor, lengths: Sequence[int], like: Sequence[Tensor]) -> list
 
 def _bytes_like(like: Tensor, *shape: int) -> Tensor:
     return torch.empty(shape, dtype=torch.uint8, device=like.device)
+
+
+class SharesOfRanks:
+    """The ranks share a step that stays on their devices; for the methods see `metalearn.types.Shares`.
+
+    Every rank computes a run of chunks, and gets the partial sums of all by one all-gather of a buffer whose size
+    follows from the number of chunks alone. For B bytes and n ranks, each receives (n − 1)·B for every partial sum of a
+    rank: more than by `sum_over_ranks`, but at one collective's latency, and under NCCL the host waits for nothing.
+
+    Args:
+        device: of this rank's results.
+        timeout: seconds that a step of all ranks may take.
+        naming: a context in which an error of a collective names the missing ranks.
+    """
+
+    def __init__(
+        self, device: torch.device, timeout: float, naming: Callable[[], AbstractContextManager[None]]
+    ) -> None:
+        self.ranks = dist.get_world_size()
+        self._rank, self._timeout, self._naming = dist.get_rank(), timeout, naming
+        self._nccl = dist.get_backend() == "nccl"
+        self.through_host = device.type == "cuda" and not self._nccl
+        self._started: deque[torch.cuda.Event] = deque()
+
+    def run(self, count: int) -> range:
+        return even_runs(range(count), self.ranks)[self._rank] or range(1)  # type: ignore[return-value]  # of a range
+
+    def add(self, terms: Sequence[T], count: int) -> T:
+        runs = even_runs(range(count), self.ranks)
+        subtrees = [subtrees_of(run, count) for run in runs]
+        sums = partials_of_terms(zip(runs[self._rank], terms, strict=False), count)  # without chunks: no terms
+        flat = {subtree: flatten(value) for subtree, value in sums.items()}
+        like = next(iter(flat.values()), None) or flatten(terms[0])
+        lengths = [_slice_length(buffer.numel(), 1) for buffer in like.buffers]
+        rows = [_by_rank(flat[subtree].buffers, lengths, 1) for subtree in subtrees[self._rank]]
+        most = max(map(len, subtrees))
+        width = sum(length * buffer.itemsize for length, buffer in zip(lengths, like.buffers, strict=True))
+        rows.append(torch.zeros(most - len(rows), width, dtype=torch.uint8, device=like.buffers[0].device))
+        with self._naming():
+            gathered = self._gathered(torch.cat(rows)).view(-1, width)
+        everyones = [
+            (subtree, rank * most + place)
+            for rank, theirs in enumerate(subtrees)
+            for place, subtree in enumerate(theirs)
+        ]
+        totals = [
+            combine([(subtree, values[row]) for subtree, row in everyones], count)[: buffer.numel()]
+            for values, buffer in zip(_typed(gathered, lengths, like.buffers), like.buffers, strict=True)
+        ]
+        total: T = unflatten(Flat(totals, like.form))
+        return total
+
+    def _gathered(self, rows: Tensor) -> Tensor:
+        """The rows of bytes [ranks, r, width] of all ranks, in one dimension or as they are."""
+        if not self._nccl:
+            return gather_rows(rows.cpu().flatten()).to(rows.device)
+        gathered = rows.new_empty(self.ranks, *rows.shape)
+        # Not `wait`: by TORCH_NCCL_BLOCKING_WAIT that holds up the host, which no recording of a graph allows.
+        work = dist.all_gather_into_tensor(gathered, rows, async_op=True)
+        assert work is not None
+        work.synchronize()
+        return gathered
+
+    def agree(self, text: str) -> list[str]:
+        texts: list[Any] = [None] * self.ranks
+        with self._naming():
+            dist.all_gather_object(texts, text)
+        return texts
+
+    def started(self) -> None:
+        if self._nccl:
+            event = torch.cuda.Event()
+            event.record()
+            self._started.append(event)
+
+    def wait(self) -> None:
+        # torch's watchdog does not see operations in a graph, so a lost rank would hold this one up for ever.
+        with self._naming():
+            while self._started:
+                deadline = time.monotonic() + self._timeout
+                while not self._started[0].query():
+                    if time.monotonic() > deadline:
+                        assert dist.group.WORLD is not None
+                        dist.group.WORLD.abort()  # else no operation of this process's device would ever end
+                        raise RuntimeError("a step timed out")
+                    time.sleep(_POLL_SECONDS)
+                self._started.popleft()

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from distributed.partition import PartitionFunction
-from distributed.reduce import Combine, add_up, mean_of_sums
+from distributed.reduce import Combine, add_up, mean_of_sums, tree_sum
 
 T = TypeVar("T")
 Tensors = dict[str, Tensor]
@@ -131,6 +131,27 @@ def in_rounds(chunks: Sequence[Tensor], workers: int) -> list[Sequence[Tensor]]:
     return [chunks[first : first + size] for first in range(0, len(chunks), size)]
 
 
+class Alone:
+    """One process takes the whole of a step that stays on its device; for the methods see `metalearn.types.Shares`."""
+
+    ranks, through_host = 1, False
+
+    def run(self, count: int) -> range:
+        return range(count)
+
+    def add(self, terms: Sequence[T], count: int) -> T:
+        return tree_sum(terms)
+
+    def agree(self, text: str) -> list[str]:
+        return [text]
+
+    def started(self) -> None:
+        """Nothing holds this process's device up."""
+
+    def wait(self) -> None:
+        """To read a figure waits for the device."""
+
+
 class ChunkStrategy:
     """A way to distribute chunks over workers; for the methods see `metalearn.types.Strategy`.
 
@@ -138,6 +159,7 @@ class ChunkStrategy:
     """
 
     drives = True
+    shares: Any = None
 
     def map(self, params: Tensors, chunks: Sequence[Tensor], step: int) -> list[Any]:
         raise NotImplementedError

@@ -3,6 +3,7 @@
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from typing import Any, NamedTuple
 
 import pytest
@@ -49,6 +50,14 @@ class Ranks:
     def all_gather(self, outputs: Sequence[Tensor], values: Tensor) -> None:
         self._exchange("all_gather", [values] * self.size, outputs)
 
+    def all_gather_into_tensor(self, output: Tensor, values: Tensor, *, async_op: bool) -> "Ranks":
+        assert async_op  # what is recorded may not wait
+        self._exchange("all_gather", [values] * self.size, list(output))
+        return self
+
+    def synchronize(self) -> None:
+        """The stream waits, which is none here."""
+
     def _exchange(self, kind: str, sent: Sequence[Tensor], received: Sequence[Tensor]) -> None:
         rank = self.get_rank()
         self._posted[rank] = kind, sent
@@ -93,6 +102,31 @@ def test_every_rank_gets_the_bits_of_one_process(
     if count == 16 and ranks in (1, 2, 4, 8):  # a partial sum a rank
         ring = 2 * (ranks - 1) / ranks * sum(buffer.nbytes for buffer in terms[0])
         assert all(ring <= sent <= ring + 2 * 2 * 16 * 12 * (ranks - 1) for _, _, sent in results)
+
+
+@pytest.mark.parametrize("count", [1, 2, 5, 8, 19])
+@pytest.mark.parametrize("ranks", range(1, 9))
+@pytest.mark.parametrize("backend", ["nccl", "gloo"])
+def test_one_collective_gives_all_ranks_the_bits(
+    backend: str, ranks: int, count: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of nested values of two types; also to ranks that have no chunk of their own."""
+    terms = [({"w": a.view(-1, 1), "b": a[:3]}, {"loss": a.double().sum()}) for a, _ in terms_of(count, 37)]
+    stand_in = Ranks(ranks, backend)
+    monkeypatch.setattr(module, "dist", stand_in)
+
+    def program() -> tuple[range, Any]:
+        shares = module.SharesOfRanks(torch.device("cpu"), 60, nullcontext)
+        run = shares.run(count)
+        return run, shares.add([terms[number] for number in run], count)
+
+    results = stand_in.run(program)
+    assert {number for run, _ in results for number in run} == set(range(count))
+    expected = tree_sum(terms)
+    for _, (weights, figures) in results:
+        assert weights.keys() == expected[0].keys() and figures["loss"].equal(expected[1]["loss"])
+        assert all(weights[name].equal(value) for name, value in expected[0].items())
+    assert stand_in.collectives == 1
 
 
 class Result(NamedTuple):

@@ -325,7 +325,7 @@ def test_a_source_around_another_keeps_its_own_episodes() -> None:
         def episodes(self, split: str, indices: Tensor) -> Episode:
             return Episode(*(Batch(x + 1, y) for x, y in self.inside.episodes(split, indices)))
 
-    feed = module.feed_of(work_of(learner_of(characters()), Brighter()), TASKS, TASKS)  # type: ignore[arg-type]
+    feed = module.feed_of(work_of(learner_of(characters()), Brighter()), TASKS, range(TASKS), TASKS)  # type: ignore[arg-type]
     assert type(feed) is WholeEpisodes and feed.tasks()[0].support.x.min() >= 1
 
 
@@ -339,7 +339,7 @@ def test_only_the_episodes_pictures_are_gathered(what: str, reason: str, caplog:
         numbers, episodes = ByNumber.numbers, ByNumber.episodes
 
     with caplog.at_level("INFO", "metalearn"):
-        feed = module.feed_of(work_of(learner_of(characters()), Other()), TASKS, TASKS)  # type: ignore[arg-type]
+        feed = module.feed_of(work_of(learner_of(characters()), Other()), TASKS, range(TASKS), TASKS)  # type: ignore[arg-type]
     assert type(feed) is WholeEpisodes and reason in caplog.text
 
 
@@ -490,12 +490,15 @@ def test_the_host_computes_the_chunks_that_fit_the_device(monkeypatch: pytest.Mo
 
 
 class Growing:
-    """Tasks whose support sets grow after the first steps."""
+    """Tasks whose support sets grow after the first ones."""
+
+    def __init__(self, first: int = 2 * TASKS) -> None:
+        self._first = first
 
     classes, unit = staticmethod(lambda split: None), staticmethod(lambda split: "tasks")
 
     def episodes(self, split: str, indices: Tensor) -> Episode:
-        shots = 5 if int(indices[0]) < 2 * TASKS else 6
+        shots = 5 if int(indices[0]) < self._first else 6
         return sinusoid(shots=shots, queries=5, eval_queries=5, seeds=Seeds(0, 0)).episodes(split, indices)
 
 
@@ -604,4 +607,4 @@ def test_tasks_of_differing_shapes_are_made_by_the_host(shots: Any, seed: int, t
     spec = EpisodeSpec(2, shots, 3)
     source = glyphs(episode=spec, image_size=8, channels=1, rotations=False, seeds=Seeds(seed, 1))
     work = work_of(learner_of(waves()), source)
-    assert isinstance(module.feed_of(work, tasks, tasks), WholeEpisodes)
+    assert isinstance(module.feed_of(work, tasks, range(tasks), tasks), WholeEpisodes)
