@@ -299,6 +299,12 @@ class TaskSource(Protocol):
         ...
 
 
+def ways_differ(source: TaskSource) -> bool:
+    """Whether the tasks of a source have classes from 0 on, some fewer than others, as its attribute `ways_differ`
+    says. Then a head with an output for each of the most classes is read up to those of the task."""
+    return getattr(source, "ways_differ", False) is True
+
+
 @runtime_checkable
 class ComesInGroups(Protocol):
     """An optional part of a source of tasks that differ in shape: those with the numbers 0 to G − 1, G to 2 G − 1, …

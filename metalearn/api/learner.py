@@ -21,7 +21,7 @@ from distributed.reduce import tree_sum
 from distributed.strategies.common.work import join
 from metalearn.algorithms.common.losses import measured_by
 from metalearn.algorithms.common.metrics import reporting
-from metalearn.algorithms.common.wrappers import with_fixed
+from metalearn.algorithms.common.wrappers import of_present_classes, with_fixed, with_present_classes
 from metalearn.api import objects
 from metalearn.api.pictures import form_of, listed, prepared
 from metalearn.app.parts import chosen_loss, evaluated_at_once
@@ -49,7 +49,7 @@ from metalearn.tasks.common.pictures import PictureForm
 from metalearn.training.chunks import chunk_functions
 from metalearn.training.compatibility import check_evaluation
 from metalearn.training.settings import tasks_in_chunks
-from metalearn.types import Algorithm, Batch, Loss, Model, Params, TaskSource
+from metalearn.types import Algorithm, Batch, Loss, Model, Params, TaskSource, ways_differ
 
 _NUMBERS_TOGETHER = 2**18
 """The most pixels or numbers of queries that are computed together, which bounds the memory; a transductive learner
@@ -440,7 +440,8 @@ class Learner:
 
     def _check_classes(self, ways: int | None, classes: int) -> None:
         """Raises ValueError for a number of classes that the learner does not take."""
-        if ways is not None and classes != ways:
+        fewer = ways is not None and classes < ways and ways_differ(self.taught.source)
+        if ways is not None and classes != ways and not fewer:
             raise ValueError(
                 f"labels: they name {classes} classes, and this learner (algorithm={self.name}) has an output for each "
                 f"of the {ways} classes that it was trained with; give examples of {ways} classes, or take a "
@@ -770,7 +771,8 @@ def _learner(
         model = build(config, "model")
     is_object = OWN in config.loss
     loss = objects.object_again("loss", config.loss, loss_object, "loss") if is_object else build(config, "loss")
-    model = measured_by(model, reporting(chosen_loss(loss, source), build(config, "metric"), source))
+    loss = reporting(chosen_loss(loss, source), build(config, "metric"), source)
+    model = of_present_classes(measured_by(model, loss), source)
     if OWN in config.algorithm:
         again = objects.object_again("algorithm", config.algorithm, algorithm_object, "algorithm")
         name, algorithm = str(config.algorithm[OWN]), objects.algorithm_from(again, model)
@@ -780,7 +782,7 @@ def _learner(
         target = str(config.algorithm._target_)
         name = option_of("algorithm", target) or target.rpartition(".")[2]
         algorithm = build(config, "algorithm", model=model, inner=build(config, "inner"))
-    algorithm = with_fixed(algorithm, model)
+    algorithm = with_fixed(with_present_classes(algorithm, source), model)
     if algorithm.evaluated_on != "tasks":
         raise ConfigError(
             f"algorithm={name} classifies what it was trained on, and learns no tasks; load a run of "

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from metalearn.algorithms.common.losses import measured_by
 from metalearn.algorithms.common.metrics import reporting
+from metalearn.algorithms.common.wrappers import of_present_classes
 from metalearn.api import objects
 from metalearn.api.learner import Learner, Taught, check_tasks, learner_of
 from metalearn.api.pictures import form_of
@@ -189,7 +190,7 @@ def _assemble(arguments: dict[str, Any], keys: dict[str, Any], options: Mapping[
         else:
             note = objects.note_of_network(model, source, options, loss)
             model, config.model = objects.model_from(model, note), note
-        model = measured_by(model, loss)
+        model = of_present_classes(measured_by(model, loss), source)
         if isinstance(described["algorithm"], Named):
             return model, build(config, "algorithm", model=model, inner=build(config, "inner"))
         return model, objects.algorithm_from(algorithm, model)

@@ -16,7 +16,7 @@ from distributed.reduce import tree_sum
 from distributed.strategies.common.work import Pieces, Work, WorkPlan
 from metalearn.algorithms.common.losses import measured_by, of_function
 from metalearn.algorithms.common.metrics import reporting
-from metalearn.algorithms.common.wrappers import with_fixed
+from metalearn.algorithms.common.wrappers import of_present_classes, with_fixed, with_present_classes
 from metalearn.app.job import Job
 from metalearn.app.preflight import UNKNOWN, check_device, code_digest, likeness_of, own_device
 from metalearn.checks import Invalid
@@ -218,7 +218,7 @@ def assemble(job: Job) -> Parts:
 
     def learner() -> tuple[Model, Algorithm]:
         loss = reporting(chosen_loss(build(config, "loss"), source), build(config, "metric"), source)
-        model = measured_by(build(config, "model"), loss)
+        model = of_present_classes(measured_by(build(config, "model"), loss), source)
         return model, build(config, "algorithm", model=model, inner=build(config, "inner"))
 
     model, algorithm = learner()
@@ -285,7 +285,7 @@ def put_together(job: Job, source: TaskSource, model: Model, algorithm: Algorith
     Raises:
         ConfigError: a value that a component refuses, or an algorithm that does not compute the model's loss.
     """
-    config, algorithm = job.config, with_fixed(algorithm, model)
+    config, algorithm = job.config, with_fixed(with_present_classes(algorithm, source), model)
     if model.loss is not None and algorithm.computes is not model.loss:
         raise ConfigError(
             f"loss={model.loss.name}: this algorithm has a loss of its own; type loss=auto and metric=auto, or let it "

@@ -20,7 +20,7 @@ from metalearn.nn.backends import kernels_for, kernels_on
 from metalearn.nn.backends.c import NetworkCall
 from metalearn.nn.layers import Layer, Params, apply_layers, parameters_of
 from metalearn.nn.plans import PACKED, ShapedNetwork, is_packed, refusal, steps_of
-from metalearn.nn.surroundings import rounds_products
+from metalearn.nn.surroundings import rounds_products, surroundings
 
 Metrics = dict[str, Tensor]
 
@@ -238,7 +238,7 @@ class _Tasks:
             raise ValueError("batch norm of one sample of one pixel: a single number has no variance")
         if row.shape != (len(self.x), shaped.layout.size):
             raise ValueError(f"parameters of {len(row)} tasks: must be those of {len(self.x)}, as the inputs")
-        self.twice, self.rate = twice, rate
+        self.twice, self.rate, self.outputs_read = twice, rate, self.plan.last.used
         self.y: Tensor | None = None
         # What a backward pass reads again is saved by autograd, which refuses it if it has been changed in place.
         self.read = [self.x]
@@ -252,7 +252,9 @@ class _Tasks:
                 "outputs and a loss of them"
             )
         y = (y if y.is_floating_point() else y.long()).contiguous()
-        tasks, samples, outputs = *self.x.shape[:2], self.plan.last.used
+        if not y.is_floating_point() and (present := surroundings().present) is not None:
+            self.outputs_read = min(present, self.outputs_read)
+        tasks, samples, outputs = *self.x.shape[:2], self.outputs_read
         shape = (tasks, samples - self.support_size, *((outputs,) if y.is_floating_point() else ()))
         if y.shape != shape:
             raise ValueError(f"targets {list(y.shape)}: must be {list(shape)}, for inputs {list(self.x.shape)}")
@@ -269,7 +271,7 @@ class _Tasks:
         """Has the kernels compute; `NetworkCall` explains the tensors."""
         if row.stride(1) != 1 or row.stride(0) not in (0, row.shape[1]):  # neither dense nor one row for all tasks
             row = row.contiguous()
-        call = NetworkCall(row, self.x, self.support_size, self.plan.last.used, self.y, self.rate, **tensors)
+        call = NetworkCall(row, self.x, self.support_size, self.outputs_read, self.y, self.rate, **tensors)
         self.plan.kernels.network(what, self.plan.compiled.address, call)
 
     def outputs(self, row: Tensor, *, keep: bool) -> tuple[Tensor, Tensor | None]:
@@ -397,7 +399,7 @@ def _product_by_layers(tasks: _Tasks, row: Tensor, direction: Tensor) -> Tensor:
     keep = torch.is_grad_enabled()
     with torch.enable_grad():
         at = row.view_as(row) if row.requires_grad else row.detach().requires_grad_()
-        loss = usual_metrics(tasks.by_layers(at), tasks.y)["loss"].sum()
+        loss = usual_metrics(tasks.by_layers(at)[..., : tasks.outputs_read], tasks.y)["loss"].sum()
         (slope,) = torch.autograd.grad(loss, at, create_graph=True)
         (product,) = torch.autograd.grad(slope, at, direction, create_graph=keep)
     return product

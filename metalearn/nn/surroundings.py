@@ -54,11 +54,13 @@ class PassSeeds:
 
 class Surroundings(NamedTuple):
     """`fixed` are the parameters that do not learn, by name. Without `seeds`, a network is not in training. `ways` is
-    the number of classes of every task, where it is known without a look at the labels, which may lie on a GPU."""
+    the number of classes of every task, where it is known without a look at the labels, which may lie on a GPU. Of the
+    outputs for classes, the first `present` are those of a task with fewer classes than others; None: all."""
 
     fixed: dict[str, Tensor]
     seeds: PassSeeds | None
     ways: int | None
+    present: int | None = None
 
 
 _NOTHING = Surroundings({}, None, None)

@@ -1,5 +1,6 @@
 """Checks that a learner and a dataset fit, on one task, before anything is started."""
 
+import sys
 from collections.abc import Callable
 
 import torch
@@ -7,6 +8,7 @@ from torch import Tensor
 
 from metalearn.errors import ConfigError
 from metalearn.nn.layers import per_task
+from metalearn.nn.surroundings import surrounded
 from metalearn.training.chunks import episodes_of, placing
 from metalearn.types import (
     Algorithm,
@@ -20,6 +22,7 @@ from metalearn.types import (
     Params,
     TaskSource,
     Unit,
+    ways_differ,
 )
 
 
@@ -85,7 +88,8 @@ def _try_samples(classify: Apply, params: Params, source: TaskSource, first: Epi
 
 def _try_task(algorithm: Algorithm, params: Params, source: TaskSource, task: Episode, split: str) -> None:
     (support, query) = _placed(params, task)
-    outputs = _outputs(lambda: algorithm.adapt(params, support, 0)(query.x), query.x)
+    with surrounded(present=sys.maxsize):  # all outputs of a head, for classes that this task does not have, too
+        outputs = _outputs(lambda: algorithm.adapt(params, support, 0)(query.x), query.x)
     of_training, of_test = source.classes("train"), source.classes("test")
     if split == "train" and of_training != of_test and outputs.shape[2] != of_training:
         raise ConfigError(
@@ -93,7 +97,8 @@ def _try_task(algorithm: Algorithm, params: Params, source: TaskSource, task: Ep
             "test alike; type dataset.train_ways=null, or algorithm=protonet, which has no head"
         )
     # Of tasks that differ, each may have fewer classes than the source; of others, all of them.
-    _check_outputs(outputs, source.classes(split), task.query, support, differ=isinstance(source, ComesInGroups))
+    differ = isinstance(source, ComesInGroups) or ways_differ(source)
+    _check_outputs(outputs, source.classes(split), task.query, support, differ=differ)
     _try_loss(algorithm.computes and algorithm.computes.of_tasks, outputs, query.y)
     loss = algorithm.computes
     if split == "train" and loss is not None:

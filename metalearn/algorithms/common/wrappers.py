@@ -3,6 +3,7 @@
 import functools
 import math
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -12,8 +13,19 @@ from torch import Generator, Tensor
 from metalearn.algorithms.common.learners import evaluated_once, part, prefixed, without
 from metalearn.algorithms.common.losses import objective
 from metalearn.errors import ConfigError
-from metalearn.nn.surroundings import surrounded
-from metalearn.types import FIXED, Algorithm, Batch, ChunkResult, Episode, Metrics, Model, Params
+from metalearn.nn.surroundings import surrounded, surroundings
+from metalearn.types import (
+    FIXED,
+    Algorithm,
+    Batch,
+    ChunkResult,
+    Episode,
+    Metrics,
+    Model,
+    Params,
+    TaskSource,
+    ways_differ,
+)
 
 
 def ensemble(algorithm: Algorithm, members: int) -> Algorithm:
@@ -69,6 +81,53 @@ def joined(members: Sequence[Params]) -> Params:
     """The parameters of all members under names of their own."""
     parts = (prefixed(f"{number}.", params) for number, params in enumerate(members))
     return functools.reduce(dict.__or__, parts, {})
+
+
+def of_present_classes(model: Model, source: TaskSource) -> Model:
+    """The model, whose outputs are those of the classes that a task has, if the tasks of the source differ in them."""
+    if not ways_differ(source):
+        return model
+
+    def cut(apply: Callable[..., Tensor]) -> Callable[..., Tensor]:
+        return lambda *args: apply(*args)[..., : surroundings().present]
+
+    head = None if model.head is None else model.head._replace(apply=cut(model.head.apply))
+    return model._replace(apply=cut(model.apply), head=head)
+
+
+def with_present_classes(algorithm: Algorithm, source: TaskSource) -> Algorithm:
+    """The algorithm on a model `of_present_classes`. A task's classes are those of its support set."""
+    if not ways_differ(source) or algorithm.evaluated_on != "tasks":
+        return algorithm
+
+    def present(support: Batch) -> AbstractContextManager[None]:
+        most = surroundings().present  # a caller may want all
+        return surrounded(present=int(support.y.max()) + 1 if most is None else most)
+
+    def surrounding(compute: Callable[..., Any] | None) -> Any:
+        def computed(params: Params, episode: Episode, *args: Any) -> Any:
+            with present(episode.support):
+                return compute(params, episode, *args)  # type: ignore[misc]
+
+        return None if compute is None else computed
+
+    def adapt(params: Params, support: Batch, steps: int | None = None) -> Callable[[Tensor], Tensor]:
+        with present(support):
+            predict = algorithm.adapt(params, support, steps)
+
+        def predicted(x: Tensor) -> Tensor:
+            with present(support):
+                return predict(x)
+
+        return predicted
+
+    changed = algorithm._replace(evaluate=surrounding(algorithm.evaluate), adapt=adapt)
+    if algorithm.trained_on != "tasks":
+        return changed
+    return changed._replace(
+        meta_grad=surrounding(algorithm.meta_grad), loss=surrounding(algorithm.loss),
+        outcome=surrounding(algorithm.outcome),
+    )  # fmt: skip
 
 
 def with_fixed(algorithm: Algorithm, model: Model) -> Algorithm:

@@ -201,7 +201,7 @@ def _forward(
     def forward(params: Params, x: Tensor, support_size: int, *, features: bool = False) -> Tensor:
         # Sequences of other lengths than the first one's are the network's own affair.
         images = x.expand(-1, -1, shape[0], *(-1 for _ in shape[1:])) if x.shape[2] == 1 else x
-        (constants, seeds, _) = surroundings()
+        (constants, seeds, *_) = surroundings()
         assert constants.keys() >= set(fixed), "metalearn.algorithms.common.wrappers has set them"
         same = {
             path: buffer(x.device, x.dtype if dtype.is_floating_point else dtype)

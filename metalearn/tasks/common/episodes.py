@@ -394,6 +394,8 @@ class _PictureTasks(UnlimitedTasks):
 class _MetaDatasetTasks(_PictureTasks):
     """Tasks with different numbers of classes, shots and queries, see `sizes_of_task`."""
 
+    ways_differ = True
+
     def _begun(self, split: str, index: int) -> tuple[np.random.Generator, list[int]]:
         rng, most = self._seeds.generator(split, index), self._shapes[split].ways
         ways = int(rng.integers(min(FEWEST_WAYS, most), most + 1))

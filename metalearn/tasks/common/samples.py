@@ -32,7 +32,7 @@ from metalearn.tasks.common.episodes import (
     shapes_of,
 )
 from metalearn.tasks.common.identities import class_names_of, drawers_of, identities_of, identity
-from metalearn.types import Batch, Episode, TaskSource, Unit
+from metalearn.types import Batch, Episode, TaskSource, Unit, ways_differ
 
 # The most training samples whose statistics normalise validation and test samples, where a source has any number.
 KNOWN = 256
@@ -165,6 +165,7 @@ class Pretraining:
 
     def __init__(self, samples: TaskSource, tasks: TaskSource) -> None:
         self._sources = {"train": samples, "val": tasks, "test": tasks}
+        self.ways_differ = ways_differ(tasks)
 
     def classes(self, split: str) -> int | None:
         return self._sources[split].classes(split)
