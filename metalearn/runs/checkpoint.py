@@ -13,11 +13,11 @@ import os
 import platform
 import re
 import shutil
-from collections.abc import Callable, Collection, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from copy import deepcopy
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import numpy
 import torch
@@ -31,7 +31,18 @@ from metalearn.config.values import leaves
 from metalearn.errors import ConfigError, DiskError, RunError
 from metalearn.runs.metrics import better, deciding
 from metalearn.saved import form
-from metalearn.saved.form import MANIFEST, META, TENSORS, Kind, NotSavedError, SavedFolder, check_fields, kind_of, sync
+from metalearn.saved.form import (
+    MANIFEST,
+    META,
+    TENSORS,
+    Kind,
+    NotSavedError,
+    SavedFolder,
+    Unread,
+    check_fields,
+    kind_of,
+    sync,
+)
 from metalearn.storage.files import (
     STANDS,
     read_json,
@@ -207,14 +218,14 @@ def write(folder: Path, snapshot: Snapshot) -> Path:
     return final
 
 
-def read(path: Path) -> Snapshot:
-    """The checkpoint in the folder `path`, verified against its manifest.
+def read(path: Path, *, later: bool = False) -> Snapshot:
+    """The checkpoint in the folder `path`, verified against its manifest; its parameters `later`, see `form.load`.
 
     Raises:
         RunError: it is not complete, or a file has changed since it was written.
     """
     try:
-        saved = form.load(path, CHECKPOINT)
+        saved = form.load(path, CHECKPOINT, later=later)
         state = torch.load(path / STATE, map_location="cpu", weights_only=True)
     except NotSavedError as error:
         raise RunError(str(error)) from error
@@ -235,17 +246,35 @@ def from_bytes(data: bytes) -> Snapshot:
     return Snapshot(*torch.load(io.BytesIO(data), map_location="cpu", weights_only=True))
 
 
-def read_named(key: str, path: Path) -> Snapshot:
-    """The checkpoint or the learner that the config's `key` names; a learner has no state.
+def read_named(key: str, path: Path, *, later: bool = False) -> Snapshot:
+    """The checkpoint or the learner that the config's `key` names; a learner has no state. With `later`, the file of
+    the parameters is read for the first of them, and their shapes are known before.
 
     Raises:
         ConfigError: it cannot be read.
     """
-    try:
+    with _naming(key, path):
         if kind_of(path) != LEARNER.name:
-            return read(path)
-        learner = read_learner(path)
-        return Snapshot(learner.tensors, {}, learner.meta)
+            snapshot = read(path, later=later)
+        else:
+            learner = read_learner(path, later=later)
+            snapshot = Snapshot(learner.tensors, {}, learner.meta)
+    unread: Any = snapshot.params
+    if not later:
+        return snapshot
+
+    def tensors() -> Params:
+        with _naming(key, path):
+            return unread.read()  # type: ignore[no-any-return]
+
+    return snapshot._replace(params=cast(Params, Unread(unread.shapes, tensors)))
+
+
+@contextmanager
+def _naming(key: str, path: Path) -> Iterator[None]:
+    """Errors within are those of the config's `key`."""
+    try:
+        yield
     except NotSavedError as error:
         raise ConfigError(f"{key}={path}: {error}; save or publish it again, or take another") from error
     except RunError as error:
@@ -329,11 +358,12 @@ def start_params(path: Path, loaded: Params, params: Params, *, strict: bool) ->
         bare = name.removeprefix(FIXED)
         return next((one for one in (name, bare, f"{FIXED}{bare}") if one in params), name)
 
-    loaded = {name_here(name): value for name, value in loaded.items()}
+    names = {name_here(name): name for name in loaded}
+    ours, shapes = _shapes(params), _shapes(loaded)
+    theirs = {here: shapes[name] for here, name in names.items()}
     if strict:
         advice = "; type the model of that run, or init_strict=false to take what fits"
-        return fitted("init_from", path, loaded, params, advice), []
-    ours, theirs = _shapes(params), _shapes(loaded)
+        _check_shapes("init_from", path, theirs, ours, advice)
     fits = {name for name in ours if theirs.get(name) == ours[name]}
     if not fits:
         raise ConfigError(
@@ -349,7 +379,7 @@ def start_params(path: Path, loaded: Params, params: Params, *, strict: bool) ->
         f"init_from: {name} {list(theirs[name])} is left: there is none here"
         for name in sorted(theirs.keys() - ours.keys())
     ]
-    return {n: loaded[n].to(value.dtype) if n in fits else value for n, value in params.items()}, notes
+    return {n: loaded[names[n]].to(value.dtype) if n in fits else value for n, value in params.items()}, notes
 
 
 def fitted(key: str, path: Path, loaded: Params, params: Params, advice: str = "") -> Params:
@@ -358,17 +388,24 @@ def fitted(key: str, path: Path, loaded: Params, params: Params, advice: str = "
     Raises:
         ConfigError: they have other names or shapes than `params`. The message ends with `advice`.
     """
-    ours, theirs = _shapes(params), _shapes(loaded)
+    _check_shapes(key, path, _shapes(loaded), _shapes(params), advice)
+    return {name: loaded[name].to(value.dtype) for name, value in params.items()}
+
+
+_Shapes = Mapping[str, tuple[int, ...]]
+
+
+def _check_shapes(key: str, path: Path, theirs: _Shapes, ours: _Shapes, advice: str) -> None:
     if ours != theirs:
         differ = sorted(name for name in ours.keys() | theirs.keys() if ours.get(name) != theirs.get(name))
         parts = ", ".join(f"{n} (here {ours.get(n, 'absent')}, there {theirs.get(n, 'absent')})" for n in differ[:3])
         parts += f", and {len(differ) - 3} more" if len(differ) > 3 else ""
         raise ConfigError(f"{key}={path}: holds parameters of another model: {parts}{advice}")
-    return {name: loaded[name].to(value.dtype) for name, value in params.items()}
 
 
-def _shapes(params: Params) -> Mapping[str, tuple[int, ...]]:
-    return {name: tuple(value.shape) for name, value in params.items()}
+def _shapes(params: Params) -> _Shapes:
+    held: Any = params
+    return held.shapes if isinstance(held, Unread) else {name: tuple(value.shape) for name, value in params.items()}
 
 
 def _name(step: int) -> str:
@@ -512,13 +549,13 @@ def fill_learner(
     form.fill(folder, LEARNER, params, {"config": published} | dict(facts))
 
 
-def read_learner(folder: Path) -> SavedFolder:
+def read_learner(folder: Path, *, later: bool = False) -> SavedFolder:
     """The learner in a folder. The data of its config are those of this machine, wherever it says that they are.
 
     Raises:
         NotSavedError: it is damaged, not complete, or refused.
     """
-    saved = form.load(folder, LEARNER)
+    saved = form.load(folder, LEARNER, later=later)
     config = check_saved(saved.meta["config"])
     for group, fields in OBJECT_FIELDS.items():
         if OWN in config[group]:
