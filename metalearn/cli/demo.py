@@ -7,8 +7,10 @@ It listens on this machine alone, and ends with Ctrl-C. No picture is kept.
 """
 
 import json
+import re
 import threading
 from collections.abc import Sequence
+from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import TYPE_CHECKING, Any
 
@@ -25,6 +27,7 @@ if TYPE_CHECKING:
 _HEADERS = {"X-Frame-Options": "DENY", "X-Content-Type-Options": "nosniff", "Cache-Control": "no-store"}
 
 _CLASSES_SHOWN = 5
+_MOST_BYTES = 2**26  # of a picture's file
 
 
 @ended
@@ -55,6 +58,12 @@ def served(classifier: "PictureClassifier", name: str, port: int) -> ThreadingHT
     one_at_a_time = threading.Lock()
 
     class Handler(BaseHTTPRequestHandler):
+        timeout = 30.0  # seconds for a part of a request
+
+        def handle(self) -> None:
+            with suppress(ConnectionError, TimeoutError):  # the client has left, or waits in the middle of a request
+                super().handle()
+
         def do_GET(self) -> None:
             if self.path == "/" and self.is_ours():
                 self.reply(200, content, "text/html; charset=utf-8")
@@ -68,7 +77,13 @@ def served(classifier: "PictureClassifier", name: str, port: int) -> ThreadingHT
             if self.path != "/predict":
                 self.say(404, error="there is no such page")
                 return
-            picture = self.rfile.read(int(self.headers["Content-Length"]))
+            length = self.headers.get("Content-Length", "")
+            if re.fullmatch("[0-9]{1,9}", length) is None or int(length) > _MOST_BYTES:
+                self.say(413, error=f"a picture needs a Content-Length of at most {_MOST_BYTES} bytes")
+                return
+            picture = self.rfile.read(int(length))
+            if len(picture) < int(length):  # the client has left
+                return
             try:
                 with one_at_a_time:
                     (answer,) = classifier.answers([picture])

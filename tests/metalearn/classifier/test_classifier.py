@@ -10,6 +10,8 @@ import pickle
 import re
 import shutil
 import signal
+import socket
+import struct
 import subprocess
 import sys
 import threading
@@ -376,6 +378,36 @@ def test_the_demo_answers_its_own_page_alone(address: tuple[str, int], made: Pat
     assert asked(address, "POST", "/predict", b"x", X_Picture="1", **rebound)[0] == 403
     assert asked(address, "POST", "/predict", b"x")[0] == 403  # as the form of another page sends it
     assert asked(address, "GET", "/../meta.json")[0] == 404
+
+
+def test_clients_of_the_demo_that_leave_or_forge_hold_nothing_up(
+    made: Path, pictures: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    body = (pictures / "star/00.png").read_bytes()
+    with demo.served(PictureClassifier.load(made), "demo", 0) as server:
+        monkeypatch.setattr(server.RequestHandlerClass, "timeout", 1.0)
+        server.daemon_threads = False  # so that leaving the block waits for the threads of the requests
+        threading.Thread(target=server.serve_forever).start()
+        place = "127.0.0.1", server.server_port
+
+        def begun(length: str, content: bytes) -> socket.socket:
+            client = socket.create_connection(place, timeout=60)
+            head = f"POST /predict HTTP/1.1\r\nHost: 127.0.0.1:{place[1]}\r\nX-Picture: 1\r\nContent-Length: {length}"
+            client.sendall(f"{head}\r\n\r\n".encode() + content)
+            return client
+
+        waits = begun(str(len(body)), body[:9])
+        with begun(str(len(body)), body) as gone:
+            gone.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # closes by a reset
+        begun(str(len(body)), body[:9]).close()
+        for length in ("9" * 5000, "-1", "1_0", str(2**26 + 1), ""):
+            with begun(length, b"") as client:
+                assert client.recv(12) == b"HTTP/1.0 413"
+        assert asked(place, "POST", "/predict", body, X_Picture="1")[0] == 200
+        with waits:
+            assert waits.recv(1) == b""  # it was let go
+        server.shutdown()
+    assert capsys.readouterr().err == ""
 
 
 def test_the_demo_listens_on_loopback_and_ends_with_ctrl_c(made: Path, tmp_path: Path) -> None:
