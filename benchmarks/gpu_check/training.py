@@ -2,6 +2,7 @@
 of one and, where each worker can have a GPU of its own, two workers, which must give one process's parameters."""
 
 import importlib.util
+import json
 import os
 import re
 import statistics
@@ -145,6 +146,12 @@ def worlds(device: str, *, short: bool) -> Iterator[CheckRow]:
         if device == "cuda" and torch.cuda.is_available():
             shared = partial(_beside_local, folder, "rpc", 2, "auto", steps)
             yield row_of("worlds", "rpc, 2 workers on the GPUs that there are", shared)
+            resident = "steps stay on the GPU: {}".format
+            yield row_of("worlds", resident("local"), partial(_resident, folder, "local", 1, device, steps))
+            for workers, where in ((1, device), (2, "auto")):
+                backend = "NCCL" if torch.cuda.device_count() >= workers else "gloo, on one GPU"
+                work = partial(_resident, folder, "ddp", workers, where, steps)
+                yield row_of("worlds", resident(f"ddp, ranks: {workers}, {backend}"), work)
 
 
 def _beside_local(folder: Path, strategy: str, workers: int, device: str, steps: int) -> dict[str, Any]:
@@ -164,6 +171,20 @@ def _beside_local(folder: Path, strategy: str, workers: int, device: str, steps:
     }
 
 
+def _resident(folder: Path, strategy: str, workers: int, device: str, steps: int) -> dict[str, Any]:
+    """A run in float32, whose steps stay on the GPU; beside that of `local`, which comes first, its bits and speed."""
+    run, first = folder / f"resident-{strategy}{workers}", folder / "resident-local1"
+    log = _train(run, strategy, workers, device, 10 * steps, "precision=float32", "logger.every=10")
+    line = re.search(r"a step is one CUDA graph|parameters and optimiser stay on the device", log)
+    if line is None:
+        raise WrongError(f"the steps do not stay on the GPU\n{last_lines(log)}")
+    rows = [json.loads(text) for text in (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
+    seconds = statistics.median(row["step_seconds"] for row in rows if "step_seconds" in row)
+    ours, theirs = (load_file(one / "checkpoints/last/params.safetensors") for one in (run, first))
+    equal = all(ours[name].equal(value) for name, value in theirs.items())
+    return {"a step": line[0], "ms a step": 1000 * seconds, "equal bits": "yes" if equal else "no"}
+
+
 def _backend(log: str, device: str) -> str:
     """The backend of the process group, as the run's log has it."""
     match = re.search(r"(\w+) over \d+ ranks", log)
@@ -178,7 +199,7 @@ def _local(folder: Path, device: str, steps: int) -> dict[str, Any]:
     return {}
 
 
-def _train(run: Path, strategy: str, workers: int, device: str, steps: int) -> str:
+def _train(run: Path, strategy: str, workers: int, device: str, steps: int, *more: str) -> str:
     """Runs train.py in the folder `run`; returns what it says.
 
     Raises:
@@ -188,7 +209,7 @@ def _train(run: Path, strategy: str, workers: int, device: str, steps: int) -> s
         raise WrongError("train.py needs Hydra, which is not installed; type pip install hydra-core")
     command = [
         sys.executable, str(ROOT / "train.py"), *OVERRIDES, f"strategy={strategy}", f"workers={workers}",
-        f"device={device}", f"trainer.steps={steps}", f"hydra.run.dir={run}",
+        f"device={device}", f"trainer.steps={steps}", f"hydra.run.dir={run}", *more,
     ]  # fmt: skip
     outside = {name: value for name, value in os.environ.items() if name not in ("RANK", "WORLD_SIZE")}
     done = subprocess.run(

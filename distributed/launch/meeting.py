@@ -173,6 +173,11 @@ def compare_workers(likeness: Callable[[], Mapping[str, str]], *, mixed: bool) -
     _likeness, _mixed = functools.cache(likeness), mixed
 
 
+def admits_mixed() -> bool:
+    """Whether workers that differ from rank zero are admitted; on every rank."""
+    return _mixed
+
+
 def meet(timeout: timedelta) -> dist.Store:
     """Waits until every rank of the world has called this; returns an empty store for what they do next.
 

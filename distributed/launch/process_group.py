@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 
 from distributed.info import GOODBYE_SECONDS, check_timeout, get_world_info, stay_on_loopback
-from distributed.launch.meeting import ended_after, meet, within
+from distributed.launch.meeting import admits_mixed, ended_after, meet, within
 from distributed.launch.processes import FOLLOWS, LAUNCHER
 
 with contextlib.suppress(ImportError, AttributeError):  # of a torch without RPC
@@ -64,21 +64,40 @@ def start_process_group(*, timeout: float, backend: str | None = None, device: t
         # An operation that takes too long then raises in the thread that called it, which names the missing ranks;
         # else torch's watchdog ends the process by a signal.
         os.environ.setdefault("TORCH_NCCL_BLOCKING_WAIT", "1")
-        check_own_cards(store, rank, size, str(torch.cuda.get_device_properties(info.local_rank).uuid), patience)
+        card = torch.cuda.get_device_properties(info.local_rank)
+        check_own_cards(store, rank, size, str(card.uuid), card.name, patience)
     with ended_after(timeout + GOODBYE_SECONDS):
         dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=patience)
+        if backend == "nccl":
+            try:
+                dist.all_reduce(torch.zeros(1, device="cuda"))  # only now it opens its connections
+            except dist.DistBackendError as error:
+                raise ValueError(
+                    f"strategy=ddp: NCCL cannot start: {str(error).splitlines()[0]}; type strategy=rpc, which needs no "
+                    "NCCL, or set NCCL_DEBUG=WARN, and it says more"
+                ) from error
     return backend
 
 
-def check_own_cards(store: dist.Store, rank: int, size: int, card: str, patience: timedelta) -> None:
+def check_own_cards(store: dist.Store, rank: int, size: int, card: str, model: str, patience: timedelta) -> None:
     """Raises ValueError on every rank where two ranks, of one host or of two containers, have the same GPU `card`: NCCL
-    would wait for ever, or end in an error that does not say so."""
-    store.set(f"card/{rank}", card)
+    would wait for ever, or end in an error that does not say so. Also where they have GPUs of several models, and
+    `launch.mixed` does not admit that: these round otherwise."""
+    store.set(f"card/{rank}", f"{card} {model}")
     keys = [f"card/{other}" for other in range(size)]
     store.wait(keys, patience)
     ranks: dict[str, list[int]] = {}
+    models: dict[str, int] = {}
     for other, key in enumerate(keys):
-        ranks.setdefault(store.get(key).decode(), []).append(other)
+        its_card, _, its_model = store.get(key).decode().partition(" ")
+        ranks.setdefault(its_card, []).append(other)
+        models.setdefault(its_model, other)
+    if len(models) > 1 and not admits_mixed():
+        pairs = ", ".join(f"rank {other} an {name}" for name, other in models.items())
+        raise ValueError(
+            f"strategy=ddp: the ranks have GPUs of several models: {pairs}; choose equal ones by CUDA_VISIBLE_DEVICES, "
+            "or type launch.mixed=true, which promises no bits"
+        )
     for shared, those in ranks.items():
         if len(those) > 1:
             names = " and ".join(f"rank {number}" for number in those)

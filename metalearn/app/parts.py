@@ -18,7 +18,7 @@ from metalearn.algorithms.common.losses import measured_by, of_function
 from metalearn.algorithms.common.metrics import reporting
 from metalearn.algorithms.common.wrappers import of_present_classes, with_fixed, with_present_classes
 from metalearn.app.job import Job
-from metalearn.app.preflight import UNKNOWN, check_device, code_digest, likeness_of, own_device
+from metalearn.app.preflight import UNKNOWN, check_device, code_digest, likeness_of, own_device, warn_of_other_users
 from metalearn.checks import Invalid
 from metalearn.config.build import build, import_plugins
 from metalearn.config.check import computes_elsewhere
@@ -119,10 +119,12 @@ class Parts:
 
         Raises:
             MixedWorkersError: this worker differs from rank zero, or another one does and the world has not begun.
+            ConfigError: the GPUs of the ranks do not fit this strategy.
         """
         config = self.job.config
         if self.device.type == "cuda":
             torch.cuda.set_device(self.device)
+            warn_of_other_users(self.device)
         if self.job.workers > 1:
             likeness = partial(likeness_of, config, lambda: self.content, self.device)
             compare_workers(likeness, mixed=config.launch.mixed)
@@ -133,6 +135,8 @@ class Parts:
                 f"{error}; bring all hosts to one version, config and data, or start the run with launch.mixed=true, "
                 "which promises no bits"
             ) from error
+        except ValueError as error:
+            raise ConfigError(str(error)) from error
 
     def new_state(self) -> TrainState:
         """The state before the first step."""

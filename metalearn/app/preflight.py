@@ -26,6 +26,9 @@ from metalearn.types import TaskSource
 
 log = logging.getLogger("metalearn")
 
+TAKEN = 0.1
+"""The part of a GPU's memory that others may hold without a word: processes that only wait hold about 1%."""
+
 DRIVER = Path("/proc/driver/nvidia/version")
 
 PACKAGES = ("distributed", "metalearn")
@@ -46,6 +49,12 @@ def check_device(name: str, precision: str) -> None:
         raise ConfigError(
             f"device=cuda: torch sees no GPU here{f': {reason}' if reason else ''}; type device=auto or device=cpu"
         )
+    ranks = int(os.environ.get("LOCAL_WORLD_SIZE", 1))
+    if name == "cuda" and ranks > (gpus := torch.cuda.device_count()):
+        raise ConfigError(
+            f"device=cuda: this host has {gpus} GPUs for {ranks} ranks; start {gpus} for each host, or type "
+            "device=auto to let ranks share a GPU"
+        )
     if precision == "tf32" and own_device(name).type == "cpu":
         raise ConfigError("precision=tf32: is a mode of NVIDIA GPUs; type precision=float32, or precision=bf16")
 
@@ -55,6 +64,17 @@ def own_device(name: str) -> torch.device:
     if name == "cpu" or not torch.cuda.is_available():
         return torch.device("cpu")
     return torch.device("cuda", int(os.environ.get("LOCAL_RANK", 0)) % torch.cuda.device_count())
+
+
+def warn_of_other_users(device: torch.device) -> None:
+    """Says how much of a GPU's memory others use, if that is more than a driver and its contexts need."""
+    free, total = torch.cuda.mem_get_info(device)
+    taken = total - free - torch.cuda.memory_reserved(device)
+    if taken > TAKEN * total:
+        log.warning(
+            "%s: other processes hold %.0f of its %.0f GiB, and may slow this run down; nvidia-smi lists them, and "
+            "CUDA_VISIBLE_DEVICES chooses another GPU", device, taken / 2**30, total / 2**30,
+        )  # fmt: skip
 
 
 def why_no_gpu() -> str | None:

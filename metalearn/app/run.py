@@ -568,6 +568,8 @@ def log_start(parts: Parts, trainer: Trainer) -> None:
             "%d of %d workers compute nothing, since a step has %d chunks; type trainer.task_chunk=%d, which rounds "
             "otherwise, or take fewer workers", idle, job.workers, chunks, share,
         )  # fmt: skip
+    if parts.device.type == "cuda" and job.workers == 1 and (gpus := torch.cuda.device_count()) > 1:
+        log.info("this host has %d GPUs, of which one computes; type workers=%d to use all", gpus, gpus)
     if "why" in (device := described(job.config.device)):
         log.warning("device=auto: the CPU computes, since %s", device["why"])
     dtype, loss, network = next(iter(parts.start.values())).dtype, parts.model.loss, parts.model.network

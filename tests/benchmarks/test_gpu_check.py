@@ -100,8 +100,8 @@ def test_a_part_that_hangs_is_ended() -> None:
     assert (row.state, row.error) == (FAILED, "took more than 0 seconds")
 
 
-def test_all_limits_together_are_less_than_twelve_minutes() -> None:
-    assert sum(part.limit for part in PARTS.values()) < 12 * 60
+def test_all_limits_together_are_less_than_the_docs_say() -> None:
+    assert sum(part.limit for part in PARTS.values()) < 13.5 * 60
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")

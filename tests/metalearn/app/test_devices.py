@@ -39,3 +39,25 @@ def test_an_old_driver_is_named_as_torch_names_it(machine: Path, monkeypatch: py
     assert preflight.described("cpu") == {"type": "cpu"}  # as was asked for
     with pytest.raises(ConfigError, match=r"^device=cuda: .*too old"):
         preflight.check_device("cuda", "float32")
+
+
+def test_more_ranks_than_gpus_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As torchrun starts them, which knows no device."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+    with pytest.raises(ConfigError, match="1 GPUs for 2 ranks"):
+        preflight.check_device("cuda", "float32")
+    preflight.check_device("auto", "float32")
+
+
+@pytest.mark.parametrize(("taken", "lines"), [(0.5, 0), (30, 1)])
+def test_a_gpu_in_use_is_named(
+    taken: float, lines: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """This process's part, 8 GiB, does not count."""
+    gib = 2**30
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (int((80 - 8 - taken) * gib), 80 * gib))
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: 8 * gib)
+    preflight.warn_of_other_users(torch.device("cuda", 1))
+    assert caplog.text.count("cuda:1: other processes hold 30 of its 80 GiB") == lines
