@@ -129,6 +129,20 @@ def test_one_collective_gives_all_ranks_the_bits(
     assert stand_in.collectives == 1
 
 
+def test_no_operation_of_a_shared_sum_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Under NCCL: tensors without values stand for those of a GPU, and whatever asks for a value fails."""
+    terms = [({"w": torch.empty(5, 3, device="meta")}, {"loss": torch.empty((), device="meta")}) for _ in range(6)]
+    stand_in = Ranks(2, "nccl")
+    monkeypatch.setattr(module, "dist", stand_in)
+
+    def program() -> Any:
+        shares = module.SharesOfRanks(torch.device("meta"), 60, nullcontext)
+        return shares.add([terms[number] for number in shares.run(6)], 6)
+
+    for weights, figures in stand_in.run(program):
+        assert weights["w"].shape == (5, 3) and {weights["w"].device.type, figures["loss"].device.type} == {"meta"}
+
+
 class Result(NamedTuple):
     grads: dict[str, Tensor]
     loss: Any
