@@ -8,7 +8,6 @@ import shutil
 import sys
 import traceback
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
@@ -107,8 +106,7 @@ def run_sweep(program: Program, overrides: Sequence[str], run_job: RunJob) -> in
         code = run_grid_by_hydra(lambda config: exit_code_of(lambda: run_job(job_of(config, program))), folder)
         from metalearn.reporting.index import jobs_table  # imports torch, which the jobs have set up
 
-        with suppress(FileNotFoundError):  # no job has begun
-            print(printable(jobs_table(folder, jobs)), flush=True)
+        print(printable(jobs_table(folder, jobs)), flush=True)
         return code
     checked = check_trials(program, overrides, sweeper)
     if isinstance(checked, int):

@@ -23,6 +23,7 @@ COMMANDS = {
     "export": "publish what a run has learned, without code and paths",
     "compare": "draw the validations of several runs in one plot",
     "index": "list the runs below a folder on a page, with what was typed and what came out",
+    "watch": "the same page in the browser, renewed while runs go on",
     "prior": "check what can be learned from the tasks of a prior",
     "doctor": "check every way to send between the workers of this world",
     "cache": "show and clean compiled kernels and decoded pictures",
@@ -36,8 +37,8 @@ COMMANDS = {
 """The sub-commands."""
 
 FUNCTIONS = {
-    "add": "fit.add", "remove": "fit.remove", "compare": "runs.compare", "index": "runs.index", "shard": "data.shard",
-    "prior": "data.prior",
+    "add": "fit.add", "remove": "fit.remove", "compare": "runs.compare", "index": "runs.index", "watch": "runs.watch",
+    "shard": "data.shard", "prior": "data.prior",
 }  # fmt: skip
 """Commands that share a file of metalearn/cli. Each other one but `sweep` and `help` is the `main` of its file."""
 

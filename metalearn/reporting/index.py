@@ -8,7 +8,11 @@ import urllib.parse
 from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
+from statistics import fmean
 from typing import Any, NamedTuple
+
+import yaml  # type: ignore[import-untyped]
+from rich.progress import track
 
 from metalearn.config.check import LOCK
 from metalearn.config.saved import read_config, typed_keys
@@ -16,6 +20,7 @@ from metalearn.config.values import leaves
 from metalearn.reporting.charts import PALETTE, Chart, Line, chart
 from metalearn.reporting.loggers import METRICS, Row, rows_of
 from metalearn.reporting.page import page, pages
+from metalearn.reporting.progress import CONSOLE, on_terminal
 from metalearn.reporting.report import REPORT, duration, report_of
 from metalearn.runs.metrics import ERRORS, METRIC_NAMES, better, deciding, main_metric, shown
 from metalearn.storage.files import holder_of, read_object, write_atomically, writing
@@ -49,11 +54,7 @@ class ListedRun(NamedTuple):
 
 
 def runs_below(folder: Path) -> list[ListedRun]:
-    """The runs below a folder, by path.
-
-    Raises:
-        FileNotFoundError: the folder is missing, or has no run below it.
-    """
+    """The runs below a folder, by path; none if it is missing."""
     runs = []
     for here, folders, files in os.walk(folder):  # links are not followed
         path = Path(here).relative_to(folder)
@@ -63,8 +64,6 @@ def runs_below(folder: Path) -> list[ListedRun]:
         elif len(path.parts) >= _DEEPEST:
             folders.clear()
         folders[:] = sorted(name for name in folders if not name.startswith("."))
-    if not runs:
-        raise FileNotFoundError(f"{folder}: has no runs below it, {_DEEPEST} deep; type the folder of some")
     return runs
 
 
@@ -118,7 +117,9 @@ def _progress(rows: Sequence[Row], steps: Any, run_dir: Path) -> str:
     step = rows[-1]["step"] if rows else 0
     far = f"step {step} of {steps}" if isinstance(steps, int) else f"step {step}"
     if not _is_held(run_dir):
-        return f"stopped at {far}"
+        return f"stopped at {far}" if rows else "no step yet"
+    if step == steps:
+        return "running, all steps are done"
     timed = next((row for row in reversed(rows) if row["split"] == "val" and row.get("elapsed_seconds")), None)
     if timed is not None and timed["step"]:
         each = timed["elapsed_seconds"] / timed["step"]
@@ -263,6 +264,7 @@ def index_page(folder: Path, runs: Sequence[ListedRun], renew: int = 0) -> str:
         title=folder.resolve().name,
         renew=renew,
         charts=_charts(runs),
+        sweeps=_sweeps(folder, runs),
         alike=" ".join(f"{key}={value}" for key, value in table.alike.items()),
         more=[*table.values][_MOST_KEYS:],
         heads=[
@@ -284,6 +286,27 @@ def index_page(folder: Path, runs: Sequence[ListedRun], renew: int = 0) -> str:
             for number, run in enumerate(runs)
         ],
     )  # fmt: skip
+
+
+def _sweeps(folder: Path, runs: Sequence[ListedRun]) -> list[str]:
+    """How far each search under way is, and how long it may still take."""
+    lines = []
+    for place in dict.fromkeys(run.path.parent for run in runs):
+        try:
+            counts = yaml.safe_load((folder / place / "optimization_results.yaml").read_text(encoding="utf-8"))[
+                "trials"
+            ]
+            total, ended = int(counts["total"]), sum(int(count) for name, count in counts.items() if name != "total")
+        except (OSError, ValueError, TypeError, KeyError, AttributeError, yaml.YAMLError):  # no search, or damaged
+            continue
+        if ended >= total:
+            continue
+        trials = [run for run in runs if run.path.parent == place]
+        seconds = [run.result["seconds"] for run in trials if run.result.get("seconds")]
+        slots = sum(run.status.startswith("running") for run in trials)
+        left = f", about {duration((total - ended) * fmean(seconds) / slots)} left" if slots and seconds else ""
+        lines.append(f"{place}: {ended} of {total} trials have ended{left}")
+    return lines
 
 
 def colour(number: int) -> str:
@@ -325,7 +348,7 @@ def link_of(folder: Path, run: ListedRun) -> str | None:
     return f"./{REPORTS}/" + urllib.parse.quote(os.fsencode(run.path / REPORT))
 
 
-def report_at(folder: Path, runs: Sequence[ListedRun], address: str) -> str | None:
+def report_at(folder: Path, runs: Sequence[ListedRun], address: str) -> bytes | None:
     """The page at an address that `link_of` gives; None for any other one.
 
     Raises:
@@ -335,8 +358,8 @@ def report_at(folder: Path, runs: Sequence[ListedRun], address: str) -> str | No
     if run is None:
         return None
     if address.startswith(f"/{REPORTS}/"):
-        return report_of(folder / run.path, run.result)
-    return (folder / run.path / REPORT).read_text(encoding="utf-8")
+        return report_of(folder / run.path, run.result).encode()
+    return (folder / run.path / REPORT).read_bytes()
 
 
 def write_index(folder: Path) -> int:
@@ -348,15 +371,12 @@ def write_index(folder: Path) -> int:
         RunError: it cannot be written.
     """
     runs = runs_below(folder)
-    for run in runs:
-        link = link_of(folder, run)
-        if link is None or not link.startswith(f"./{REPORTS}/"):
-            continue
-        target, stamps = folder / REPORTS / run.path / REPORT, [folder / run.path / name for name in _SIGNS[:2]]
-        if (made := _stat(target)) and all(
-            made.st_mtime_ns > status.st_mtime_ns for path in stamps if (status := _stat(path))
-        ):
-            continue  # it is newer than what it is made of
+    if not runs:
+        raise FileNotFoundError(f"{folder}: has no runs below it, {_DEEPEST} deep; type the folder of some")
+    linked = [run for run in runs if (link_of(folder, run) or "").startswith(f"./{REPORTS}/")]
+    stale = [run for run in linked if not _is_newer(folder / REPORTS / run.path / REPORT, folder / run.path)]
+    for run in track(stale, "reports", console=CONSOLE, transient=True, disable=not on_terminal()):
+        target = folder / REPORTS / run.path / REPORT
         try:
             content = report_of(folder / run.path, run.result)
         except Exception as error:  # as in `_listed`
@@ -366,3 +386,9 @@ def write_index(folder: Path) -> int:
         write_atomically(target, content)
     write_atomically(folder / INDEX, index_page(folder, runs))
     return len(runs)
+
+
+def _is_newer(made: Path, run_dir: Path) -> bool:
+    """Whether a page is newer than what it is made of."""
+    page_of, sources = _stat(made), [_stat(run_dir / name) for name in _SIGNS[:2]]
+    return page_of is not None and all(source is None or page_of.st_mtime_ns > source.st_mtime_ns for source in sources)

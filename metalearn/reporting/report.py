@@ -115,7 +115,9 @@ def _report(
         value=value,
         words=words,
         about={
-            "best validation": f"{describe(dict(val))}, after step {val['step']}" if val else "-",
+            f"{'best' if result else 'latest'} validation": (
+                f"{describe(dict(val))}, after step {val['step']}" if val else "-"
+            ),
             "steps": f"{result.get('steps', last):,}",
             "time": "-" if seconds is None else duration(seconds),
             "workers": result.get("workers", "-"),

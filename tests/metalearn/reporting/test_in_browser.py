@@ -1,6 +1,8 @@
 """Every page in headless Chromium: none is wider than the screen, and each is dark where the reader wants it."""
 
+import json
 import os
+import re
 from pathlib import Path
 
 import pytest
@@ -76,3 +78,21 @@ def test_a_browser_runs_the_script_of_a_page_and_no_other(pages: dict[str, Path]
     hostile = tmp_path / "report.html"
     hostile.write_text(pages["run"].read_text().replace("</main>", "<script>document.title = 'run'</script></main>"))
     assert "<title>run</title>" not in chromium("--dump-dom", hostile.as_uri(), dark=False, home=tmp_path / "browser")
+
+
+def test_words_and_ticks_choose_runs_and_their_curves(pages: dict[str, Path], tmp_path: Path) -> None:
+    script = """<script>const box = document.querySelector("#controls input");
+      box.value = "curves"; box.dispatchEvent(new Event("input"));
+      const rows = all("tbody tr"), on = () => rows.map(row => curves(row).map(c => c.style.display || "on")).flat();
+      const found = [rows.filter(row => !row.hidden).map(row => row.dataset.path.split("/").pop()), on()];
+      box.value = ""; box.dispatchEvent(new Event("input")); found.push(on());
+      rows.find(row => row.dataset.path.endsWith("curves")).querySelector("input").click(); found.push(on());
+      document.title = JSON.stringify(found);</script>"""
+    chosen = tmp_path / "index.html"
+    chosen.write_text(pages["index"].read_text().replace("</body>", f"{script}</body>"))
+    shown = chromium("--dump-dom", chosen.as_uri(), dark=False, home=tmp_path / "browser")
+    title = re.search("<title>(.*)</title>", shown)
+    assert title is not None
+    names, by_words, whole, by_tick = json.loads(title[1])
+    assert names == ["curves"] and sorted(by_words) == ["none", "on"] and whole == ["on", "on"]
+    assert by_tick == by_words[::-1]

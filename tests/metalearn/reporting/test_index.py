@@ -90,8 +90,8 @@ def test_what_differs_between_runs_is_their_name(tmp_path: Path) -> None:
     ]
     assert jobs_table(tmp_path, jobs).splitlines() == [
         "seed  inner_lr  best validation  test",
-        "1     0.5                              stopped at step 0 of 5",
-        "0     0.01235                          stopped at step 0 of 5",
+        "1     0.5                              no step yet",
+        "0     0.01235                          no step yet",
     ]
 
 
