@@ -106,7 +106,8 @@ def run_sweep(program: Program, overrides: Sequence[str], run_job: RunJob) -> in
         code = run_grid_by_hydra(lambda config: exit_code_of(lambda: run_job(job_of(config, program))), folder)
         from metalearn.reporting.index import jobs_table  # imports torch, which the jobs have set up
 
-        print(printable(jobs_table(folder, jobs)), flush=True)
+        if table := jobs_table(folder, jobs):
+            print(printable(table), flush=True)
         return code
     checked = check_trials(program, overrides, sweeper)
     if isinstance(checked, int):

@@ -196,7 +196,8 @@ def short_names(runs: Sequence[ListedRun]) -> list[tuple[str, str]]:
 
 
 def jobs_table(folder: Path, jobs: Sequence[Sequence[str]]) -> str:
-    """A line for each job of a multirun in the folder: what differs, its best validation and its test.
+    """A line for each job of a multirun in the folder: what differs, its best validation and its test; empty if none of
+    them has begun, or all have been on other disks.
 
     Args:
         jobs: the typed words of each.
@@ -204,6 +205,8 @@ def jobs_table(folder: Path, jobs: Sequence[Sequence[str]]) -> str:
     asked = [learned_keys(word.partition("=")[::2] for word in job) for job in jobs]
     runs = [run for run in runs_below(folder) if run.typed in asked]  # earlier ones may lie there, too
     made = sorted(runs, key=lambda run: asked.index(dict(run.typed)))
+    if not made:
+        return ""
     values, best = what_differs(made).values, _best(made)
     rows = [
         [*(rounded(each[place]) for each in values.values()), *(str(text) for text, _ in _cells(run.result)[1::-1]),

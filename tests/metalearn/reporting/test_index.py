@@ -93,6 +93,7 @@ def test_what_differs_between_runs_is_their_name(tmp_path: Path) -> None:
         "1     0.5                              no step yet",
         "0     0.01235                          no step yet",
     ]
+    assert jobs_table(tmp_path, [["seed=7"]]) == jobs_table(tmp_path / "none", jobs) == ""
 
 
 def test_a_run_without_a_report_gets_one_beside_the_index(tmp_path: Path) -> None:
