@@ -6,6 +6,7 @@ import logging
 import os
 import sys
 import tempfile
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
@@ -21,8 +22,9 @@ from metalearn.checks import one_of, real_number, whole_number
 from metalearn.classifier import tuning, validation
 from metalearn.classifier.backbones import DEFAULT, OF_CODE, Backbone, backbone_of, features_from_cache, features_of
 from metalearn.classifier.heads import AUTO, HEADS, State, centred, class_means
-from metalearn.classifier.saved import MOST_SHOWN, Page, Place, Saved, Weights
+from metalearn.classifier.saved import MOST_CLASSES, MOST_SHOWN, Place, Saved, Weights
 from metalearn.errors import ConfigError, DataError
+from metalearn.reporting.page import picture_of
 from metalearn.reporting.provenance import made_with
 from metalearn.saved import exporter, hub
 from metalearn.saved.card import FOLDER, ONNX, TORCH, Card, Reached, use
@@ -198,7 +200,8 @@ class PictureClassifier:
         self._learn_features(features_from_cache(self.opened(), collected.pictures), collected.labels, collected.names)
         if self.minutes:
             self._tune(collected)
-        return self._show_wrong(collected)
+        self._shown: dict[str, Tensor] = {}
+        return self._show(collected)
 
     def _learn_features(self, features: Tensor, labels: Sequence[Any], names: Sequence[str]) -> None:
         """Learns from the features [n, width] of pictures."""
@@ -215,7 +218,6 @@ class PictureClassifier:
             else validation.report_of(self._features, self._validation())
         )
         self._learn(self.report_["head"])
-        self._shown: dict[str, Tensor] = {}
         self._origin = made_with()
 
     def _validation(self) -> validation.Validation:
@@ -242,12 +244,29 @@ class PictureClassifier:
             self._features = features_from_cache(self._opened, pictures)
             self._learn(self.report_["head"])
 
-    def _show_wrong(self, collected: Collected) -> "PictureClassifier":
-        """Keeps for the page those of these pictures that are taken for another class. A name that several pictures
-        have says of none which it is."""
-        wrong = [entry["picture"] for entry in self.report_.get("wrong", ())[:MOST_SHOWN]]
+    def _show(self, collected: Collected) -> "PictureClassifier":
+        """Notes in the report a picture near the mean of each class, and the known picture nearest to each one
+        that was taken for another class; and keeps small ones of these pictures for the page. A name that several
+        pictures have says of none which it is."""
+        counts = Counter(self._names)
+        once = {name: place for place, name in enumerate(self._names) if counts[name] == 1}
+        z, wrong = centred(self._features, self._centre), self.report_.get("wrong", ())[:MOST_SHOWN]
+        for entry in wrong:
+            if (place := once.get(entry["picture"])) is not None:
+                alike = z @ z[place]
+                alike[place] = -torch.inf
+                nearest = int(alike.argmax())
+                entry |= {"nearest": self._names[nearest], "nearest_label": str(self.classes_[self._y[nearest]])}
         pictures = dict(zip(collected.names, collected.pictures, strict=True))
-        self._shown = {name: pictures[name] for name in wrong if name in pictures and self._names.count(name) == 1}
+        kept = torch.tensor([name in once and (name in pictures or name in self._shown) for name in self._names])
+        near = (z * self._means[self._y]).sum(dim=1) + 4 * kept  # of a class first those that can be shown
+        firsts = [int(torch.where(self._y == label, near, -torch.inf).argmax()) for label in range(len(self.classes_))]
+        self.report_["typical"] = {str(self.classes_[self._y[place]]): self._names[place] for place in firsts}
+        names = {name for entry in wrong for name in (entry["picture"], entry.get("nearest"))}
+        names |= {*list(self.report_["typical"].values())[:MOST_CLASSES]}
+        for name in names & pictures.keys():
+            self._shown[name] = torch.tensor(picture_of(pictures[name].permute(2, 0, 1) / 255))
+        self._shown = {name: value for name, value in self._shown.items() if name in names & once.keys()}
         return self
 
     def _learn(self, head: str) -> None:
@@ -375,7 +394,7 @@ class PictureClassifier:
         labels = [*self.classes_[self._y].tolist(), *(named[i] for i in new)]
         names = [*self._names, *(collected.names[i] for i in new)]
         self._learn_features(torch.cat([self._features, features[new]]), labels, names)
-        return self._show_wrong(collected)
+        return self._show(collected)
 
     def _class_named(self, label: Any) -> Any:
         """The class that a label is, or that a text names: folders and commands have texts for numbers, too."""
@@ -397,7 +416,7 @@ class PictureClassifier:
         labels = self.classes_[self._y[stays]].tolist()
         names = [name for name, kept in zip(self._names, stays.tolist(), strict=True) if kept]
         self._learn_features(self._features[stays], labels, names)
-        return self
+        return self._show(Collected([], [], []))
 
     # In files
 
@@ -416,10 +435,10 @@ class PictureClassifier:
         self._check_fitted()
         backbone = self.opened()
         weights = None if backbone.packaged or not backbone.state else Weights(backbone.state, backbone.licence)
-        folder, page = Path(path), Page(command, self._shown)
+        folder = Path(path)
         place = self._place if self._place is not None and self._place.folder == folder.resolve() else None
         before = None if place is None else place.digest
-        digest = self._saved().write(folder, replace=replace, weights=weights, page=page, before=before)
+        digest = self._saved().write(folder, replace=replace, weights=weights, command=command, before=before)
         if place is not None:
             self._place = place._replace(digest=digest)
         if replace and (folder / CARD).exists():
@@ -429,7 +448,7 @@ class PictureClassifier:
         backbone, settings = self.opened(), {name: getattr(self, name) for name in SETTINGS}
         return Saved(
             backbone.name, backbone.named, backbone.digest, settings, self.classes_.tolist(), self._names,
-            self.report_, self._origin, self._features, self._y, self._tuned,
+            self.report_, self._origin, self._features, self._y, self._tuned, self._shown,
         )  # fmt: skip
 
     def export(
@@ -599,7 +618,7 @@ class PictureClassifier:
             raise ConfigError(f"{key}={path}: was made with other weights of {saved.backbone}; name those")
         made.classes_, made.report_, made._origin = np.array(saved.classes), saved.report, saved.origin
         made._features, made._y, made._names = saved.features, saved.labels, saved.names
-        made._shown, made._place = {}, place
+        made._shown, made._place = dict(saved.shown), place
         made._learn(saved.report["head"])
         return made
 

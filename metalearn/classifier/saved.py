@@ -7,6 +7,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
@@ -16,7 +17,7 @@ from metalearn.classifier.validation import compared, strangers_in_words, twice_
 from metalearn.errors import ConfigError
 from metalearn.models.common.pretrained import LICENCE, NAMED
 from metalearn.reporting.charts import Line, chart
-from metalearn.reporting.page import Tile, page, picture_of
+from metalearn.reporting.page import Tile, page, side_by_side
 from metalearn.reporting.provenance import made_with
 from metalearn.saved import form
 from metalearn.saved.form import MANIFEST, Kind, digest_of, kind_of, replaced_by
@@ -32,7 +33,7 @@ WEIGHTS, REPORT = "backbone.safetensors", "report.html"
 
 _LOCK = ".classifier.lock"
 
-_TUNED = "tuned."  # begins the names of tuned weights
+_TUNED, _SHOWN = "tuned.", "shown."  # begin the names of tuned weights, and of small pictures
 
 
 class Weights(NamedTuple):
@@ -40,14 +41,6 @@ class Weights(NamedTuple):
 
     state: Mapping[str, Tensor]
     licence: str | None
-
-
-class Page(NamedTuple):
-    """What `report.html` shows beside the report: the command that has made it so, empty if that was no command; and
-    pictures, as `classifier_page` takes them."""
-
-    command: str
-    shown: Mapping[str, Tensor]
 
 
 class Place(NamedTuple):
@@ -70,6 +63,7 @@ class Saved:
         origin: of the report: as `metalearn.reporting.provenance.made_with` gives it.
         features, labels: of the pictures, float32 [n, width], and their places in `classes`, int64 [n].
         tuned: weights in place of the network's own, float32, by name; empty if it was not tuned.
+        shown: small pictures of the page, uint8 [h, w, 3], by name.
     """
 
     backbone: str
@@ -83,16 +77,17 @@ class Saved:
     features: Tensor
     labels: Tensor
     tuned: Mapping[str, Tensor]
+    shown: Mapping[str, Tensor]
 
     def write(
-        self, folder: Path, *, replace: bool, weights: Weights | None, page: Page | None, before: str | None = None
+        self, folder: Path, *, replace: bool, weights: Weights | None, command: str | None, before: str | None = None
     ) -> str:
         """Writes the folder: a reader, also after a kill, finds the classifier before or this one. Returns its digest.
 
         Args:
             replace: the folder may hold a classifier, which this one was made of.
             weights: of the network, if the folder is to have them.
-            page: None: the folder has no page and no commands, which name folders of this machine.
+            command: that has made it so, empty if that was none; None: the folder has no page, as of `fill`.
             before: the digest of the classifier that was read there, which must still be there.
 
         Raises:
@@ -109,8 +104,11 @@ class Saved:
                         stack.enter_context(held(folder / _LOCK, f"{folder} is being changed"))
                 temporary = stack.enter_context(form.replacing("path", folder, CLASSIFIER))
             old = replace and kind_of(folder) == CLASSIFIER.name
-            commands = form.load_meta(folder, CLASSIFIER)["commands"] if old and page is not None else []
-            self.fill(temporary, weights, page, commands, folder.resolve().name)
+            commands = None
+            if command is not None:
+                before_it = form.load_meta(folder, CLASSIFIER)["commands"] if old else []
+                commands = [*before_it, *([command] if command else [])]
+            self.fill(temporary, weights, commands, folder.resolve().name)
             if old and before not in (None, digest_of(folder / MANIFEST)):
                 raise ConfigError(
                     f"path={folder}: was changed since it was loaded; load it again, or type the command again"
@@ -118,21 +116,23 @@ class Saved:
             return digest_of(temporary / MANIFEST)
 
     def fill(
-        self, folder: Path, weights: Weights | None, page: Page | None, commands: Sequence[str] = (), name: str = ""
+        self, folder: Path, weights: Weights | None, commands: Sequence[str] | None = None, name: str = ""
     ) -> None:
-        """As `write`, into an empty folder; `commands` are those of the classifier before; its page has the `name`."""
+        """As `write`, into an empty folder: `commands` are all that have made it, and its page has the `name`. Without
+        commands, which name folders of this machine, it has no page and no pictures."""
         content = {field: value for field, value in vars(self).items() if not isinstance(value, Tensor)}
         tensors = {"features": self.features, "labels": self.labels}
         tensors |= {_TUNED + key: value for key, value in content.pop("tuned").items()}
+        shown = content.pop("shown")
         if weights is not None:
             whole = {key: value.contiguous() for key, value in weights.state.items()}
             save_file(whole, folder / WEIGHTS, {NAMED: self.weights, LICENCE: weights.licence or ""})
-        if page is not None:
-            commands = [*commands, *([page.command] if page.command else [])]
+        if commands is not None:
             threshold = self.settings["threshold"]
-            text = classifier_page(name, self.report, self.classes, self.backbone, page.shown, commands, threshold)
+            text = classifier_page(name, self.report, self.classes, self.backbone, shown, commands, threshold)
             (folder / REPORT).write_text(text, encoding="ascii")
-        form.fill(folder, CLASSIFIER, tensors, content | {"commands": [*commands]})
+            tensors |= {f"{_SHOWN}{self.names.index(name)}": value for name, value in shown.items()}
+        form.fill(folder, CLASSIFIER, tensors, content | {"commands": [*(commands or ())]})
 
     @classmethod
     def read(cls, folder: Path, key: str) -> tuple["Saved", Place]:
@@ -151,17 +151,36 @@ class Saved:
                 killed = replaced.exists() and not folder.exists()
                 tensors, meta, place = form.load(replaced if killed else folder, CLASSIFIER)
             one_of("head", meta["report"]["head"], tuple(HEADS))
+            shown = _named(meta["names"], tensors)
         except ValueError as error:
             raise ConfigError(
                 f"{key}={folder}: is no classifier that can be used: {error}; make it again by metalearn fit"
             ) from error
         tuned = {name.removeprefix(_TUNED): tensors.pop(name) for name in list(tensors) if name.startswith(_TUNED)}
-        content = meta | tensors | {"tuned": tuned}
+        content = meta | tensors | {"tuned": tuned, "shown": shown}
         weights = place / WEIGHTS
         here = Place(place.resolve(), digest_of(place / MANIFEST), weights if weights.exists() else None)
         return cls(**{item.name: content[item.name] for item in fields(cls)}), here
 
 
+def _named(names: Sequence[str], tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Takes the small pictures out of the tensors, where they have the places of their names.
+
+    Raises:
+        ValueError: one is no picture, or has no name.
+    """
+    shown = {}
+    for key in [key for key in tensors if key.startswith(_SHOWN)]:
+        place, value = key.removeprefix(_SHOWN), tensors.pop(key)
+        if not (
+            place.isdecimal() and int(place) < len(names) and value.dtype == torch.uint8 and value.shape[2:] == (3,)
+        ):
+            raise ValueError(f"{key}: is no small picture of the {len(names)} that it has learned from")
+        shown[names[int(place)]] = value
+    return shown
+
+
+MOST_CLASSES = 40  # the most classes of a page that have a picture
 MOST_SHOWN = 48  # the most pictures of a page that were taken for another class
 _LARGEST_MATRIX = 40  # the confusion matrix of more classes is a list of its largest entries
 _MOST_CONFUSED = 30
@@ -175,7 +194,7 @@ def classifier_page(
 
     Args:
         backbone: what gives the features, in words.
-        shown: pictures uint8 [h, w, 3] by name, of those that were taken for another class, as far as they are known.
+        shown: small pictures uint8 [h, w, 3] by name, as far as they are known.
         commands: what makes it again, in order; none if it was made in Python.
         threshold: as of the classifier.
     """
@@ -197,6 +216,11 @@ def classifier_page(
         [Line("mean of random draws", [(int(k), value) for k, value in report["by_shots"].items()], (), "dots")],
         x="pictures a class", y="accuracy (%)", percent=True, whole=True, note=twice and f"{twice}.",
     )  # fmt: skip
+    rest = [(100 * share, value) for share, value in report.get("by_refused", ())]
+    refused = chart(
+        "With the least similar pictures refused", [Line("accuracy of the others", rest, (), "dots")],
+        x="refused (%)", y="accuracy (%)", percent=True, note=f"“none of these” is {about['“none of these”']}.",
+    )  # fmt: skip
     confused = [
         (names[label], names[answer], count)
         for label, row in enumerate(report["confusion"])
@@ -206,8 +230,11 @@ def classifier_page(
     tiles, unseen = [], []
     for entry in report["wrong"][:MOST_SHOWN]:
         words = f"{entry['label']}, taken for {entry['answer']} ({entry['picture']})"
+        if "nearest" in entry:
+            words += f"; the nearest known picture is of {entry['nearest_label']} ({entry['nearest']})"
+        pair = [shown[entry[key]].numpy() for key in ("picture", "nearest") if entry.get(key) in shown]
         if entry["picture"] in shown:
-            tiles.append(Tile(picture_of(shown[entry["picture"]].permute(2, 0, 1) / 255), words, words, right=False))
+            tiles.append(Tile(side_by_side(pair), words, words, right=False))
         else:
             unseen.append(words)
     return page(
@@ -215,7 +242,8 @@ def classifier_page(
         **values,
         about=about,
         heads=[(head + " (chosen)" * (head == report["head"]), f"{value:.1%}") for head, value in heads],
-        shots=shots,
+        charts=[each for each in (shots, refused) if each.lines],
+        typical={label: shown[name].numpy() for label, name in report.get("typical", {}).items() if name in shown},
         classes=names,
         confused=sorted(confused, key=lambda pair: (-pair[2], *pair[:2])),
         as_list=len(names) > _LARGEST_MATRIX,

@@ -15,6 +15,7 @@ from metalearn.classifier.heads import HEADS, centred, class_means
 
 FOLDS = 5
 _BINS = 10
+_PARTS = 20  # of the pictures, of which more and more are refused
 LOST = 0.05
 """The most of the pictures of known classes that an automatic threshold may refuse in cross-validation."""
 SHARPEST = 1000.0  # the largest sharpness that is tried
@@ -160,10 +161,13 @@ def _figures(validated: CrossValidation, answers: Tensor, head: str, asked: Tens
     places, k = torch.nonzero(asked).flatten().tolist(), len(classes)
     answers, truth, scores = answers[asked], over.y[asked], validated.scores[head][asked]
     right, sharpness = answers == truth, sharpness_of(scores, truth)
+    far_first = right[validated.near[asked].argsort(stable=True)]
+    refused = sorted({len(right) * part // _PARTS for part in range(_PARTS)})
     return {
         "pictures": len(truth), "accuracy": _fraction(right),
         "interval95": [*wilson(int(right.sum()), len(truth))],
         "by_class": {classes[label]: _fraction(right[truth == label]) for label in truth.unique().tolist()},
+        "by_refused": [[count / len(right), _fraction(far_first[count:])] for count in refused],
         "confusion": [
             torch.bincount(answers[truth == label], minlength=k).tolist() for label in range(k)
         ],

@@ -2,6 +2,7 @@
 
 import base64
 import io
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -100,6 +101,16 @@ def picture_of(x: "Tensor") -> Picture:
     image = Image.fromarray(values[:, :, 0] if values.shape[2] == 1 else values).convert("RGB")
     image.thumbnail((_LARGEST, _LARGEST))
     return np.asarray(image, np.uint8)
+
+
+def side_by_side(pictures: Sequence[Picture]) -> Picture:
+    """Small pictures in a row, with white between them and below the shorter ones."""
+    height, width = max(len(one) for one in pictures), sum(one.shape[1] + _GAP for one in pictures) - _GAP
+    sheet, left = np.full((height, width, 3), 255, np.uint8), 0
+    for one in pictures:
+        sheet[: len(one), left : left + one.shape[1]] = one
+        left += one.shape[1] + _GAP
+    return sheet
 
 
 def episode_picture(episode: "Episode") -> Picture:

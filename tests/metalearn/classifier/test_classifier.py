@@ -344,6 +344,34 @@ def test_a_network_of_torchvision_with_weights_of_ones_own(pictures: Path, tmp_p
         PictureClassifier.load(tmp_path / "c", weights=str(tmp_path / "other.pth"))
 
 
+def test_small_pictures_stay_and_mistakes_have_a_neighbour(pictures: Path, tmp_path: Path) -> None:
+    """The neighbour by a search through the saved features."""
+    for thing in ("ring", "fish", "house"):
+        shutil.copytree(pictures / thing, tmp_path / "named" / thing)
+    (tmp_path / "named/mixed").mkdir()
+    drawn_pictures.put(tmp_path / "more", 2, seed=7, things=("ring", "fish"))
+    for thing in ("ring", "fish"):
+        (tmp_path / "more" / thing / "00.png").rename(tmp_path / "named/mixed" / f"{thing}.png")
+    said(fit.main, tmp_path / "named", "--out", tmp_path / "c")
+    saved, meta = load_file(tmp_path / "c/params.safetensors"), json.loads((tmp_path / "c" / META).read_text())
+    report, names = meta["report"], meta["names"]
+    assert report["by_refused"][0] == [0.0, report["accuracy"]] and report["typical"].keys() == {*meta["classes"]}
+    features = saved["features"].double().numpy()
+    z = features - features.mean(axis=0)
+    z /= np.linalg.norm(z, axis=1, keepdims=True)
+    assert report["wrong"]
+    for entry in report["wrong"]:
+        place = names.index(entry["picture"])
+        others = [row for row in range(len(names)) if row != place]
+        assert entry["nearest"] == names[max(others, key=lambda row: float(z[row] @ z[place]))]
+    pages = [(tmp_path / "c/report.html").read_text()]
+    said(fit.add, tmp_path / "c", tmp_path / "more")
+    pages.append((tmp_path / "c/report.html").read_text())
+    assert all(page.count('class="small"') == 4 for page in pages) and 'class="tile wrong"' in pages[0]
+    forge(tmp_path / "c", None, lambda tensors: tensors | {"shown.99": torch.zeros(2, 2, 3, dtype=torch.uint8)})
+    assert "shown.99: is no small picture" in said(predict.main, tmp_path / "c", pictures / "ring", code=2)
+
+
 @pytest.fixture
 def address(made: Path) -> Iterator[tuple[str, int]]:
     with demo.served(PictureClassifier.load(made), "<b>", 0) as server:

@@ -76,7 +76,7 @@ def test_a_kill_while_it_is_replaced_leaves_a_whole_one(
     weights = [Weights({"w": torch.full((2,), float(number))}, None) for number in range(2)]
     for calls in range(4):
         shutil.rmtree(folder, ignore_errors=True)
-        made[0].write(folder, replace=False, weights=weights[0], page=None)
+        made[0].write(folder, replace=False, weights=weights[0], command=None)
         (folder / "notes.txt").write_text("mine")
         left, rename = [calls], Path.rename
 
@@ -89,7 +89,7 @@ def test_a_kill_while_it_is_replaced_leaves_a_whole_one(
         with monkeypatch.context() as patch:
             patch.setattr(Path, "rename", killed)
             try:
-                made[1].write(folder, replace=True, weights=weights[1], page=None)
+                made[1].write(folder, replace=True, weights=weights[1], command=None)
             except Killed:
                 pass
             else:
@@ -98,12 +98,12 @@ def test_a_kill_while_it_is_replaced_leaves_a_whole_one(
         found, place = Saved.read(folder, "path")
         assert found.classes == made[0].classes and place.weights is not None
         assert torch.equal(load_file(place.weights)["w"], weights[0].state["w"])
-        made[0].write(folder, replace=True, weights=weights[0], page=None, before=place.digest)
+        made[0].write(folder, replace=True, weights=weights[0], command=None, before=place.digest)
         assert (folder / "notes.txt").read_text() == "mine"
         assert [path.name for path in tmp_path.iterdir()] == ["c"]
     found, place = Saved.read(folder, "path")
     assert found.classes == made[1].classes and torch.equal(load_file(place.weights or "")["w"], torch.ones(2))
-    made[1].write(folder, replace=True, weights=None, page=None)
+    made[1].write(folder, replace=True, weights=None, command=None)
     assert Saved.read(folder, "path")[1].weights is None and not (folder / WEIGHTS).exists()
 
 
@@ -184,14 +184,14 @@ def test_a_full_disk_is_named(backbone: Backbone, tmp_path: Path, monkeypatch: p
 
 def test_a_change_waits_for_another_and_is_refused_after_it(backbone: Backbone, tmp_path: Path) -> None:
     folder, made = tmp_path / "c", [fitted(backbone, classes)._saved() for classes in (2, 3, 4)]
-    made[0].write(folder, replace=False, weights=None, page=None)
+    made[0].write(folder, replace=False, weights=None, command=None)
     before = digest_of(folder / MANIFEST)
     with ThreadPoolExecutor(1) as pool:
         with held(folder / ".classifier.lock", "the other change"):
-            second = pool.submit(made[2].write, folder, replace=True, weights=None, page=None, before=before)
+            second = pool.submit(made[2].write, folder, replace=True, weights=None, command=None, before=before)
             assert not wait([second], timeout=0.5).done
             with replacing("path", folder, CLASSIFIER) as temporary:
-                made[1].fill(temporary, None, None, [], "c")
+                made[1].fill(temporary, None, None, "c")
         with pytest.raises(ConfigError, match="was changed since it was loaded"):
             second.result(30)
     assert Saved.read(folder, "path")[0].classes == made[1].classes
