@@ -1,5 +1,6 @@
 """What can be learned from the tasks of a prior: measured before hours of training are spent on them."""
 
+import contextlib
 import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -18,6 +19,8 @@ from metalearn.reporting.provenance import made_with
 from metalearn.tasks.priors.source import Prior, PriorTasks, Shape, is_constant
 from metalearn.training.chunks import digests
 from metalearn.types import Episode
+
+SHAPES = 64  # that say how many classes the tasks of a module have
 
 SPLIT = "val"
 """The split whose tasks are looked at: they are the same for every seed."""
@@ -65,6 +68,7 @@ class PriorFigures(NamedTuple):
 
 def source_of(name: str, settings: Mapping[str, Any], plugins: Sequence[str]) -> PriorTasks:
     """The tasks of a prior by its name: `gp` or `gp_prior` is that option of the group dataset, any other one a module.
+    Where no setting says how many classes the tasks of a module have, the shapes that it draws do.
 
     Raises:
         ConfigError: there is no such prior, or a setting is not allowed.
@@ -77,6 +81,11 @@ def source_of(name: str, settings: Mapping[str, Any], plugins: Sequence[str]) ->
     if not isinstance(source, PriorTasks):
         priors = ", ".join(option.removesuffix("_prior") for option in options if option.endswith("_prior"))
         raise ConfigError(f"NAME={name}: is no prior; type {priors}, or the name of a module of your own")
+    if option == "prior" and "classes" not in settings:
+        with contextlib.suppress(Exception):  # of a module of the user's own; the check of a task names it
+            drawn = [source.prior.shape(np.random.default_rng(seed)).classes for seed in range(SHAPES)]
+            classes = None if None in drawn else max(number for number in drawn if number is not None)
+            return source_of(name, {**settings, "classes": classes}, plugins)
     return source
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from metalearn.app.prior_check import area, check_prior, r_squared
+from metalearn.app.prior_check import area, check_prior, r_squared, source_of
 from metalearn.cli.data import prior
 from metalearn.errors import DataError
 from metalearn.tasks.common.episodes import Seeds
@@ -85,3 +85,17 @@ def test_wrong_names_and_keys_are_refused(
 ) -> None:
     assert prior(["check", *arguments]) == 2
     assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("classes", [15, None])
+def test_the_classes_of_a_module_are_those_that_it_draws(
+    classes: int | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name = f"prior_of_{classes}"
+    (tmp_path / f"{name}.py").write_text(
+        "from metalearn.tasks.priors import Shape\n\n\n"
+        f"def shape(rng):\n    return Shape(90, 60, 2, {classes})\n\n\n"
+        "def table(rng, shape):\n    return rng.normal(size=(90, 2)), rng.permutation(90) % (shape.classes or 90)\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    assert source_of(name, {}, []).classes("val") == classes
