@@ -25,6 +25,10 @@ FIXED = f"{STATE}fixed."
 Metrics = dict[str, Tensor]
 T = TypeVar("T")
 
+BITS, POSITIONS = "bits", "position"
+"""Names of values of documents, [t, k + 1]: the mean bits of a symbol in each of k spans, and at last in the whole
+document; and the place at which each span begins."""
+
 Unit = Literal["tasks", "samples"]
 
 Targets = Literal["classes", "labels", "numbers"]
@@ -121,6 +125,25 @@ class Predictive(NamedTuple):
     quantiles: Callable[[Tensor, Tensor], Tensor]
 
 
+Past = dict[int, tuple[Tensor, Tensor]]
+"""What later symbols may attend to: keys and values [t, heads, n, d] of each block."""
+
+
+class Reader(NamedTuple):
+    """A network of documents in two parts, so that matrices of its last `blocks` blocks can change while it reads.
+
+    `learns(blocks)` are the names of these matrices. `body(params, x, blocks)` computes all that comes before the first
+    of them, for whole documents `x` [t, n, 1] at once. `tail(params, h, past, start, blocks)` goes on from there with
+    some symbols, the first of which is at place `start`: it gives the outputs [t, n, d], and the past of later ones.
+    An output depends on the last `reach` symbols alone; None: on all.
+    """
+
+    learns: Callable[[int], tuple[str, ...]]
+    body: Callable[[Params, Tensor, int], Tensor]
+    tail: Callable[[Params, Tensor, Past, int, int], tuple[Tensor, Past]]
+    reach: int | None
+
+
 class InContext(NamedTuple):
     """A network that reads the labelled samples of a task, and answers for others, in one pass.
 
@@ -147,7 +170,8 @@ class Model(NamedTuple):
     lines on what the network has and this program does not use. `fixed` draws the parameters that do not learn,
     from a generator as `init` gets it. They are not in the `params` of `apply`, which finds them in
     `metalearn.nn.surroundings`. `loss` measures what it predicts; None: cross-entropy for classes, the squared
-    error for real numbers. A network that reads labels too is `in_context`; it has no outputs without them.
+    error for real numbers. A network that reads labels too is `in_context`; it has no outputs without them. One of
+    documents may have a `reader`.
     """
 
     init: Callable[[Generator], Params]
@@ -165,6 +189,7 @@ class Model(NamedTuple):
     fixed: Callable[[Generator], Params] | None = None
     loss: Loss | None = None
     in_context: InContext | None = None
+    reader: Reader | None = None
     headless: str = ""
 
     # What algorithms ask of a model, whatever computes it. `theta` are the parameters of all tasks, as `start` gives
@@ -206,6 +231,11 @@ class Model(NamedTuple):
             return self.network.stepped(theta, *batch, rate, twice=twice)  # the same bits, in one pass over memory
         grads = self.gradient(theta, batch, twice=twice)
         return {name: p.add(grads[name], alpha=-rate) for name, p in theta.items()}
+
+    @property
+    def reach(self) -> int | None:
+        """The last symbols of a document on which an output depends, if it is not all, or not known."""
+        return self.reader.reach if self.reader is not None else None
 
     def features_of(self, params: Params, tasks: int) -> Features:
         """The features by meta-parameters that `tasks` tasks share. The model must have features."""
@@ -357,6 +387,16 @@ class OfSets(Protocol):
 
     def set_of(self, split: str, index: int) -> str:
         """The name of the set that task number `index` of a split is of."""
+        ...
+
+
+@runtime_checkable
+class KnowsOptimum(Protocol):
+    """A source of documents whose best prediction is known."""
+
+    def optimum(self, episode: Episode, last: int | None = None) -> Tensor:
+        """The loss of the best prediction of every query symbol [t, n], in nats; with `last`, of the best one by the
+        last that number of symbols alone."""
         ...
 
 

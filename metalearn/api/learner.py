@@ -398,7 +398,7 @@ class Learner:
             counted = check_unseen(seen, source, split, seen_classes)
             numbers = tasks_in_chunks(0, count or settings.test_tasks, chunk, split)
             values = join([evaluate(self.params, split, some) for some in numbers])
-        return figures_of(values, source, split, algorithm.evaluated_on) | counted
+        return figures_of(values, source, split, algorithm.evaluated_on, model.reach) | counted
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Saves it in a new folder, for `metalearn.load` in any process: `params.safetensors` has all parameters, and

@@ -196,7 +196,7 @@ def lead(
         with closing(strategy):
             began = time.perf_counter()
             values = values_of(parts, strategy, params, split, shown=True)
-            figures = figures_of(values, parts.source, split, parts.algorithm.evaluated_on)
+            figures = figures_of(values, parts.source, split, parts.algorithm.evaluated_on, parts.model.reach)
             figures |= {"transductive": parts.transductive} | counted
             seconds = time.perf_counter() - began
             write_table(output / f"{split}.csv", values)

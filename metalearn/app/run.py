@@ -50,7 +50,7 @@ from metalearn.nn.backends import describe
 from metalearn.reporting.loggers import Window
 from metalearn.reporting.logging import detach, log_to_file, log_to_terminal
 from metalearn.reporting.page import Picture, episode_picture, has_pictures
-from metalearn.reporting.plots import adaptation, learning_curve
+from metalearn.reporting.plots import adaptation, bits_by_position, learning_curve
 from metalearn.reporting.report import REPORT, ShownLearner, ShownTask, write_report
 from metalearn.runs.checkpoint import ORIGIN, Snapshot, fitted, from_bytes, rewind, to_bytes
 from metalearn.runs.folder import (
@@ -492,7 +492,7 @@ def train_and_test(parts: Parts, trainer: Trainer) -> tuple[Result, Params]:
         raise Stopped("stopped in the test, which the same command makes again") from None
     write_table(job.run_dir / TESTS, values)
     seen = from_meta(trainer.meta)
-    figures = figures_of(values, parts.source, "test", trainer.evaluation.unit)
+    figures = figures_of(values, parts.source, "test", trainer.evaluation.unit, parts.model.reach)
     figures |= check_unseen(seen, parts.source, "test", job.config.seen_classes)
     run_log.evaluation(state.step, "test", figures)
     check_finite(job.config, "test", figures, state.step)
@@ -615,6 +615,7 @@ def draw(parts: Parts, trainer: Trainer, tested: Params, result: Result) -> None
 
     def plots() -> None:
         learning_curve(parts.job.run_dir)
+        bits_by_position(parts.job.run_dir, result["test"])
         episode = shown_episode(parts, torch.tensor([0]))
         from_one_number = episode.query.y.is_floating_point() and episode.query.x.shape[2:] == (1,)
         if from_one_number and parts.source.classes("test") is None:

@@ -2,7 +2,7 @@
 
 import re
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
 
 ADAPTATION_STEPS = (1, 10)
+
+FIRST_SPAN = 128  # symbols of the first span of positions
 
 COSTS = ("data", "compute", "waiting", "communication", "update")  # the costs of a worker's step, in seconds
 _COST = re.compile(r"worker(\d+)/(compute|waiting|communication)_seconds")
@@ -126,6 +128,34 @@ class Curve(NamedTuple):
 def learning_curve(run_dir: Path) -> Path:
     """Draws loss and main metric against the meta-step, from metrics.jsonl to plots/learning_curve.png."""
     return save(learning_charts(list(rows_of(run_dir))), run_dir / "plots" / "learning_curve.png")
+
+
+def position_charts(test: Mapping[str, Any]) -> list[Chart]:
+    """Of documents, the bits of a symbol by its position, beside those of the best prediction where it is known."""
+    bits = test.get("bits_by_position")
+    if not bits:
+        return []
+    starts = [int(place) for place in bits]
+    middles = [(a + b) / 2 for a, b in zip(starts, [*starts[1:], 2 * starts[-1] or FIRST_SPAN], strict=True)]
+    lines = [
+        Line("test, with 95% intervals", list(zip(middles, bits.values(), strict=True)),
+             [value or 0.0 for value in test["ci95_by_position"].values()], "dots")
+    ]  # fmt: skip
+    for name, words in (
+        ("optimum", "best prediction"),
+        ("window_optimum", "best by the reach of the network's window"),
+    ):
+        if best := test.get(f"{name}_by_position"):
+            lines.append(Line(words, list(zip(middles, best.values(), strict=True)), (), "dashes"))
+    note = "Each point is the mean from one position to the next, drawn in the middle."
+    return [chart("Bits by position", lines, x="position in the document (symbols)", y="bits a symbol", whole=True,
+                  note=note)]  # fmt: skip
+
+
+def bits_by_position(run_dir: Path, test: Mapping[str, Any]) -> None:
+    """Draws the bits of documents by position, to plots/bits_by_position.png; of other tasks nothing."""
+    if charts := position_charts(test):
+        save(charts, run_dir / "plots" / "bits_by_position.png")
 
 
 def adaptation(run_dir: Path, adapt: "Adapt", params: "Params", episode: "Episode") -> Path:

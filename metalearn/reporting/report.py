@@ -13,7 +13,14 @@ from metalearn.errors import as_typed
 from metalearn.reporting.charts import Chart, Line, chart
 from metalearn.reporting.loggers import as_yaml, rows_of
 from metalearn.reporting.page import Tile, has_pictures, page, picture_of, shown_classes
-from metalearn.reporting.plots import COSTS, adaptation_chart, costs_of, gradient_chart, learning_charts
+from metalearn.reporting.plots import (
+    COSTS,
+    adaptation_chart,
+    costs_of,
+    gradient_chart,
+    learning_charts,
+    position_charts,
+)
 from metalearn.reporting.provenance import made_with
 from metalearn.runs.metrics import METRIC_NAMES, describe, from_json, main_metric
 from metalearn.storage.files import read_json, write_atomically
@@ -109,6 +116,7 @@ def _report(
             words += f"; guessing among {ways} classes gives {1 / ways:.1%}"
     pictures = bool(tasks) and has_pictures(tasks[0].episode)
     curve = learned is not None and tasks and not pictures and tasks[0].episode.query.x.shape[2:] == (1,)
+    curve = curve and tasks[0].episode.query.y.is_floating_point()
     return page(
         "run.html",
         title=" / ".join(run_dir.parts[-2:]),
@@ -124,7 +132,10 @@ def _report(
             "seed": result.get("seed", config.get("seed", "-")),
             "list of test tasks": (test or {}).get("task_list", "-"),
         },
-        curves=[*(learning_charts(rows) if rows else ()), *(_inner_steps(test, config) if test else ())],
+        curves=[
+            *(learning_charts(rows) if rows else ()),
+            *((*_inner_steps(test, config), *position_charts(test)) if test else ()),
+        ],
         episodes=[_episode(task) for task in tasks] if pictures else [],
         fits=[adaptation_chart(task.name, *learned, task.episode) for task in tasks] if learned and curve else [],
         costs=COSTS,

@@ -9,16 +9,18 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import torch
+
 from metalearn.storage.files import writing
-from metalearn.types import Metrics, OfSets, TaskSource
+from metalearn.types import BITS, POSITIONS, KnowsOptimum, Metrics, OfSets, TaskSource
 
 METRIC_NAMES = {
-    "accuracy": "accuracy", "mse": "mean squared error", "mae": "mean absolute error", "top_k": "top-k accuracy",
-    "exact_match": "exact match", "f1": "F1", "score": "score",
+    BITS: "bits", "accuracy": "accuracy", "mse": "mean squared error", "mae": "mean absolute error",
+    "top_k": "top-k accuracy", "exact_match": "exact match", "f1": "F1", "score": "score",
 }  # fmt: skip
 """The metrics that decide which of two learners is better, and their names in words."""
 
-ERRORS = ("mse", "mae", "loss")  # figures of which less is better
+ERRORS = (BITS, "mse", "mae", "loss")  # figures of which less is better
 BEST_BY = "best_by"  # the key of a validation whose loss, not its metric, says how good it is. Its value is `loss`.
 BY_SET = "by_set"  # the key of figures of each data set
 PARTS = ("accuracy", "top_k", "exact_match", "f1")  # metrics that are parts of 1, and shown in percent
@@ -63,7 +65,9 @@ def summary(values: Metrics, unit: str = "tasks") -> dict[str, Any]:
         The metric, such as `accuracy` or `mse`; `ci95` (1.96 · σ / √tasks), `loss`, and `tasks` or `samples`, their
         number.
         `by_step` and `ci95_by_step` have metric and interval after each inner step; its number is the key, as a string.
-        For tasks also `task_list`: two lists with the same name have the same tasks.
+        For tasks also `task_list`: two lists with the same name have the same tasks. Of documents, which have no inner
+        steps of their own, `bits` is the mean over all symbols, and `bits_by_position` and `ci95_by_position` have the
+        mean from each place to the next.
     """
     metric = main_metric(values)
     table = values[metric].double()
@@ -71,6 +75,14 @@ def summary(values: Metrics, unit: str = "tasks") -> dict[str, Any]:
     name = task_list_id(values)
     means = table.mean(dim=0).tolist()
     intervals = [1.96 * column.std().item() / math.sqrt(tasks) if tasks > 1 else math.nan for column in table.unbind(1)]
+    by_position: dict[str, Any] = {}
+    if POSITIONS in values:
+        places = [str(place) for place in values[POSITIONS][0, :-1].tolist()]
+        by_position = {
+            "bits_by_position": dict(zip(places, means, strict=False)),
+            "ci95_by_position": dict(zip(places, intervals, strict=False)),
+        }
+        means, intervals = means[-1:], intervals[-1:]
     return {
         metric: means[-1],
         "ci95": intervals[-1],
@@ -79,12 +91,26 @@ def summary(values: Metrics, unit: str = "tasks") -> dict[str, Any]:
         **({} if name is None else {"task_list": name}),
         "by_step": {str(step): value for step, value in enumerate(means)},
         "ci95_by_step": {str(step): value for step, value in enumerate(intervals)},
+        **by_position,
     }
 
 
-def figures_of(values: Metrics, source: TaskSource, split: str, unit: str = "tasks") -> dict[str, Any]:
-    """The `summary` of the first tasks of a split; where they are of several data sets, `by_set` has that of each."""
+def figures_of(
+    values: Metrics, source: TaskSource, split: str, unit: str = "tasks", reach: int | None = None
+) -> dict[str, Any]:
+    """The `summary` of the first tasks of a split; where they are of several data sets, `by_set` has that of each.
+
+    Where the best prediction of a source's documents is known, `optimum_by_position` has its bits, and
+    `window_optimum_by_position` those of the best one by the last `reach` symbols, which a network depends on.
+    """
     figures = summary(values, unit)
+    if POSITIONS in values and isinstance(source, KnowsOptimum):
+        documents = source.episodes(split, torch.arange(len(values["loss"])))
+        starts = [int(place) for place in figures["bits_by_position"]]
+        for name, last in (("optimum", None), *([("window_optimum", reach)] if reach else [])):
+            bits = source.optimum(documents, last) / math.log(2)
+            spans = zip(starts, [*starts[1:], bits.shape[1]], strict=True)
+            figures[f"{name}_by_position"] = {str(a): bits[:, a:b].mean().item() for a, b in spans}
     if not isinstance(source, OfSets):
         return figures
     places: dict[str, list[int]] = {}

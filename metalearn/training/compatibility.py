@@ -160,7 +160,11 @@ def _check_outputs(
             "numbers]; give y.unsqueeze(2)"
         )
     expected = query.y.shape[2] if classes is None else classes
-    ways = None if classes is None or support is None or support.y.dim() != 2 else int(support.y.max()) + 1
+    ways = (
+        None
+        if classes is None or support is None or support.y.dim() != 2 or not support.y.numel()
+        else int(support.y.max()) + 1
+    )
     few = ways is not None and ways < expected and outputs.shape[2] == ways
     if outputs.shape[2] != expected and not (few and differ):
         reason = f" (the first support set has no sample of class {ways}: type more dataset.shots)" if few else ""

@@ -186,30 +186,30 @@ def descend(
         if end - first == 1:
             return step(params, state, first)
         middle = (first + end) // 2
-        params, state = _computed_again(through, params, state, first, middle)
-        return _computed_again(through, params, state, middle, end)
+        params, state = computed_again(through, params, state, first, middle)
+        return computed_again(through, params, state, middle, end)
 
     yield params
     if checkpoint == "nested" and steps:
-        yield _computed_again(through, params, state, 0, steps)[0]
+        yield computed_again(through, params, state, 0, steps)[0]
         return
     for number in range(steps):
         params, state = (
-            _computed_again(step, params, state, number) if checkpoint else step(params, state, number)
+            computed_again(step, params, state, number) if checkpoint else step(params, state, number)
         )  # fmt: skip
         yield params
 
 
-def _computed_again(compute: Callable[..., tuple[Params, State]], *args: Any) -> tuple[Params, State]:
-    """Computes without a graph: the derivative computes again."""
+def computed_again(compute: Callable[..., Point], *args: Any) -> Point:
+    """Computes without a graph: the derivative computes again. Arguments may be nested in any way."""
     # Flat, since torch lets go of inputs that are tensors when it nests checkpoints, and not of those in a dict.
     values, form = pytree.tree_flatten(args)
 
-    def of_values(*values: Any) -> tuple[Params, State]:
+    def of_values(*values: Any) -> Point:
         return compute(*pytree.tree_unflatten(values, form))
 
     # What is random in a step follows from seeds; the state of torch's generators has no part in it.
-    outcome: tuple[Params, State] = checkpoint_of(
+    outcome: Point = checkpoint_of(
         of_values, *values, use_reentrant=False, preserve_rng_state=False, context_fn=now_and_again
     )
     return outcome

@@ -576,3 +576,9 @@ def _coloured(x: Tensor, saturation: Tensor, hue: Tensor) -> Tensor:
     turned = [sum(weights[(other - colour) % 3] * x[:, other] for other in range(3)) for colour in range(3)]
     grey = sum(weight * channel for weight, channel in zip(_LUMA, turned, strict=True))
     return torch.stack([grey + saturation * (channel - grey) for channel in turned], dim=1)
+
+
+def reading_tasks(documents: Tensor) -> Episode:
+    """Documents [t, n + 1] as tasks without a support set: each symbol is asked for the next one."""
+    x, y = documents[:, :-1].unsqueeze(2).float(), documents[:, 1:].contiguous()
+    return Episode(Batch(x[:, :0], y[:, :0]), Batch(x, y))

@@ -1,0 +1,158 @@
+"""Learning while reading: a network goes on learning from the document that it reads. The field's term is test-time
+training; with a network that was not trained for it, dynamic evaluation.
+
+TTT-E2E, Tandon et al. 2025 (arXiv 2512.23675): a document is a task, and its chunks are the inner steps. Each chunk is
+predicted by the network as the chunks before it have left it; then the MLPs of the last blocks take a step of descent
+on the loss of that chunk. The outer loss is the mean loss of all symbols, each before its chunk is learned from. It is
+differentiated through all steps: MAML (Finn et al. 2017) over a stream. Dynamic evaluation: Krause et al. 2018 (arXiv
+1709.07432).
+
+Differences from the paper:
+
+- Its inner MLPs are further ones beside the static ones; ours are those of the last blocks.
+- Each matrix learns the rate of its inner steps, a number of which the logarithm is a meta-parameter; theirs is 1, with
+  the gradient clipped to norm 1.
+"""
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Generator, Tensor
+
+from metalearn.algorithms.common.inner import computed_again, graph_of
+from metalearn.algorithms.common.learners import gradient_of, total_of
+from metalearn.algorithms.common.losses import by_sample
+from metalearn.checks import positive, true_or_false, whole_number
+from metalearn.errors import ConfigError
+from metalearn.nn.network import leaves
+from metalearn.types import BITS, POSITIONS, Algorithm, Batch, Episode, Metrics, Model, Params, Past
+
+LOG_RATE = "log_rate."
+"""The prefix of the names of the inner rates' logarithms, divided by `SPEED`."""
+
+SPEED = 5.0
+"""How much faster than a weight the logarithm of a rate moves, under an optimiser whose steps have one size for all."""
+
+FIRST = 128
+"""The place at which the second figure by position begins; later ones begin at twice the place of the one before."""
+
+
+def reading(
+    *, model: Model, chunk: int, blocks: int = 1, rate: float = 1.0, learn_rates: bool = True,
+    first_order: bool = False, checkpoint_steps: bool = False,
+) -> Algorithm:  # fmt: skip
+    """Predicts the next symbol of a document, and learns from each chunk of it.
+
+    Args:
+        model: a network that reads, such as `model=decoder`.
+        chunk: symbols between two inner steps.
+        blocks: how many of the last blocks have MLPs that learn while reading; 0: a static network.
+        rate: the rate of the inner steps, for the mean loss of a chunk; where rates are learned, that at the start.
+        learn_rates: whether each matrix learns its rate.
+        first_order: treat the inner gradients as constants.
+        checkpoint_steps: keep no graph of the inner steps; the meta-gradient computes each step a second time.
+
+    Raises:
+        ValueError: a chunk below 1, a rate not above 0, or more blocks than the network has.
+        ConfigError: a model that does not read.
+    """
+    whole_number("chunk", chunk, at_least=1)
+    whole_number("blocks", blocks, at_least=0)
+    positive(rate=rate)
+    flags = {"learn_rates": learn_rates, "first_order": first_order, "checkpoint_steps": checkpoint_steps}
+    for name, flag in flags.items():
+        true_or_false(name, flag)
+    reader = model.reader
+    if reader is None:
+        raise ConfigError("model: it reads no documents, and algorithm=reading needs one that does; type model=decoder")
+    inner = reader.learns(blocks) if blocks else ()
+    at_start = math.log(rate) / SPEED
+
+    def init(generator: Generator) -> Params:
+        rates = {LOG_RATE + name: torch.tensor(at_start) for name in inner if learn_rates}
+        return model.init(generator) | rates
+
+    def values_of(params: Params, text: Batch, order: int, learned: int | None = None) -> Metrics:
+        """The values of every symbol [t, n]; with `learned`, only as many symbols are learned from."""
+        return by_sample(read(params, text, order, learned), text.y, model.loss)
+
+    def read(params: Params, text: Batch, order: int, learned: int | None = None) -> Tensor:
+        """The outputs [t, n, classes] for every symbol, before its chunk is learned from."""
+        weights = {name: value for name, value in params.items() if not name.startswith(LOG_RATE)}
+        t, n = text.x.shape[:2]
+        if not inner:
+            return model.apply(weights, text.x)
+        rates = {name: (SPEED * params[LOG_RATE + name]).exp() if learn_rates else rate for name in inner}
+        slow = {name: value for name, value in weights.items() if name not in inner}
+        fast = {name: weights[name].expand(t, *weights[name].shape) for name in inner}
+        h, outputs = reader.body(slow, text.x, blocks), list[Tensor]()
+        past: Past = {}
+        for start in range(0, n, chunk):
+            part = h[:, start : start + chunk], text.y[:, start : start + chunk]
+            moves = start + chunk < n if learned is None else start + chunk <= learned
+            arguments = (*part, slow, fast, rates, past, start, order, moves)
+            again = checkpoint_steps and order == 2 and torch.is_grad_enabled()
+            answer, fast, past = computed_again(step, *arguments) if again else step(*arguments)
+            outputs.append(answer)
+        return torch.cat(outputs, dim=1)
+
+    def step(
+        h: Tensor, y: Tensor, slow: Params, fast: Params, rates: dict[str, Any], past: Past, start: int, order: int,
+        moves: bool,
+    ) -> tuple[Tensor, Params, Past]:  # fmt: skip
+        """A chunk's outputs, the matrices after the step on it, and what later chunks attend to."""
+        if not moves:  # nothing comes after it
+            answer, past = reader.tail(slow | fast, h, past, start, blocks)
+            return answer, fast, past
+        at = leaves(fast) if order == 0 else fast
+        with torch.enable_grad():
+            answer, past = reader.tail(slow | at, h, past, start, blocks)
+            loss = by_sample(answer, y, model.loss)["loss"].mean(dim=1).sum()
+            gradients = torch.autograd.grad(loss, list(at.values()), create_graph=order == 2, retain_graph=order > 0)
+        with graph_of(order):
+            moved = {
+                name: value - rates[name] * gradient
+                for (name, value), gradient in zip(fast.items(), gradients, strict=True)
+            }
+        if order == 0:
+            answer, past = answer.detach(), {i: (k.detach(), v.detach()) for i, (k, v) in past.items()}
+        return answer, moved, past
+
+    def outcome(params: Params, episode: Episode, number: int) -> Metrics:
+        values = values_of(params, episode.query, 1 if first_order else 2)
+        means = {name: value.mean(dim=1) for name, value in values.items()}
+        return means | {BITS: means["loss"] / math.log(2)}
+
+    def evaluate(params: Params, episode: Episode) -> Metrics:
+        with torch.no_grad():
+            loss = values_of(params, episode.query, 0)["loss"].double()
+        ends = ends_of(loss.shape[1])
+        starts = [0, *ends[:-1]]
+        spans = [loss[:, start:end].mean(dim=1) for start, end in zip(starts, ends, strict=True)]
+        table = torch.stack([*spans, loss.mean(dim=1)], dim=1)  # the last column is that of the whole document
+        places = torch.tensor([*starts, 0]).expand(len(loss), -1)
+        return {"loss": table, BITS: table / math.log(2), POSITIONS: places}
+
+    def adapt(params: Params, support: Batch, steps: int | None = None) -> Callable[[Tensor], Tensor]:
+        """Reads the support set, and answers for what comes after it."""
+        n = support.x.shape[1]
+
+        def predict(x: Tensor) -> Tensor:
+            rest = torch.zeros(x.shape[:2], dtype=support.y.dtype, device=support.y.device)
+            text = Batch(torch.cat([support.x, x], dim=1), torch.cat([support.y, rest], dim=1))
+            with torch.no_grad():
+                return read(params, text, 0, learned=n)[:, n:]
+
+        return predict
+
+    return Algorithm(
+        init, gradient_of(outcome), evaluate, adapt, total_of(outcome), outcome, computes=model.loss,
+    )  # fmt: skip
+
+
+def ends_of(n: int) -> list[int]:
+    """Where the spans of the figures by position end, for documents of n symbols: 128, 256, 512, …, n."""
+    ends = [FIRST << doubling for doubling in range(n.bit_length()) if FIRST << doubling < n]
+    return [*ends, n]

@@ -1,0 +1,87 @@
+"""Documents of Markov chains: each document has a chain of its own, and the best prediction of each symbol is known.
+
+A chain of order two over k symbols: for each pair of symbols the probabilities of the next one are drawn from
+Dirichlet(α, …, α). After counts c of what has followed the pair (a, b), the probability of s is (c_s + α) divided by
+(Σ c + k α), the posterior predictive: no other prediction by α and the document alone is better on average.
+"""
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from metalearn.checks import positive, whole_number
+from metalearn.tasks.common.episodes import Seeds, UnlimitedTasks, check_seeds, reading_tasks
+from metalearn.types import Episode
+
+ORDER = 2
+
+
+class Chains(UnlimitedTasks):
+    """A source of documents; see `chains`."""
+
+    def __init__(self, symbols: int, alpha: float, lengths: dict[str, int], seeds: Seeds) -> None:
+        self._symbols, self._alpha, self._lengths, self._seeds = symbols, alpha, lengths, seeds
+        check_seeds(seeds)
+
+    def classes(self, split: str) -> int:
+        return self._symbols
+
+    def episodes(self, split: str, indices: Tensor) -> Episode:
+        return reading_tasks(torch.from_numpy(self._drawn(split, indices.tolist())))
+
+    def _drawn(self, split: str, numbers: list[int]) -> NDArray[np.int64]:
+        """Documents [t, n + 1]; each follows from its number alone."""
+        k, n = self._symbols, self._lengths["train" if split == "train" else "test"] + 1
+        rows, starts, uniform = [], [], []
+        for number in numbers:
+            rng = self._seeds.generator(split, number)
+            rows.append(rng.standard_gamma(self._alpha, (k**ORDER, k)) + 1e-30)
+            starts.append(rng.integers(0, k, ORDER))
+            uniform.append(rng.random(n))
+        weights = np.stack(rows)
+        steps = np.cumsum(weights / weights.sum(axis=2, keepdims=True), axis=2)
+        text, each, at = np.empty((len(numbers), n), np.int64), np.arange(len(numbers)), np.stack(uniform)
+        text[:, :ORDER] = np.stack(starts)
+        for place in range(ORDER, n):
+            pair = text[:, place - 2] * k + text[:, place - 1]
+            # Rounding may leave the last sum below 1.
+            text[:, place] = np.minimum((steps[each, pair] < at[:, place, None]).sum(axis=1), k - 1)
+        return text
+
+    def optimum(self, episode: Episode, last: int | None = None) -> Tensor:
+        """The loss of the best prediction of every symbol [t, n], in nats; with `last`, of the best one by that
+        number of last symbols alone."""
+        k, alpha = self._symbols, self._alpha
+        text = torch.cat([episode.query.x[:, :1, 0].long(), episode.query.y], dim=1).numpy()
+        documents, n = text.shape
+        each, counts = np.arange(documents), np.zeros((documents, k**ORDER, k))
+        losses = np.full((documents, n - 1), np.log(k))  # of the symbols before there is a pair
+        for place in range(ORDER, n):
+            pair, symbol = text[:, place - 2] * k + text[:, place - 1], text[:, place]
+            followed = counts[each, pair]
+            losses[:, place - 1] = -np.log((followed[each, symbol] + alpha) / (followed.sum(axis=1) + k * alpha))
+            counts[each, pair, symbol] += 1
+            if last is not None and place >= last:
+                gone = place - last  # the triple that begins there is out of reach
+                counts[each, text[:, gone] * k + text[:, gone + 1], text[:, gone + 2]] -= 1
+        return torch.from_numpy(losses)
+
+
+def chains(*, symbols: int, alpha: float, length: int, eval_length: int, seeds: Seeds) -> Chains:
+    """Documents of Markov chains of order two.
+
+    Args:
+        symbols: k.
+        alpha: α; the smaller, the more certain is the next symbol.
+        length: symbols of a training document that are predicted.
+        eval_length: those of a document of validation and test.
+
+    Raises:
+        ValueError: fewer than two symbols, a length below 1, or an α that is not above 0.
+    """
+    whole_number("symbols", symbols, at_least=2)
+    positive(alpha=alpha)
+    for name, value in (("length", length), ("eval_length", eval_length)):
+        whole_number(name, value, at_least=ORDER)
+    return Chains(symbols, alpha, {"train": length, "test": eval_length}, seeds)
