@@ -175,6 +175,7 @@ def load(folder: Path, kind: Kind, *, later: bool = False) -> SavedFolder:
         else:
             tensors = read()
     except SafetensorError as error:
+        _verify(folder, [TENSORS])  # a damaged file is named as such
         raise NotSavedError(f"{folder / TENSORS}: holds no tensors ({error})") from error
     if missing := [name for name in kind.tensors if name not in tensors]:
         raise NotSavedError(f"{folder / TENSORS}: has no tensor {missing[0]}")
