@@ -311,7 +311,7 @@ def test_workers_that_contradict_torchrun_print_both_commands(monkeypatch: pytes
 def test_a_wrong_value_under_torchrun_is_reported_once(start: Start, tmp_path: Path) -> None:
     outcome = start("dataset.shots=0", torchrun=2).wait()
     assert outcome.code != 0
-    lines = outcome.text.splitlines()  # torchrun's own report, which names it as the cause, begins its lines with blanks
+    lines = outcome.text.splitlines()  # those of torchrun's report, which names it as the cause, begin with blanks
     assert sum(line.startswith("error: dataset.shots=0") for line in lines) == 1
     assert not (tmp_path / "outputs").exists()
 
