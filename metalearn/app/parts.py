@@ -431,8 +431,8 @@ def check_sizes(settings: TrainerSettings, source: TaskSource) -> None:
         split, size = next(iter(wrong.items()))
         advice = " ".join(f"trainer.{name}_tasks={most}" for name, most in wrong.items())
         raise ConfigError(
-            f"trainer.{split}_tasks={asked[split]}: the split '{split}' has {size} {source.unit(split)}; type {advice} or "
-            "fewer"
+            f"trainer.{split}_tasks={asked[split]}: the split '{split}' has {size} {source.unit(split)}; type {advice} "
+            "or fewer"
         )
 
 
