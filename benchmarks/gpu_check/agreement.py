@@ -16,6 +16,7 @@ from benchmarks.gpu_check.check import CheckRow, at_most, row_of
 from benchmarks.gpu_check.learners import ALGORITHMS, training_of
 from benchmarks.ways import RECIPES, SEED, SMOOTH, Recipe, error, loop, ours, problem, shortened
 from distributed.reduce import tree_sum
+from metalearn.nn.attention import attention
 from metalearn.nn.layers import (
     ChannelsLast,
     Convolution,
@@ -37,7 +38,8 @@ IMAGES = (TASKS, SAMPLES, CHANNELS, SIZE, SIZE)
 
 
 class LayerCase(NamedTuple):
-    """Layers on images, with the shapes of their parameters; norms use the statistics of `support` samples (0: all)."""
+    """Layers on images, with the shapes of their parameters; norms use the statistics of `support` samples (0: all).
+    Without layers it is causal attention of pixels, whose keys and values are the parameters."""
 
     layers: tuple[Layer, ...]
     shapes: Mapping[str, tuple[int, ...]] = MappingProxyType({})
@@ -57,6 +59,7 @@ CASES = {
     "max pooling": LayerCase((ChannelsLast(), MaxPool())),
     "mean": LayerCase((ChannelsLast(), Mean())),
     "linear": LayerCase((Flatten(), Linear("w", "b")), {"w": (5, CHANNELS * SIZE * SIZE), "b": (5,)}),
+    "attention, causal": LayerCase((), {"k": (SAMPLES, 100, SIZE), "v": (SAMPLES, 100, SIZE)}),
 }
 
 
@@ -88,7 +91,10 @@ def _derivatives(case: LayerCase, device: str, dtype: torch.dtype) -> tuple[Sequ
     x = random(*IMAGES).requires_grad_()
     params = {name: (random(TASKS, *shape) / 4).requires_grad_() for name, shape in case.shapes.items()}
     leaves = [x, *params.values()]
-    output = apply_layers(case.layers, params, x, case.support)
+    if case.layers:
+        output = apply_layers(case.layers, params, x, case.support)
+    else:
+        output = attention(x.flatten(2, 3), params["k"], params["v"], is_causal=True)
     first = torch.autograd.grad((random(*output.shape) * torch.tanh(output)).sum(), leaves, create_graph=True)
     second = torch.autograd.grad(torch.stack([(value**2).sum() for value in first]).sum(), leaves)
     return [output.detach()], [value.detach() for value in first], second

@@ -21,7 +21,6 @@ from torch.autograd import Function
 from torch.func import vjp
 
 from metalearn.nn.backends import kernels_for, torch_ops
-from metalearn.nn.backends.c import Kernels
 from metalearn.nn.backends.torch_ops import Mask, attention_written_out
 from metalearn.nn.layers import shared_linear
 from metalearn.nn.surroundings import rounds_products
@@ -271,9 +270,9 @@ def _written_out_backward(
 def _computed(
     name: str, mask: Mask, scale: float, q: Tensor, k: Tensor, v: Tensor, *others: Tensor
 ) -> tuple[Tensor, ...]:
-    """The results of a function of attention.c."""
+    """The results of a function of attention.c, or of its counterparts."""
     kernels = kernels_for(q)
-    if not isinstance(kernels, Kernels):
+    if kernels is None or max(q.shape[2], v.shape[2]) > kernels.widest_head:
         return torch_ops.ATTENTION[name](mask, scale, q, k, v, *others)
     # With zeros, so that the last dimension is a multiple of the lanes.
     more = (-part.shape[-1] % kernels.lanes for part in (q, k, v, *others))

@@ -1,6 +1,7 @@
 """The kernels in C (`kernels/`). The compiler of this machine compiles them once, and the cache keeps them."""
 
 import ctypes
+import math
 import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -135,6 +136,8 @@ class Kernels:
     """The functions of one compiled library. Their tensors must be dense, of the library's type, on the CPU."""
 
     # Each call asks torch for its number of threads, which may have changed since the last one. No bit depends on it.
+
+    widest_head = math.inf  # numbers of a head of attention
 
     def __init__(self, library: ctypes.CDLL, real: type) -> None:
         for function in (library.product, library.input_gradient):

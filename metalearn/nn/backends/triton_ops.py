@@ -15,6 +15,7 @@ import torch
 import triton
 from torch import Tensor
 
+import metalearn.nn.backends.triton_attention as attention
 import metalearn.nn.backends.triton_kernels as kernels  # not from the package, which imports this module
 from metalearn.nn.backends.c import ACTIVATIONS, MULTIPLE, LayerKind, NetworkCall, filled
 from metalearn.nn.backends.torch_ops import in_pairs
@@ -26,6 +27,8 @@ MOST_TILES = 1024  # programs of a task's weight gradient: enough for any GPU, s
 # Rows from which on a product has large tiles. Its kernels are turned before, so that all it adds up lies in a row.
 MANY_ROWS = 4096
 MOST_NUMBERS = 4096  # of a tile of the loss
+ATTENTION_TILE = 32  # rows and columns of the weights; with more, the second derivative spills its registers
+ATTENTION_TENSORS = ("q", "k", "v", "mask", "u", "a", "b", "c", "o", "gq", "gk", "gv", "gu")
 
 
 class Tasks(NamedTuple):
@@ -725,6 +728,7 @@ class GpuKernels:
     """What `metalearn.nn.backends.c.Kernels` does on a CPU, in float32."""
 
     lanes = MULTIPLE
+    widest_head = 128.0  # numbers of a head of attention: wider tiles would not fit the shared memory
     real = ctypes.c_float
     gathered = staticmethod(gathered)
 
@@ -757,6 +761,28 @@ class GpuKernels:
             norm_backward(tasks, of, slope, **values)  # type: ignore[arg-type]
         else:
             norm_second(tasks, of, slope, **values)
+
+    def attention(self, name: str, every: int, scale: float, **tensors: Tensor | None) -> None:
+        """As `metalearn.nn.backends.c.Kernels.attention`; heads have at most `widest_head` numbers."""
+        q, k, v, mask, u, a, b, c, o, gq, gk, gv, gu = (tensors.get(key) for key in ATTENTION_TENSORS)
+        assert q is not None and k is not None and v is not None
+        (heads, n, d), (_, m, e), second = q.shape, v.shape, name == "attention_second"
+        masks = (1, 1, 0, 0) if mask is None else (len(mask), every, mask[0].numel(), m if mask.shape[1] > 1 else 0)
+        sizes = {
+            "D": d, "E": e, "WIDE_D": _power(d, 16, 128), "WIDE_E": _power(e, 16, 128), "MASKED": mask is not None,
+            "BM": ATTENTION_TILE, "BN": ATTENTION_TILE, "PRECISION": precision(),
+        }  # fmt: skip
+        by_rows, by_columns = (heads * triton.cdiv(count, ATTENTION_TILE) for count in (n, m))
+        numbers, others = (n, m, *masks, scale), (q if mask is None else mask, u, *((a, b, c) if second else (q, k, v)))
+        if o is not None:
+            attention.attention[(by_rows,)](q, k, v, others[0], o, *numbers, **sizes, num_warps=4, num_stages=1)
+            return
+        sums = q.new_empty(4 if second else 2, heads, n)
+        options = {"SECOND": second, "BK": 16, "num_warps": 8 if second else 4, "num_stages": 1}
+        attention.attention_rows[(by_rows,)](
+            q, k, v, *others, sums, gq, gq if gu is None else gu, *numbers, **sizes, **options
+        )
+        attention.attention_columns[(by_columns,)](q, k, v, *others, sums, gk, gv, *numbers, **sizes, **options)
 
     def sum_rows(self, x: Tensor) -> Tensor:
         """The sum of rows [r, n], in pairs: neighbours first, then pairs of pairs."""

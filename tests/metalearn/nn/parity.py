@@ -1,17 +1,19 @@
-"""Networks by one back end, beside their definition in float64; prints the errors as one JSON line.
+"""Networks and attention by one back end, beside their definition in float64; prints the errors as one JSON line.
 
 METALEARN_KERNELS=native|torch|triton [TRITON_INTERPRET=1] python -m tests.metalearn.nn.parity NAME float32|float64
 """
 
 import json
 import sys
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Generator, Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from metalearn.models.common.stages import stage_of, staged_model
+from metalearn.nn.attention import attention
 from metalearn.nn.layers import (
     Activation,
     ChannelsLast,
@@ -223,13 +225,71 @@ def exact(case: Case) -> dict[str, Tensor]:
     return {name: value.detach() for name, value in found.items()}
 
 
-def errors(case: Case, dtype: torch.dtype) -> dict[str, float]:
-    """The distance of each figure from its definition, in parts of its length."""
-    computed = figures(case, dtype)
+# Attention, whose definition is torch's plain way
+
+ATTENTION = "attention"
+"""Its name in the table."""
+
+
+class AttentionCase(NamedTuple):
+    """Queries and keys of each of two heads, the width of queries and of values, and a mask; truth values hide the
+    first row whole."""
+
+    sizes: tuple[int, int, int, int]
+    mask: tuple[int, ...] = ()
+    truth: bool = False
+    causal: bool = False
+
+
+ATTENTIONS = {
+    "none": AttentionCase((3, 5, 4, 3)),
+    "blocks, causal": AttentionCase((33, 34, 20, 5), causal=True),
+    "numbers of a head": AttentionCase((4, 5, 3, 3), mask=(2, 4, 5)),
+    "numbers of a task": AttentionCase((4, 5, 3, 3), mask=(TASKS, 1, 1, 5)),
+    "truth": AttentionCase((4, 5, 3, 3), mask=(4, 5), truth=True),
+    "wider than a tile": AttentionCase((2, 3, 130, 2)),
+}
+
+
+def attention_figures(of: Any, dtype: torch.dtype, tasks: slice = slice(None)) -> dict[str, Tensor]:
+    """Outputs and derivatives of the first and the second order."""
+    results: dict[str, Tensor] = {}
+    for name, (sizes, shape, truth, causal) in ATTENTIONS.items():
+        n, m, width, values = sizes
+        generator = Generator().manual_seed(n)
+        shapes = ((n, width), (m, width), (m, values), (n, values), (n, width), (m, width), (m, values))
+        drawn = [torch.randn(TASKS, 2, *each, generator=generator, dtype=torch.float64)[tasks] for each in shapes]
+        q, k, v, *along = (value.to(dtype).requires_grad_() for value in drawn)
+        mask = torch.randn(shape, generator=generator, dtype=torch.float64).to(dtype) if shape else None
+        if truth and mask is not None:
+            mask = (mask > -0.3) & (torch.arange(n) > 0)[:, None]
+        elif mask is not None and mask.dim() == 4:
+            mask = mask[tasks]
+        o = of(q, k, v, mask, is_causal=causal)
+        first = torch.autograd.grad(o, (q, k, v), along[0], create_graph=True)
+        second = torch.autograd.grad(first, (q, k, v, along[0]), along[1:])
+        names = ("o", "gq", "gk", "gv", "hq", "hk", "hv", "hu")
+        results |= {f"{name}, {part}": value.detach() for part, value in zip(names, (o, *first, *second), strict=True)}
+    return results
+
+
+def plain(*args: Any, **options: Any) -> Tensor:
+    with sdpa_kernel(SDPBackend.MATH):
+        return F.scaled_dot_product_attention(*args, **options)
+
+
+def errors(name: str, dtype: torch.dtype) -> dict[str, float]:
+    """The errors of all figures."""
+    if name == ATTENTION:
+        return distances(attention_figures(attention, dtype), attention_figures(plain, torch.float64))
+    return distances(figures(CASES[name], dtype), exact(CASES[name]))
+
+
+def distances(computed: dict[str, Tensor], right: dict[str, Tensor]) -> dict[str, float]:
+    """The distance of each figure from its definition, in parts of its length; 1 for one without a definition."""
     return {
-        name: float((computed.pop(name) - value).norm() / value.norm().clamp(min=1e-3))
-        for name, value in exact(case).items()
-    } | dict.fromkeys(computed, 1.0)  # a figure without a definition
+        name: float((computed[name] - value).norm() / value.norm().clamp(min=1e-3)) for name, value in right.items()
+    } | dict.fromkeys(computed.keys() - right.keys(), 1.0)
 
 
 def pictures_alike(side: int, channels: int) -> bool:
@@ -259,12 +319,19 @@ if __name__ == "__main__":
     if sys.argv[1] == "pictures":
         print(json.dumps([pictures_alike(12, 1), pictures_alike(36, 3)]))
     else:
-        case, dtype = CASES[sys.argv[1].removeprefix(LARGE)], getattr(torch, sys.argv[2])
-        if sys.argv[1].startswith(LARGE):
+        name, dtype = sys.argv[1], getattr(torch, sys.argv[2])
+        if name.startswith(LARGE):
             from metalearn.nn.backends import triton_ops
 
             triton_ops.MANY_ROWS = 16
-        whole, first = figures(case, dtype), figures(case, dtype, slice(0, 1))
-        of_tasks = [name for name in ("loss", "outputs", "features", *whole) if len(whole[name]) == TASKS]
-        alone = {n: first[n].equal(whole[n][:1]) for n in of_tasks if n[:5] in ("loss", "outpu", "featu", "gradi")}
-        print(json.dumps({"errors": errors(case, dtype), "alone": alone}))
+        both = slice(None), slice(0, 1)
+        if name == ATTENTION:
+            whole, first = (attention_figures(attention, dtype, tasks) for tasks in both)
+            of_tasks, right = list(whole), attention_figures(plain, torch.float64)
+        else:
+            case = CASES[name.removeprefix(LARGE)]
+            whole, first = (figures(case, dtype, tasks) for tasks in both)
+            of_tasks = [key for key in whole if key[:5] in ("loss", "outpu", "featu", "gradi")]
+            of_tasks, right = [key for key in of_tasks if len(whole[key]) == TASKS], exact(case)
+        alone = {key: first[key].equal(whole[key][:1]) for key in of_tasks}
+        print(json.dumps({"errors": distances(whole, right), "alone": alone}))

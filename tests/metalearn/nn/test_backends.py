@@ -11,7 +11,7 @@ import torch
 
 from metalearn.nn import backends
 from tests.kernels import require_kernels
-from tests.metalearn.nn.parity import CASES, LARGE, errors
+from tests.metalearn.nn.parity import ATTENTION, CASES, LARGE, errors
 from tests.runs import ROOT, slow
 
 
@@ -25,7 +25,7 @@ def by(kernels: str, name: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPa
     monkeypatch.setenv("METALEARN_KERNELS", kernels)
     backends.compiled.cache_clear()
     try:
-        return errors(CASES[name.removeprefix(LARGE)], dtype)
+        return errors(name.removeprefix(LARGE), dtype)
     finally:
         backends.compiled.cache_clear()
 
@@ -41,13 +41,14 @@ def printed_by(module: str, *arguments: str, **variables: str) -> Any:
     return json.loads(done.stdout.splitlines()[-1])
 
 
+QUICK = ("strided", ATTENTION)
 BY_TRITON = [
-    pytest.param("triton", name, marks=[pytest.mark.thorough, *([] if name == "strided" else [slow])])
-    for name in [*CASES, *(f"{LARGE}{name}" for name in ("pooled", "residual"))]
+    pytest.param("triton", name, marks=[pytest.mark.thorough, *([] if name in QUICK else [slow])])
+    for name in [*CASES, ATTENTION, *(f"{LARGE}{name}" for name in ("pooled", "residual"))]
 ]
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", [*CASES, ATTENTION])
 @pytest.mark.parametrize("kernels", ["native", "torch"])
 def test_float64_is_the_definition(kernels: str, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     if kernels == "native":
@@ -56,7 +57,7 @@ def test_float64_is_the_definition(kernels: str, name: str, monkeypatch: pytest.
         assert error < 1e-11, (figure, error)
 
 
-@pytest.mark.parametrize(("kernels", "name"), [*(("native", name) for name in CASES), *BY_TRITON])
+@pytest.mark.parametrize(("kernels", "name"), [*(("native", name) for name in [*CASES, ATTENTION]), *BY_TRITON])
 def test_float32_loses_no_more_than_torchs(kernels: str, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A maximum turns with rounding, and a norm's slopes cancel, so some networks have no figure to 1e-6 in float32.
     Torch's operations say how much of float64 is left: other back ends may lose ten times that (it was four times on a

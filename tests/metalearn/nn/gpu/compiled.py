@@ -1,4 +1,5 @@
-"""Compiles every GPU kernel of a recipe for a compute capability, without a GPU; prints a JSON line of their registers.
+"""Compiles every GPU kernel of a recipe for a compute capability, without a GPU; prints a JSON line of their
+registers, shared memory and occupancy.
 
 python -m tests.metalearn.nn.gpu.compiled 90 [KERNEL …]
 """
@@ -20,15 +21,20 @@ from triton.compiler import ASTSource
 from triton.runtime.jit import JITFunction
 
 from benchmarks.ways import PLAIN, RECIPES, Recipe, algorithm_of, problem
+from metalearn.nn.attention import attention
 from metalearn.nn.backends import triton_ops as launch
 
+SHARED = {80: 164 << 10}
+"""Bytes of shared memory of a multiprocessor, by compute capability; from 90 on it is 228 KiB."""
+
 TYPES = {torch.float32: "fp32", torch.int64: "i64", torch.uint8: "u8"}
-KINDS = ("STAGE", "PAIRS", "ADD", "CLASSES")
+KINDS = ("STAGE", "PAIRS", "ADD", "CLASSES", "SECOND")
 """What kernels of one name differ by; one of each kind is compiled."""
 
 
 def calls_of(recipe: Recipe) -> dict[tuple[str, str], tuple[Any, tuple[Any, ...], dict[str, Any]]]:
-    """One call of every kind that a meta-gradient makes, and a gathering of pictures. Nothing is computed."""
+    """One call of every kind that a meta-gradient makes, a gathering of pictures, and attention with its derivatives,
+    of heads of 64 numbers. Nothing is computed."""
     calls: dict[tuple[str, str], tuple[Any, tuple[Any, ...], dict[str, Any]]] = {}
 
     def noted(kernel: Any, *args: Any, grid: Any = None, warmup: bool = False, **options: Any) -> None:
@@ -41,6 +47,9 @@ def calls_of(recipe: Recipe) -> dict[tuple[str, str], tuple[Any, tuple[Any, ...]
     numbers = torch.zeros(2, 5, 3, dtype=torch.int64)
     pictures, turns = torch.zeros(40, 784, dtype=torch.uint8), torch.zeros(4, 784, dtype=torch.int64)
     launch.gathered(pictures, turns, torch.zeros(256), numbers, 1, (28, 28, 1))
+    q = torch.zeros(1, 4, 512, 64, requires_grad=True)
+    (slope,) = torch.autograd.grad(attention(q, q, q).sum(), q, create_graph=True)
+    torch.autograd.grad(slope.sum(), q)
     return calls
 
 
@@ -78,6 +87,13 @@ def resources(ptx: str, capability: int) -> tuple[int, int]:
     return registers, sum(map(int, re.findall(r"(\d+) bytes spill stores", said)))
 
 
+def occupancy(capability: int, warps: int, registers: int, shared: int) -> int:
+    """The warps that a multiprocessor holds, of 64: it has 65,536 registers, and reserves 1 KiB a program."""
+    by_registers = 65536 // (-(-registers // 8) * 8 * 32 * warps)
+    by_shared = SHARED.get(capability, 228 << 10) // (shared + 1024)
+    return warps * min(64 // warps, by_registers, by_shared, 32)
+
+
 def main(capability: int, only: list[str]) -> list[dict[str, Any]]:
     recipe = next(recipe for recipe in RECIPES if recipe.name == "20w1s")._replace(tasks=2)
     rows = []
@@ -88,7 +104,11 @@ def main(capability: int, only: list[str]) -> list[dict[str, Any]]:
         source, target = source_of(kernel, args, options), GPUTarget("cuda", capability, 32)
         made = triton.compile(source, target=target, options=sizes)
         registers, spilled = resources(made.asm["ptx"], capability)
-        rows.append({"kernel": name, "of": kind, "registers": registers, "spilled": spilled})
+        held = occupancy(capability, made.metadata.num_warps, registers, made.metadata.shared)
+        rows.append({
+            "kernel": name, "of": kind, "registers": registers, "spilled": spilled, "shared": made.metadata.shared,
+            "warps": held,
+        })  # fmt: skip
     return rows
 
 

@@ -63,9 +63,9 @@ def test_after_an_error_the_second_stream_is_joined(forked: bool, monkeypatch: p
 
 KERNELS = (
     "product", "input_gradient", "weight_gradient", "sum_splits", "norm", "norm_backward", "norm_second", "loss",
-    "loss_change", "sum_rows", "mean", "spread", "gather",
+    "loss_change", "sum_rows", "mean", "spread", "gather", "attention", "attention_rows", "attention_columns",
 )  # fmt: skip
-SMALL = ("sum_splits", "sum_rows", "mean", "gather")
+SMALL = ("sum_splits", "sum_rows", "mean", "gather", "attention")
 
 
 @pytest.mark.parametrize(
@@ -75,10 +75,14 @@ SMALL = ("sum_splits", "sum_rows", "mean", "gather")
 def test_kernels_compile_for_cards_that_are_not_here(
     capability: int, kernels: tuple[str, ...], tmp_path: Any, record_property: Any
 ) -> None:
-    """The registers and spills of every kernel are in the report of the test."""
+    """The registers, spills, shared memory and occupancy of every kernel are in the report of the test."""
     own = () if kernels == KERNELS else kernels
     rows = printed_by("tests.metalearn.nn.gpu.compiled", str(capability), *own, TRITON_CACHE_DIR=str(tmp_path))
     assert {row["kernel"] for row in rows} == set(kernels)
     for row in rows:
-        record_property(f"{row['kernel']} {row['of']}", f"{row['registers']} registers, {row['spilled']} bytes spilled")
+        record_property(
+            f"{row['kernel']} {row['of']}",
+            f"{row['registers']} registers, {row['spilled']} bytes spilled, {row['shared']} bytes of shared memory, "
+            f"{row['warps']} of 64 warps",
+        )
         assert row["spilled"] <= 128, row
