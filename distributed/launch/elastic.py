@@ -134,9 +134,11 @@ def _run_isolated(network: NetworkNamespace, run: "Callable[[_Stop], int]") -> i
             network.close()
             die_with(starter)  # after `enter`: the kernel forgets this where a process changes its rights
             code = run(stop)
+        except Exception:  # nothing below would print it
+            traceback.print_exc()
+        finally:
             sys.stdout.flush()
             sys.stderr.flush()
-        finally:
             os._exit(code)
     with handling(lambda number, frame: os.kill(pid, number)):
         _, status = os.waitpid(pid, 0)

@@ -2,6 +2,7 @@
 
 import ctypes
 import logging
+import multiprocessing
 import os
 import resource
 import signal
@@ -43,6 +44,16 @@ def has_one_thread() -> bool:
         return len(list(Path("/proc/self/task").iterdir())) == 1
     except OSError:
         return False
+
+
+def can_share_locks(workers: int) -> bool:
+    """Whether there is room for the queues that torch's agent shares with its forks: a lock at each end of each,
+    in /dev/shm."""
+    try:
+        _ = [multiprocessing.get_context("fork").SimpleQueue() for _ in range(workers + 1)]
+    except OSError:
+        return False
+    return True
 
 
 def quiet_agent() -> None:

@@ -14,7 +14,7 @@ import torch
 
 from distributed.launch import elastic, on_ray
 from distributed.launch.isolation import CannotIsolateError
-from distributed.launch.processes import has_one_thread
+from distributed.launch.processes import can_share_locks, has_one_thread
 from metalearn.app.job import Job
 from metalearn.app.parts import Parts
 from metalearn.app.process import OK, exit_code_of_process
@@ -69,8 +69,8 @@ def launch_ranks(rank_main: Callable[[Job], int], job: Job, *, max_restarts: int
     """Runs `rank_main(job)` for each rank of this host, and waits; returns the exit code.
 
     The ranks are forks of this process, which has composed the job and imported torch. A fork inherits no other thread
-    and cannot use a GPU; where there are such, or the ranks are on other hosts, each rank is a program that is given
-    the job's arguments, and composes it again.
+    and cannot use a GPU; where there are such, or no room for locks, or the ranks are on other hosts, each rank is a
+    program that is given the job's arguments, and composes it again.
     """
     program = [*job.program.arguments, *job.arguments]
     config = _launch_config(job)
@@ -82,7 +82,7 @@ def launch_ranks(rank_main: Callable[[Job], int], job: Job, *, max_restarts: int
             )
         gpus = torch.cuda.device_count()
         check_gpus(job.config.device, config.workers, gpus)
-        forks = gpus == 0 and has_one_thread()
+        forks = gpus == 0 and has_one_thread() and can_share_locks(config.workers)
         run = partial(exit_code_of_process, partial(rank_main, job)) if forks else [sys.executable, *program]
         return elastic.launch(run, config, max_restarts=max_restarts, say=log.warning)
 
