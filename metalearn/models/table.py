@@ -24,13 +24,20 @@ class sees the mean over all classes (Zaheer et al. 2017, arXiv 1703.06114, equa
 their sum. With `linear`, a token also has the answers of two ridge regressions of the known labels: those of a known
 row without itself (leave one out), as those of an asked row are.
 
+**kernels.** Trees are ahead of both where a class lies in boxes, or numbers are names of unordered things. So with
+`kernels` a token also has the answers of kernel ridge regressions on the ranks of the features. The kernels are
+exp(-a·|Δrank| - b·[unlike]), by the means over features. The first part is that of a forest of random cuts (Balog et
+al. 2016, arXiv 1606.05241), the second compares names. Those of known rows leave the row out, too. Of a number, the
+network then predicts what the best of all these regressions leaves: that of the least squared error for known rows.
+
 **Differences** from TabPFN: pre-norm; one feature a token; the weights of attention to known rows sum to less than 1
 (`metalearn.nn.attention.products_attention`), so that it can count rows, which the width of a posterior depends on;
 sines of the values, of learned frequencies, beside a linear map.
 """
 
+import functools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import NamedTuple
 
@@ -51,14 +58,28 @@ CELL = 3
 
 RIDGES = (0.003, 0.1)  # the penalties of `linear`, where a feature has variance 1
 
+KERNELS = ((1.5, 0.0, 0.1), (1.5, 0.0, 2.0), (12.0, 0.0, 2.0), (1.0, 1.0, 0.5), (3.0, 3.0, 0.5))
+"""Of `kernels`: a, b and the penalty; a kernel is 1 of equal rows. Chosen by `benchmarks.priors tables --choosing`."""
+
 KeysValues = tuple[Tensor, Tensor]
+
+
+class Smoother(NamedTuple):
+    """The kernel regressions of known rows: their features `x` and `ranks` [t, m, d], the `weights` of the labels, a
+    [t, m, k] of each kernel, and the `answers` that each known row has from the others, [t, k, m, kernels]."""
+
+    x: Tensor
+    ranks: Tensor
+    weights: Sequence[Tensor]
+    answers: Tensor
 
 
 class Context(NamedTuple):
     """What queries read of the context, the known rows: `place` (mean and standard deviation of each feature, [t, 1,
     d]) and `target` (those of the targets, [t, 1, 1]); the `labels` by column [t, k, m], and which are `present`,
     [t, k]; the `columns` [t, k, d, c] of `form=rows`; of `linear` its `slopes` [t, d, 2, k] and its `answers` for the
-    known rows, [t, k, m, 2]; and the keys and values of each block."""
+    known rows, [t, k, m, 2]; the `smoother` of `kernels`, with it of numbers the `best` regression, [t, 1], and the
+    scale of what it `leaves` [t, 1, 1]; and the keys and values of each block."""
 
     place: tuple[Tensor, Tensor]
     target: tuple[Tensor, Tensor]
@@ -67,12 +88,16 @@ class Context(NamedTuple):
     columns: Tensor | None = None
     slopes: Tensor | None = None
     answers: Tensor | None = None
+    smoother: Smoother | None = None
+    best: Tensor | None = None
+    leaves: Tensor | None = None
     blocks: Sequence[KeysValues] = ()
 
 
 def table(
     *, head: str, classes: int = 10, bins: int = 100, form: str = "rows", width: int = 64, heads: int = 4,
     layers: int = 4, standardize: bool = True, frequency: float = 1.0, linear: bool = False,
+    kernels: bool = False,
 ) -> Model:  # fmt: skip
     """A network for `algorithm=pfn`, for rows of any number of features; NaN is a missing value.
 
@@ -88,6 +113,7 @@ def table(
             a prior whose scale says something.
         frequency: the standard deviation of the first frequencies of the sines, in units of the features.
         linear: whether tokens have the answers of linear regressions, see above; with `form=rows` alone.
+        kernels: whether they have those of kernel regressions, see above; with `form=rows` alone.
 
     Raises:
         ValueError: a number out of range, heads that do not divide the width, or a name that does not exist.
@@ -101,18 +127,19 @@ def table(
     if width % heads:
         raise Invalid("heads", heads, f"must divide width={width}", "type KEY=1")
     true_or_false("standardize", standardize)
-    true_or_false("linear", linear)
-    if linear and form == "cells":
-        raise Invalid("linear", True, "is for form=rows", "type KEY=false")
+    for name, switch in (("linear", linear), ("kernels", kernels)):
+        true_or_false(name, switch)
+        if switch and form == "cells":
+            raise Invalid(name, True, "is for form=rows", "type KEY=false")
     real_number("frequency", frequency, above=0)
     makers: dict[str, Callable[[], NumberHead]] = {
         "gaussian": gaussian, "bars": partial(bars, bins), "quantiles": partial(quantiles, bins)
     }  # fmt: skip
     numbers = makers[head]() if head in makers else None
-    cells = form == "cells"
+    cells, regressions = form == "cells", {"linear": len(RIDGES) * linear, "kernels": len(KERNELS) * kernels}
 
     def init(generator: Generator) -> Params:
-        return _drawn(cells, width, layers, numbers.width if numbers else 1, frequency, linear, generator)
+        return _drawn(cells, width, layers, numbers.width if numbers else 1, frequency, regressions, generator)
 
     def context_of(params: Params, support: Batch) -> Context:
         x, y = support
@@ -130,13 +157,24 @@ def table(
         if linear:
             slopes, answers = _regressions(_standardized(context, x)[0], labels)
             context = context._replace(slopes=slopes, answers=answers)
+        if kernels:
+            context = context._replace(smoother=_smoother(x, labels))
+        if kernels and numbers:
+            others = _answers(context, None)
+            assert others is not None
+            best = (labels.unsqueeze(3) - others).square().mean(dim=2).argmin(dim=2)
+            left = labels - _by_best(others, best)
+            # By the largest: the bars must reach outliers. By the spread a step's loss was 1,000.
+            leaves = 0.5 * left.abs().amax(dim=2, keepdim=True).clamp(min=0.02)
+            context = context._replace(best=best, leaves=leaves, labels=left / leaves)
         return context._replace(columns=_columns(params, context, _of_cells(params, context, x)))
 
     def through(params: Params, context: Context, x: Tensor, labelled: bool) -> tuple[Tensor, list[KeysValues]]:
-        """The label columns' last tokens of those rows `x` that are asked, and the keys and values of the others, which
-        come first if `labelled`."""
+        """The outputs [t, n, …] for those rows `x` that are asked, and the keys and values of the others, which come
+        first if `labelled`."""
         labels = context.labels if labelled else context.labels[:, :, :0]
-        h, kept = _tokens(params, context, x, labels), list[KeysValues]()
+        answers = None if cells else _answers(context, x[:, labels.shape[2] :])
+        h, kept = _tokens(params, context, x, labels, answers), list[KeysValues]()
         for number in range(layers):
             last = number == layers - 1
             if cells:
@@ -145,14 +183,18 @@ def table(
             h, keys = _over_rows(params, f"block{number}.rows", h, labels.shape[2], earlier, heads, last)
             h = _mlp(params, f"block{number}.mlp", h, None if cells else context.present)
             kept.append(keys)
-        return h, kept
+        return read(params, context, h, answers), kept
 
-    def read(params: Params, context: Context, h: Tensor) -> Tensor:
-        """The outputs [t, n, …] of the tokens [t, k, n, width]."""
+    def read(params: Params, context: Context, h: Tensor, answers: Tensor | None) -> Tensor:
+        """The outputs [t, n, …] of the label columns' last tokens [t, k, n, width]."""
         h = shared_linear(_norm(params, "norm", h), params["head.in.weight"], params["head.in.bias"])
         raw = shared_linear(F.gelu(h), params["head.out.weight"], params["head.out.bias"])
         if numbers:
-            return numbers.outputs(raw[:, 0], *context.target)
+            centre, scale = context.target
+            if answers is not None and context.best is not None and context.leaves is not None:
+                centre = centre + scale * _by_best(answers, context.best).transpose(1, 2)
+                scale = scale * context.leaves
+            return numbers.outputs(raw[:, 0], centre, scale)
         logits = raw[..., 0].transpose(1, 2)
         logits = torch.where(context.present.unsqueeze(1), logits, params["head.absent"])
         absent = params["head.absent"].expand(*logits.shape[:2], classes - logits.shape[2])
@@ -160,15 +202,14 @@ def table(
 
     def outputs(params: Params, support: Batch, x: Tensor) -> Tensor:
         context = context_of(params, support)
-        h, _ = through(params, context, torch.cat([support.x, x], dim=1), True)
-        return read(params, context, h)
+        return through(params, context, torch.cat([support.x, x], dim=1), True)[0]
 
     def remember(params: Params, support: Batch) -> Context:
         context = context_of(params, support)
         return context._replace(blocks=through(params, context, support.x, True)[1])
 
     def answer(params: Params, context: Context, x: Tensor) -> Tensor:
-        return read(params, context, through(params, context, x, False)[0])
+        return through(params, context, x, False)[0]
 
     def apply(params: Params, x: Tensor, support_x: Tensor | None = None) -> Tensor:
         raise ValueError("model=table reads labels beside the inputs; type algorithm=pfn")
@@ -233,6 +274,43 @@ def _regressions(z: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
     return torch.stack(slopes, dim=2), torch.stack(answers, dim=3).transpose(1, 2)
 
 
+def _ranks(x: Tensor, known_x: Tensor) -> Tensor:
+    """The rank of each cell `x` [t, n, d] among those of the known rows [t, m, d], from 0 to 1; a half if missing."""
+    places = torch.where(known_x.isnan(), torch.inf, known_x).transpose(1, 2).contiguous().sort(dim=2).values
+    cells = x.transpose(1, 2).contiguous()
+    if torch.compiler.is_exporting():  # programs have no such search
+        above, upto = (sign(cells.unsqueeze(3), places.unsqueeze(2)).sum(dim=3) for sign in (torch.gt, torch.ge))
+    else:
+        above, upto = (torch.searchsorted(places, cells, right=right) for right in (False, True))
+    count = (~known_x.isnan()).sum(dim=1).unsqueeze(2).clamp(min=1)
+    ranks = ((above + upto).to(x.dtype) / (2 * count)).transpose(1, 2)
+    return torch.where(x.isnan(), 0.5, ranks)
+
+
+def _kernels(ranks: Tensor, others: Tensor) -> list[Tensor]:
+    """Each kernel [t, n, m] between rows of `ranks` [t, n, d] and `others` [t, m, d]."""
+    if torch.compiler.is_exporting():  # programs have no cdist
+        apart = ranks.unsqueeze(2) - others.unsqueeze(1)
+        near, unlike = apart.abs().sum(dim=3), (apart != 0).to(apart.dtype).sum(dim=3)
+    else:
+        near, unlike = (torch.cdist(ranks, others, p=power) for power in (1.0, 0.0))
+    return [((-a * near - b * unlike) / ranks.shape[2]).exp() for a, b, _ in KERNELS]
+
+
+def _smoother(x: Tensor, labels: Tensor) -> Smoother:
+    """Kernel ridge regressions of labels [t, k, m] on rows `x` [t, m, d]. What row i has from the others is
+    y_i - w_i / (K + ridge)⁻¹_ii, with the weights w = (K + ridge)⁻¹ y."""
+    y, ranks = (labels - labels.mean(dim=2, keepdim=True)).transpose(1, 2), _ranks(x, x)
+    eye = torch.eye(x.shape[1], device=x.device, dtype=x.dtype)
+    weights, answers = list[Tensor](), list[Tensor]()
+    for kernel, (_, _, ridge) in zip(_kernels(ranks, ranks), KERNELS, strict=True):
+        factor = torch.linalg.cholesky_ex(kernel + ridge * eye).L
+        weights.append(torch.cholesky_solve(y, factor))
+        half = torch.linalg.solve_triangular(factor, eye.expand_as(factor), upper=False)
+        answers.append(y - weights[-1] / half.square().sum(dim=1).unsqueeze(2))
+    return Smoother(x, ranks, weights, torch.stack(answers, dim=3).transpose(1, 2))
+
+
 def _of_cells(params: Params, context: Context, x: Tensor) -> Tensor:
     """Numbers [t, n, d, c] for the cells `x` [t, n, d]."""
     z, missing = _standardized(context, x)
@@ -253,8 +331,32 @@ def _columns(params: Params, context: Context, cells: Tensor) -> Tensor:
     return shared_linear(F.gelu(h), params["column.out.weight"], params["column.out.bias"])
 
 
-def _tokens(params: Params, context: Context, x: Tensor, labels: Tensor) -> Tensor:
-    """The first tokens [t, g, n, width] of rows `x`, the first of which have these labels [t, k, m]."""
+def _answers(context: Context, x: Tensor | None) -> Tensor | None:
+    """The answers of regressions [t, k, n, regressions] for asked rows `x`, or for known rows without themselves."""
+    parts, smoother = list[Tensor](), context.smoother
+    if context.slopes is not None and context.answers is not None:
+        parts.append(
+            context.answers
+            if x is None
+            else torch.einsum("tnd,tdpk->tknp", _standardized(context, x)[0].clamp(-3, 3), context.slopes)
+        )
+    if smoother is not None and x is None:
+        parts.append(smoother.answers)
+    elif smoother is not None and x is not None:
+        near = _kernels(_ranks(x, smoother.x), smoother.ranks)
+        smoothed = [kernel @ weights for kernel, weights in zip(near, smoother.weights, strict=True)]
+        parts.append(torch.stack(smoothed, dim=3).transpose(1, 2))
+    return torch.cat(parts, dim=3) if parts else None
+
+
+def _by_best(answers: Tensor, best: Tensor) -> Tensor:
+    """Those [t, k, n] of the best regression [t, k] among answers [t, k, n, regressions]."""
+    return answers.gather(3, best[:, :, None, None].expand(-1, -1, answers.shape[2], 1)).squeeze(3)
+
+
+def _tokens(params: Params, context: Context, x: Tensor, labels: Tensor, answers: Tensor | None) -> Tensor:
+    """The first tokens [t, g, n, width] of rows `x`, the first of which have these labels [t, k, m], and the others
+    these answers of regressions."""
     seen = _of_cells(params, context, x)
     labelled = labels.unsqueeze(3) * params["label.weight"] + params["label.bias"]
     asked = params["label.unknown"].expand(*context.present.shape, x.shape[1] - labels.shape[2], -1)
@@ -264,12 +366,14 @@ def _tokens(params: Params, context: Context, x: Tensor, labels: Tensor) -> Tens
     g = F.gelu(shared_linear(seen, params["cell.in.weight"], params["cell.in.bias"]))
     sums = torch.einsum("tndc,tkdc->tknc", g, context.columns) * x.shape[2] ** -0.5
     tokens = label + shared_linear(sums, params["cell.out"])
-    if context.slopes is None or context.answers is None:
+    of_known = _answers(context, None)
+    if answers is None or of_known is None:
         return tokens
-    count = labels.shape[2]
-    z = _standardized(context, x[:, count:])[0].clamp(-3, 3)
-    answers = torch.einsum("tnd,tdpk->tknp", z, context.slopes)
-    return tokens + shared_linear(torch.cat([context.answers[:, :, :count], answers], dim=2), params["linear"])
+    answers = torch.cat([of_known[:, :, : labels.shape[2]], answers], dim=2)
+    if context.best is not None and context.leaves is not None:
+        answers = ((answers - _by_best(answers, context.best).unsqueeze(3)) / context.leaves.unsqueeze(3)).asinh()
+    weights = [params[name] for name in ("linear", "kernels") if name in params]
+    return tokens + shared_linear(answers, torch.cat(weights, dim=-1))
 
 
 # Blocks, of tokens [t, g, n, width]: the label columns are the last of the g
@@ -324,7 +428,8 @@ def _norm(params: Params, name: str, x: Tensor) -> Tensor:
 
 
 def _drawn(
-    cells: bool, width: int, layers: int, outputs: int, frequency: float, linear: bool, generator: Generator
+    cells: bool, width: int, layers: int, outputs: int, frequency: float, regressions: Mapping[str, int],
+    generator: Generator,
 ) -> Params:  # fmt: skip
     """Products keep the variance of their inputs; those that are added to the tokens are smaller, so that the sum of
     all blocks does so too, as in `metalearn.nn.attention.draw_transformer`."""
@@ -346,8 +451,9 @@ def _drawn(
             draw(name, c, c)
         params |= {"cell.in.bias": torch.zeros(c), "column.bias": torch.zeros(c), "column.out.bias": torch.ones(c)}
         draw("cell.out", width, c)
-        if linear:
-            draw("linear", width, len(RIDGES))
+        for name, count in regressions.items():
+            if count:
+                draw(name, width, count)
     for name in ("label.weight", "label.bias", "label.unknown"):
         params[name] = torch.empty(width).normal_(0, 0.5, generator=generator)
     inner, added = EXPANSION // 2 * width, ((3 if cells else 2) * layers) ** -0.5
@@ -446,19 +552,47 @@ def bars(count: int) -> NumberHead:
     def quantiles(outputs: Tensor, levels: Tensor) -> Tensor:
         logits, centre, log_scale = outputs.split([count, 1, 1], dim=2)
         below = logits.double().softmax(dim=2).cumsum(dim=2)
-        asked = levels.to(below).expand(*below.shape[:2], -1).contiguous()
-        bar = torch.searchsorted(below, asked).clamp(max=count - 1)
+        asked = levels.to(below).expand(*below.shape[:2], -1)
+        bar = (below.unsqueeze(3) < asked.unsqueeze(2)).sum(dim=2).clamp(max=count - 1)  # ONNX has no searchsorted
         start = F.pad(below, (1, 0)).gather(2, bar)
         part = ((asked - start) / (below.gather(2, bar) - start).clamp(min=1e-300)).clamp(1e-12, 1 - 1e-12)
         edges = borders(below.device, below.dtype)
         left, right = F.pad(edges, (1, 0))[bar], F.pad(edges, (0, 1))[bar]
         z = left + part * (right - left)
-        z = torch.where(bar == 0, edges[0] + TAIL * torch.special.ndtri(part / 2), z)
-        z = torch.where(bar == count - 1, edges[-1] + TAIL * torch.special.ndtri((1 + part) / 2), z)
+        z = torch.where(bar == 0, edges[0] + TAIL * _below_half(part / 2), z)
+        z = torch.where(bar == count - 1, edges[-1] - TAIL * _below_half((1 - part) / 2), z)
         values: Tensor = (centre + log_scale.exp() * z).to(outputs)
         return values
 
     return _number_head("bars", count, outputs, surprise, Predictive(mean, quantiles))
+
+
+# Acklam's rational functions for the inverse of the normal distribution, from the highest power: of the middle, in
+# p - 1/2 squared, and of the tail, in the root of -2 log p. Their error is below 1e-8.
+_MIDDLE = (
+    (-39.69683028665376, 220.9460984245205, -275.9285104469687, 138.3577518672690, -30.66479806614716,
+     2.506628277459239),
+    (-54.47609879822406, 161.5858368580409, -155.6989798598866, 66.80131188771972, -13.28068155288572, 1.0),
+)  # fmt: skip
+_OUTSIDE = (
+    (-0.007784894002430293, -0.3223964580411365, -2.400758277161838, -2.549732539343734, 4.374664141464968,
+     2.938163982698783),
+    (0.007784695709041462, 0.3224671290700398, 2.445134137142996, 3.754408661907416, 1.0),
+)  # fmt: skip
+
+
+def _below_half(p: Tensor) -> Tensor:
+    """`torch.special.ndtri` of p from 0 to ½, also in ONNX, which has no such function."""
+    if not torch.compiler.is_exporting():
+        values: Tensor = torch.special.ndtri(p)
+        return values
+
+    def ratio(functions: tuple[tuple[float, ...], tuple[float, ...]], x: Tensor) -> Tensor:
+        above, below = (functools.reduce(lambda sum_, c: sum_ * x + c, terms, 0 * x) for terms in functions)
+        return above / below
+
+    middle, root = p - 0.5, (-2 * p.log()).sqrt()
+    return torch.where(p < 0.02425, ratio(_OUTSIDE, root), middle * ratio(_MIDDLE, middle.square()))
 
 
 def quantiles(count: int) -> NumberHead:

@@ -17,6 +17,7 @@ from metalearn.algorithms.pfn import answers
 from metalearn.api.learner import Learner, load
 from metalearn.checks import fraction
 from metalearn.errors import ConfigError, install
+from metalearn.models.table import table
 from metalearn.reporting.provenance import made_with
 from metalearn.saved import exporter, form
 from metalearn.saved.card import FOLDER, ONNX, TORCH, Card, use
@@ -40,6 +41,7 @@ Array = NDArray[Any]
 GROUPS, TASKS = 1000, 64
 """The groups of a prior's tasks, or other tasks, that show what sizes of tables a network was trained on."""
 
+MOST_ROWS = 1000  # known rows that are read together: memory and time grow with their square and cube
 MOST_TEXTS = 20  # a column of up to this many different texts may hold categories, however few the rows are
 NETWORK = "network"  # the folder of the learner within that of a fitted estimator
 TABLE = Kind("table", 1, {
@@ -52,6 +54,7 @@ labels is `labels_as`."""
 SHIPPED = Path(__file__).parent / "networks"
 """The folders `classes` and `numbers`: learners that docs/how-to/pfn.md says how to train."""
 
+TABLE_MODEL = "metalearn.models.table.table"
 COLUMNS = "columns.json"  # how the columns of a table become the numbers that a program reads
 LEVELS = (0.05, 0.5, 0.95)  # quantiles that the program of a regressor gives
 FOR_NUMBERS = "for numbers, take PFNRegressor, --network numbers, or a run of model.head=bars"
@@ -91,11 +94,19 @@ class _Reader(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no types
                     "%s: there are %d %s, and it was trained on tables of at most %d: cross-validate it",
                     self._run, number, what, most,
                 )  # fmt: skip
-        with learner.computing(), torch.no_grad():
-            support = Batch(learner.on_device(x[None]), y[None].to(learner.device))
-            context = self._reads().remember(learner.params, support)
+        parts = _parts(targets)
+        if len(parts) > 1:
+            log.warning(
+                "%s: %d known rows are read in %d parts of at most %d, and the answers by each are averaged",
+                self._run, len(x), len(parts), MOST_ROWS,
+            )  # fmt: skip
+        reads, contexts = self._reads(None if not of_classes else int(targets.max()) + 1), []
+        for rows in parts:
+            with learner.computing(), torch.no_grad():
+                support = Batch(learner.on_device(x[rows][None]), y[rows][None].to(learner.device))
+                contexts.append(reads.remember(learner.params, support))
         self._columns, self._cells, self._targets = columns, cells, targets
-        self._scaling, self._target, self._context = scaling, target, context
+        self._scaling, self._target, self._contexts = scaling, target, contexts
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Saves what was fitted in a new folder: the network, as `Learner.save` does, and the known rows, which are
@@ -158,7 +169,9 @@ class _Reader(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no types
 
         words = "rows: float64 [n, columns]; NaN is a missing value, or a new category"
         means = {"classes": self.classes_.tolist()} if of_classes else {"quantiles": list(LEVELS)}
-        rows = "" if format == FOLDER else "; their keys and values are in the program, not the rows themselves"
+        kernels = self._opened().taught.config.model.get("kernels", False)
+        held = "as numbers" if kernels else "by their keys and values, not the rows themselves"
+        rows = "" if format == FOLDER else f"; they are in the program, {held}"
         facts = {
             "Predicts": "the probabilities of classes" if of_classes else "the mean, and quantiles",
             "Known rows": f"{len(self._targets)}{rows}",
@@ -205,8 +218,9 @@ class _Reader(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no types
         self._learn(meta["columns"], *(saved.tensors[name] for name in TABLE.tensors))
         return self
 
-    def _outputs(self, X: Any) -> Tensor:  # noqa: N803
-        """The outputs [n, d] of the network. Those of a row have the same bits in any call."""
+    def _outputs(self, X: Any) -> list[Tensor]:  # noqa: N803
+        """The outputs [n, d] of the network by each part of the known rows. Those of a row have the same bits in any
+        call."""
         check_is_fitted(self)
         is_frame = _is_frame(X)
         if is_frame and not len(X):
@@ -216,9 +230,9 @@ class _Reader(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no types
         )
         x, learner = _shown(_numbers(X if is_frame else checked, self._columns), self._scaling), self._opened()
         with learner.computing(), torch.no_grad():
-            rows = learner.on_device(x[None])
-            outputs = answers(self._reads(), learner.params, self._context, rows)[0].double().cpu()
-        if not outputs.isfinite().all():
+            rows, reads = learner.on_device(x[None]), self._reads()
+            outputs = [answers(reads, learner.params, part, rows)[0].double().cpu() for part in self._contexts]
+        if not all(part.isfinite().all() for part in outputs):
             raise ConfigError(f"X: the answers of path={self._run} to these rows are not finite; are they too large?")
         return outputs
 
@@ -235,7 +249,8 @@ class _Reader(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no types
             self._learner, self._read = load(self._run, plugins=self.plugins, device=self.device), source
         return self._learner
 
-    def _reads(self) -> InContext:
+    def _reads(self, classes: int | None = None) -> InContext:
+        """How the network reads tables of this number of classes, by default those that are fitted."""
         reads = self._opened().taught.model.in_context
         if reads is None or (reads.predictive is None) is not isinstance(self, ClassifierMixin):
             other = "a network that reads labels" if reads is None else "a network for this kind of target"
@@ -243,6 +258,12 @@ class _Reader(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no types
             raise ConfigError(
                 f"path={self._run}: is no run of {other}; give a run of algorithm=pfn model=table model.head={head}"
             )
+        classes = len(getattr(self, "classes_", ())) if classes is None else classes
+        config = self._opened().taught.config.model
+        if reads.predictive is None and classes > config.classes and config.get("_target_") == TABLE_MODEL:
+            options = {key: value for key, value in config.items() if key != "_target_"} | {"classes": classes}
+            reads = table(**options).in_context  # the parameters do not depend on it
+            assert reads is not None
         return reads
 
     def __getstate__(self) -> dict[str, Any]:
@@ -263,7 +284,8 @@ class PFNClassifier(ClassifierMixin, _Reader):  # type: ignore[misc]
     the numbers of their sorted values, which are compared as texts, with `true` as True; a value that no known row has,
     NaN and None are missing values. If the network standardises, columns are shifted and scaled in float64, so that any
     unit will do. The order of columns and classes has no influence, so no ensemble over orders is needed. The keys and
-    values of the known rows are computed once, in `fit`.
+    values of the known rows are computed once, in `fit`; more than 1,000 rows are read in parts, whose answers are
+    averaged.
 
     Args:
         path: as for `metalearn.load`; None: the network that comes with this package, for up to 10 classes.
@@ -287,12 +309,17 @@ class PFNClassifier(ClassifierMixin, _Reader):  # type: ignore[misc]
         except ValueError as error:
             raise ConfigError(f"y: {error} path={self._run} predicts classes; {FOR_NUMBERS}") from error
         classes, numbers = np.unique(y, return_inverse=True)
-        most = self._opened().taught.config.model.classes
-        if len(classes) > most:
+        config = self._opened().taught.config.model
+        if len(classes) > config.classes and (config.get("_target_") != TABLE_MODEL or len(classes) > len(y) / 2):
             raise ConfigError(
-                f"y: has {len(classes)} classes, and path={self._run} was made for {most}; give fewer, or a run with "
-                f"model.classes={len(classes)} or more; {FOR_NUMBERS}"
+                f"y: has {len(classes)} classes, and path={self._run} was made for {config.classes}; give fewer, or a "
+                f"run with model.classes={len(classes)} or more; {FOR_NUMBERS}"
             )
+        if len(classes) > config.classes:
+            log.warning(
+                "%s: there are %d classes, and it was trained on tables of at most %d: cross-validate it",
+                self._run, len(classes), config.classes,
+            )  # fmt: skip
         columns = _columns(X)
         self._learn(columns, _numbers(X, columns), torch.from_numpy(numbers))
         self.classes_ = classes
@@ -300,8 +327,8 @@ class PFNClassifier(ClassifierMixin, _Reader):  # type: ignore[misc]
 
     def predict_proba(self, X: Any) -> NDArray[np.float64]:  # noqa: N803
         """The probability of each class: [n, classes]."""
-        logits = self._outputs(X)[:, : len(self.classes_)]
-        return np.asarray(logits.softmax(dim=1).numpy())
+        parts = [logits[:, : len(self.classes_)].softmax(dim=1) for logits in self._outputs(X)]
+        return np.asarray(torch.stack(parts).mean(dim=0).numpy())
 
     def predict(self, X: Any) -> Array:  # noqa: N803
         """The most probable class of each row."""
@@ -340,7 +367,8 @@ class PFNRegressor(RegressorMixin, _Reader):  # type: ignore[misc]
     def predict(self, X: Any) -> NDArray[np.float64]:  # noqa: N803
         """The mean of the predictive distribution of each row, [n]."""
         predictive: Any = self._reads().predictive
-        return np.asarray(self._in_units(predictive.mean(self._outputs(X)[None])[0, :, 0]).numpy())
+        parts = [predictive.mean(outputs[None])[0, :, 0] for outputs in self._outputs(X)]
+        return np.asarray(self._in_units(torch.stack(parts).mean(dim=0)).numpy())
 
     def predict_quantiles(self, X: Any, levels: Sequence[float]) -> NDArray[np.float64]:  # noqa: N803
         """The quantiles [n, levels] of the predictive distribution of each row; levels lie between 0 and 1."""
@@ -348,7 +376,8 @@ class PFNRegressor(RegressorMixin, _Reader):  # type: ignore[misc]
             fraction("levels", level)
         predictive: Any = self._reads().predictive
         asked = torch.tensor(list(levels), dtype=torch.float64)
-        return np.asarray(self._in_units(predictive.quantiles(self._outputs(X)[None], asked)[0]).numpy())
+        parts = [predictive.quantiles(outputs[None], asked)[0] for outputs in self._outputs(X)]
+        return np.asarray(self._in_units(torch.stack(parts).mean(dim=0)).numpy())
 
     def _in_units(self, answered: Tensor) -> Tensor:
         """What the network answers, in the units of the targets."""
@@ -519,6 +548,14 @@ class Scaling(NamedTuple):
     scale: tuple[Tensor, Tensor] | None
 
 
+def _parts(targets: Tensor) -> list[Tensor]:
+    """The known rows in parts of at most `MOST_ROWS`, alike in their targets; the same ones in each call."""
+    count = -(-len(targets) // MOST_ROWS)
+    mixed = torch.randperm(len(targets), generator=torch.Generator().manual_seed(0))
+    order = mixed[targets[mixed].argsort(stable=True)] if count > 1 else torch.arange(len(targets))
+    return [order[first::count] for first in range(count)]
+
+
 FARTHEST = 1e6
 """How many spreads from the mean a value may lie; what is beyond is brought there, so that float32 has its square."""
 
@@ -574,10 +611,13 @@ class _Network(nn.Module):
 
     def forward(self, rows: Tensor) -> tuple[Tensor, ...]:
         model, learner, reads = self._model, self._model._opened(), self._model._reads()
+        x, levels = in_spreads(rows, model._scaling)[None], torch.tensor(LEVELS, dtype=torch.float64)
         with learner.computing():
-            answered = reads.answer(learner.params, model._context, in_spreads(rows, model._scaling)[None]).double()
+            parts = [reads.answer(learner.params, context, x).double() for context in model._contexts]
         if reads.predictive is None:
-            return (answered[0, :, : len(model.classes_)].softmax(dim=1).float(),)
-        levels = torch.tensor(LEVELS, dtype=torch.float64)
-        mean, quantiles = reads.predictive.mean(answered)[0, :, 0], reads.predictive.quantiles(answered, levels)[0]
-        return model._in_units(mean), model._in_units(quantiles)
+            probabilities = [answered[0, :, : len(model.classes_)].softmax(dim=1) for answered in parts]
+            return (torch.stack(probabilities).mean(dim=0).float(),)
+        means = [reads.predictive.mean(answered)[0, :, 0] for answered in parts]
+        quantiles = [reads.predictive.quantiles(answered, levels)[0] for answered in parts]
+        # No torch.mean: in ONNX its name would be that of the output.
+        return tuple(model._in_units(torch.stack(values).sum(dim=0) / len(values)) for values in (means, quantiles))

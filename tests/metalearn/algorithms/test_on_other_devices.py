@@ -152,7 +152,8 @@ TABLES = [partial(of_table, head=head, form=form) for head in HEADS for form in 
 
 
 @pytest.mark.parametrize(
-    "made", [prepared, with_buffers, *TABLES, partial(of_table, head="classes", form="rows", linear=True)]
+    "made",
+    [prepared, with_buffers, *TABLES, partial(of_table, head="classes", form="rows", linear=True, kernels=True)],
 )
 def test_the_second_pass_brings_nothing_to_the_device(made: Callable[[], Callable[[], object]]) -> None:
     """The first one brings constants, before a step is recorded."""

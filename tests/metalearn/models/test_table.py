@@ -12,11 +12,14 @@ from torch import Generator, Tensor, nn
 
 from metalearn.algorithms.pfn import TOGETHER, answers, pfn
 from metalearn.models.table import (
+    KERNELS,
     RIDGES,
     NumberHead,
     _over_columns,
     _over_rows,
+    _ranks,
     _regressions,
+    _smoother,
     bars,
     gaussian,
     quantiles,
@@ -27,8 +30,8 @@ from metalearn.nn.surroundings import computing_with
 from metalearn.types import Batch, InContext, Model, Params
 
 FLOAT64 = torch.float64
-FORMS = ["rows", "cells", "linear"]
-"""`linear` is `rows` with it."""
+FORMS = ["rows", "cells", "linear", "kernels"]
+"""`linear` and `kernels` are `rows` with them."""
 NUMBERS: dict[str, NumberHead] = {"gaussian": gaussian(), "bars": bars(12), "quantiles": quantiles(9)}
 
 
@@ -37,8 +40,8 @@ def random(*shape: int, seed: int, dtype: torch.dtype = FLOAT64) -> Tensor:
 
 
 def network(form: str, head: str = "classes", **keys: object) -> tuple[Model, InContext]:
-    if form == "linear":
-        form, keys = "rows", {"linear": True} | keys
+    if form in ("linear", "kernels"):
+        form, keys = "rows", {form: True} | keys
     model = table(**({"head": head, "form": form, "width": 16, "heads": 2, "layers": 2, "bins": 12} | keys))  # type: ignore[arg-type]
     assert model.in_context is not None
     return model, model.in_context
@@ -127,6 +130,26 @@ def test_the_regressions_leave_each_known_row_out() -> None:
 
         torch.testing.assert_close(slopes[task, :, which], fit(list(range(9))))
         torch.testing.assert_close(own[task, :, row, which], z[task, row] @ fit(rest))
+
+
+def test_ranks_count_the_known_rows_below() -> None:
+    known = torch.tensor([[[1.0], [3.0], [3.0], [math.nan]]])
+    asked = torch.tensor([[[0.0], [1.0], [2.0], [3.0], [9.0], [math.nan]]])
+    ranks = [0, 1 / 6, 1 / 3, 2 / 3, 1, 1 / 2]  # of three cells; among equal ones half of them are below
+    torch.testing.assert_close(_ranks(asked, known).flatten(), torch.tensor(ranks))
+
+
+def test_the_kernel_regressions_leave_each_known_row_out() -> None:
+    x, labels = random(2, 9, 3, seed=1), random(2, 2, 9, seed=2)
+    x[:, :, 1] = x[:, :, 1].round()  # equal cells
+    smoother = _smoother(x, labels)
+    y = labels - labels.mean(dim=2, keepdim=True)
+    for task, (which, (a, b, ridge)), row in product(range(2), enumerate(KERNELS), range(9)):
+        apart = _ranks(x, x)[task].unsqueeze(1) - _ranks(x, x)[task]
+        kernel = (-a * apart.abs().mean(dim=2) - b * (apart != 0).double().mean(dim=2)).exp()
+        rest = [other for other in range(9) if other != row]
+        weights = torch.linalg.solve(kernel[rest][:, rest] + ridge * torch.eye(8, dtype=FLOAT64), y[task, :, rest].T)
+        torch.testing.assert_close(smoother.answers[task, :, row, which], kernel[row, rest] @ weights)
 
 
 # What a prediction must not depend on

@@ -30,6 +30,7 @@ from sklearn.utils.estimator_checks import check_estimator
 from metalearn import PFNClassifier, PFNRegressor
 from metalearn.cli import export, fit, predict, train
 from metalearn.saved.card import ONNX, TORCH
+from metalearn.tables import estimators
 from metalearn.tables.estimators import COLUMNS, LEVELS, SHIPPED
 
 pytestmark = [pytest.mark.thorough, pytest.mark.filterwarnings("ignore")]
@@ -44,7 +45,8 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Path]]:
     home = tmp_path_factory.mktemp("runs")
     saved_run(home / "numbers", "experiment=pfn_gp", "model.standardize=true", *SMALL)
     saved_run(home / "classes", "experiment=pfn_own", "dataset.prior=tests.own_prior", "plugins=[tests]", *SMALL)
-    yield {name: home / name for name in ("numbers", "classes")}
+    saved_run(home / "bars", "experiment=pfn_tables", "model.head=bars", "dataset.classes=null", *SMALL)
+    yield {name: home / name for name in ("numbers", "classes", "bars")}
 
 
 @pytest.fixture(autouse=True)
@@ -139,14 +141,55 @@ def test_larger_tables_are_said_and_what_does_not_fit_is_refused(
         )
     assert "column name has 40 different texts in 40 rows" in caplog.text and "column colour" not in caplog.text
     x = rng.normal(size=(22, 2))
-    with pytest.raises(ValueError, match=r"y: has 11 classes, and path=.* was made for 10"):
-        PFNClassifier(runs["classes"], plugins=PLUGINS).fit(x, np.arange(22) % 11)
+    with pytest.raises(ValueError, match=r"y: has 21 classes, and path=.* was made for 10"):
+        PFNClassifier(runs["classes"], plugins=PLUGINS).fit(x, np.arange(22) % 21)
     with pytest.raises(ValueError, match=r"give a run of algorithm=pfn model=table model.head=classes"):
         PFNClassifier(runs["numbers"]).fit(x, np.arange(22) % 2)
     with pytest.raises(ValueError, match="X: column a holds infinity"):
         PFNRegressor(runs["numbers"]).fit(pd.DataFrame({"a": [1, np.inf, 2, 3]}), np.arange(4.0))
     with pytest.raises(ValueError, match="levels=1: must be below 1"):
         PFNRegressor(runs["numbers"]).fit(x, x[:, 0]).predict_quantiles(x, [1])
+
+
+def test_more_classes_than_those_of_the_training_are_said(caplog: pytest.LogCaptureFixture, tmp_path: Path) -> None:
+    """Twelve places, five known rows each: of the shipped network, made for ten."""
+    rng = np.random.default_rng(0)
+    places, labels = 4 * rng.normal(size=(12, 3)), np.arange(120) % 12
+    x = places[labels] + 0.3 * rng.normal(size=(120, 3))
+    with caplog.at_level(logging.WARNING, logger="metalearn"):
+        fitted = PFNClassifier().fit(x[:60], labels[:60])
+    assert "there are 12 classes, and it was trained on tables of at most 10: cross-validate it" in caplog.text
+    assert fitted.predict_proba(x).shape == (120, 12) and fitted.score(x[60:], labels[60:]) > 0.9
+    fitted.save(tmp_path / "fitted")
+    np.testing.assert_array_equal(PFNClassifier.load(tmp_path / "fitted").predict_proba(x), fitted.predict_proba(x))
+
+
+def test_many_known_rows_are_read_in_parts(
+    runs: dict[str, Path], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The answer is the mean of those by networks that see one part each; each part has all classes."""
+    monkeypatch.setattr(estimators, "MOST_ROWS", 20)
+    rng = np.random.default_rng(0)
+    x, asked = rng.normal(size=(45, 2)), rng.normal(size=(5, 2))
+    labels = np.repeat([0, 1, 2], [33, 9, 3])
+    parts = estimators._parts(torch.from_numpy(labels))
+    assert sorted(torch.cat(parts).tolist()) == list(range(45)) and all(
+        set(labels[part]) == {0, 1, 2} for part in parts
+    )
+    scaled = (x - x.mean(axis=0)) / x.std(axis=0), (asked - x.mean(axis=0)) / x.std(axis=0)
+    for kind, y in ((PFNClassifier, labels), (PFNRegressor, x[:, 0])):
+        plugins = PLUGINS if kind is PFNClassifier else ()
+        model = kind(runs["classes" if kind is PFNClassifier else "numbers"], plugins=plugins)
+        with caplog.at_level(logging.WARNING, logger="metalearn"):
+            whole = model.fit(x, y)
+        assert "45 known rows are read in 3 parts of at most 20, and the answers by each are averaged" in caplog.text
+        answer = "predict_proba" if kind is PFNClassifier else "predict"
+        found = getattr(whole, answer)(asked)
+        alone = [
+            getattr(clone(model).fit(scaled[0][part], y[part]), answer)(scaled[1])
+            for part in (part.numpy() for part in estimators._parts(torch.from_numpy(y)))
+        ]
+        np.testing.assert_allclose(found, np.mean(alone, axis=0), atol=1e-4)
 
 
 def test_a_target_of_another_kind_names_the_network_to_give(
@@ -510,7 +553,7 @@ def test_a_table_that_cannot_be_fitted_is_refused(
     assert message in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("name", ["classes", "numbers"])
+@pytest.mark.parametrize("name", ["classes", "numbers", "bars"])
 @pytest.mark.parametrize("file_format", [pytest.param(ONNX, marks=needs_onnx), TORCH])
 def test_a_fitted_table_becomes_one_program(
     name: str, file_format: str, runs: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -522,7 +565,7 @@ def test_a_fitted_table_becomes_one_program(
         model: Any = PFNClassifier(runs["classes"], plugins=PLUGINS).fit(x, labels)
         wanted = model.predict_proba(asked)
     else:
-        model = PFNRegressor(runs["numbers"]).fit(x, numbers)
+        model = PFNRegressor(runs[name]).fit(x, numbers)
         wanted = np.column_stack([model.predict(asked), model.predict_quantiles(asked, LEVELS)])
     model.save(tmp_path / "fitted")
     out = ["--out", f"{tmp_path}/program", "--format", file_format]
