@@ -152,13 +152,17 @@ def prior(arguments: Sequence[str]) -> int:
     parser.add_argument("--tasks", type=whole(2), default=60, help="tasks to learn, each of a group (default: 60)")
     parser.add_argument("--page", type=Path, metavar="FILE", help="a page with pictures: new, ends with .html")
     options = parser.parse_args(arguments)
+    words = sorted([options.name, *options.settings], key=lambda word: "=" in word)  # a key may come before the name
+    name, overrides = words[0], words[1:]
+    if "=" in name:
+        parser.error(f"{name}: is no NAME of a prior; type gp, sine, table, or a module of yours")
 
     def check() -> int:
         set_up_process(1)
         from metalearn.app.prior_check import check_prior, in_lines, learners, page_of, source_of  # imports torch
 
         settings = {}
-        for override in parsed(options.settings):
+        for override in parsed(overrides):
             group, _, key = override.key_or_group.partition(".")
             if group != "dataset" or not key:
                 raise ConfigError(f"{override.input_line}: must be a key of the prior; type dataset.KEY=VALUE")
@@ -168,12 +172,12 @@ def prior(arguments: Sequence[str]) -> int:
             print_all(
                 "forest, linear model: not measured, since scikit-learn is not installed; type pip install scikit-learn"
             )
-        source = source_of(options.name, settings, options.plugins)
+        source = source_of(name, settings, options.plugins)
         checked = check_prior(source, options.tasks, learn)
-        lines = in_lines(options.name, checked)
+        lines = in_lines(name, checked)
         if options.page is not None:
             with creating("--page", options.page):
-                options.page.write_text(page_of(options.name, checked, typed("prior", arguments)), encoding="ascii")
+                options.page.write_text(page_of(name, checked, typed("prior", arguments)), encoding="ascii")
             lines.append(f"{options.page}: pictures of the tasks")
         print_all(printable("\n".join(lines)))
         return OK

@@ -63,12 +63,13 @@ def test_a_prior_outside_is_looked_at_by_its_name(
 ) -> None:
     monkeypatch.setattr("metalearn.app.prior_check.SECONDS", 0.01)
     page = tmp_path / "prior.html"
-    assert prior(["check", "tests.own_prior", "dataset.group=4", "--tasks", "4", "--page", str(page)]) == 0
+    assert prior(["check", "--tasks", "4", "dataset.group=4", "tests.own_prior", "--page", str(page)]) == 0
     said = capsys.readouterr().out
     assert "prior tests.own_prior: 4 tasks" in said and "features 3 to 3, classes 2 to 2" in said
     assert "mean AUC: forest 0." in said or "scikit-learn is not installed" in said
     content = page.read_text()
-    assert content.count("<svg") >= 4 and "metalearn prior check tests.own_prior" in content
+    assert content.count("<svg") >= 4
+    assert "metalearn prior check --tasks 4 dataset.group=4 tests.own_prior" in content
 
 
 @pytest.mark.parametrize(
@@ -85,6 +86,12 @@ def test_wrong_names_and_keys_are_refused(
 ) -> None:
     assert prior(["check", *arguments]) == 2
     assert message in capsys.readouterr().err
+
+
+def test_a_line_without_the_name_of_a_prior_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        prior(["check", "dataset.group=4", "--tasks", "4"])
+    assert "dataset.group=4: is no NAME of a prior; type gp, sine, table" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("classes", [15, None])
