@@ -26,7 +26,8 @@ def _rows_of_images(
         inside = ok
         if PADDED:
             inside = ok & (height + i >= 0) & (height + i < H) & (width + j >= 0) & (width + j < W)
-        at = x + (base + i * SH + j * SW)[:, None] + (k0 % C + kk)[None, :] * SC
+        # Not k0 % C: behind a remainder Triton no longer sees four neighbours in a row, and copies single numbers.
+        at = x + (base + i * SH + j * SW)[:, None] + (k0 - tap * C + kk)[None, :] * SC
         return tl.load(at, mask=inside[:, None], other=0.0)
     k = k0 + kk
     tap = k // C
@@ -174,7 +175,7 @@ def weight_gradient(
     if ALIKE:
         i = tap // KW
         j = tap % KW
-        offset = i * SH + j * SW + (block * BM % C + tl.arange(0, BM)) * SC
+        offset = i * SH + j * SW + (block * BM - tap * C + tl.arange(0, BM)) * SC
     else:
         i = k // C // KW
         j = k // C % KW
@@ -194,6 +195,7 @@ def weight_gradient(
             xt = x2 + task * x2_step
             gt = gy2 + task * gy2_step
         for from_ in range(first, last, BK):
+            # The windows lie turned from the start: a tile that `tl.trans` turns is copied number by number.
             m = from_ + mm
             height = m // OW % OH * STRIDE - PADDING
             width = m % OW * STRIDE - PADDING
@@ -202,21 +204,21 @@ def weight_gradient(
                 in_image = m < last
                 if PADDING > 0:
                     in_image = in_image & (height + i >= 0) & (height + i < H) & (width + j >= 0) & (width + j < W)
-                a = tl.load(xt + base[:, None] + offset[None, :], mask=in_image[:, None], other=0.0)
+                a = tl.load(xt + base[None, :] + offset[:, None], mask=in_image[None, :], other=0.0)
             else:
-                inside = (m < last)[:, None] & (k < K)[None, :]
+                inside = (m < last)[None, :] & (k < K)[:, None]
                 if PADDING > 0:
-                    down = height[:, None] + i[None, :]
-                    right = width[:, None] + j[None, :]
+                    down = height[None, :] + i[:, None]
+                    right = width[None, :] + j[:, None]
                     inside = inside & (down >= 0) & (down < H) & (right >= 0) & (right < W)
-                a = tl.load(xt + base[:, None] + offset[None, :], mask=inside, other=0.0)
+                a = tl.load(xt + base[None, :] + offset[:, None], mask=inside, other=0.0)
             if CO % BN == 0:
                 grads = tl.load(gt + m[:, None] * CO + co[None, :], mask=(m < last)[:, None], other=0.0)
             else:
                 grads = tl.load(
                     gt + m[:, None] * CO + co[None, :], mask=(m < last)[:, None] & (co < CO)[None, :], other=0.0
                 )
-            acc = tl.dot(tl.trans(a), grads, acc, input_precision=PRECISION)
+            acc = tl.dot(a, grads, acc, input_precision=PRECISION)
             if BIAS and pair == 0:
                 total += tl.sum(grads, axis=0)
     tl.store(gw + task * gw_step + k[:, None] * CO + co[None, :], acc, mask=(k < K)[:, None] & (co < CO)[None, :])

@@ -51,13 +51,13 @@ def norms(*channels: int) -> dict[str, tuple[int, ...]]:
 
 
 CASES = {
-    # stride 2, 24 channels that fill no tile, statistics of a support set
+    # stride 2, 32 channels that fill a tile and 24 that fill none, statistics of a support set
     "strided": Case(
         (
             ChannelsLast(), Convolution("w0", 2, 1), Norm("scale0", "shift0", 0.0), Convolution("w1", 2, 1),
             Norm("scale1", "shift1", 0.1), Mean(), Linear("w", "b"),
         ),
-        {"w0": (16, 1, 3, 3), "w1": (24, 16, 3, 3), "w": (5, 24), "b": (5,), **norms(16, 24)},
+        {"w0": (32, 1, 3, 3), "w1": (24, 32, 3, 3), "w": (5, 24), "b": (5,), **norms(32, 24)},
         (1, 7, 7), 3, 5, inductive=True,
     ),
     # so many rows that programs share a norm, and the gradient of the first kernels; colours, pooling, softplus

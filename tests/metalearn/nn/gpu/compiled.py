@@ -1,7 +1,10 @@
 """Compiles every GPU kernel of a recipe for a compute capability, without a GPU; prints a JSON line of their
 registers, shared memory and occupancy.
 
-python -m tests.metalearn.nn.gpu.compiled 90 [KERNEL …]
+python -m tests.metalearn.nn.gpu.compiled 90 [photographs] [KERNEL …]
+
+`photographs`: the products of a layer of ResNet-12 in TF32. Rows count the instructions of tensor cores in TF32, and list
+the sizes of asynchronous copies.
 """
 
 import json
@@ -53,6 +56,23 @@ def calls_of(recipe: Recipe) -> dict[tuple[str, str], tuple[Any, tuple[Any, ...]
     return calls
 
 
+def photograph_calls() -> dict[tuple[str, str], tuple[Any, tuple[Any, ...], dict[str, Any]]]:
+    """The products of 160 channels on 100 pictures of 42×42 pixels, in TF32."""
+    calls: dict[tuple[str, str], tuple[Any, tuple[Any, ...], dict[str, Any]]] = {}
+
+    def noted(kernel: Any, *args: Any, grid: Any = None, warmup: bool = False, **options: Any) -> None:
+        calls[(kernel.__name__, "photographs")] = kernel, args, options
+
+    JITFunction.run = noted
+    torch.backends.cuda.matmul.fp32_precision = "tf32"
+    sizes = launch.ConvolutionSizes(42, 42, 160, 42, 42, 160, 3, 3, 1, 1)
+    pictures, weights = (launch.Tasks(torch.zeros(1), 100 * 42 * 42 * 160), launch.Tasks(torch.zeros(9 * 160**2), 0))
+    launch.product(1, 100, sizes, sizes.dense, pictures, weights, pictures)
+    launch.input_gradient(1, 100, sizes, pictures, weights, pictures)
+    launch.weight_gradient(1, 100, sizes, sizes.dense, pictures, pictures, weights)
+    return {key: call for key, call in calls.items() if key[0] != "sum_splits"}
+
+
 def source_of(kernel: Any, args: tuple[Any, ...], options: dict[str, Any]) -> ASTSource:
     """The kernel with the types of its arguments, as Triton specialises it."""
     given = dict(zip(kernel.arg_names, args, strict=False)) | {
@@ -97,17 +117,21 @@ def occupancy(capability: int, warps: int, registers: int, shared: int) -> int:
 def main(capability: int, only: list[str]) -> list[dict[str, Any]]:
     recipe = next(recipe for recipe in RECIPES if recipe.name == "20w1s")._replace(tasks=2)
     rows = []
-    for (name, kind), (kernel, args, options) in calls_of(recipe).items():
+    photographs, only = "photographs" in only, [name for name in only if name != "photographs"]
+    calls = photograph_calls() if photographs else calls_of(recipe)
+    for (name, kind), (kernel, args, options) in calls.items():
         if only and name not in only:
             continue
         sizes = {key: options[key] for key in ("num_warps", "num_stages") if key in options}
         source, target = source_of(kernel, args, options), GPUTarget("cuda", capability, 32)
         made = triton.compile(source, target=target, options=sizes)
-        registers, spilled = resources(made.asm["ptx"], capability)
+        ptx = made.asm["ptx"]
+        registers, spilled = resources(ptx, capability)
         held = occupancy(capability, made.metadata.num_warps, registers, made.metadata.shared)
         rows.append({
             "kernel": name, "of": kind, "registers": registers, "spilled": spilled, "shared": made.metadata.shared,
-            "warps": held,
+            "warps": held, "tensor": len(re.findall(r"mma[\w.:]*\.tf32\.tf32", ptx)),
+            "copies": sorted({int(size, 16) for size in re.findall(r"cp\.async\.c[ag].*?\], (0x\w+)", ptx)}),
         })  # fmt: skip
     return rows
 

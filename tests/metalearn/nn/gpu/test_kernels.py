@@ -86,3 +86,13 @@ def test_kernels_compile_for_cards_that_are_not_here(
             f"{row['warps']} of 64 warps",
         )
         assert row["spilled"] <= 128, row
+
+
+@pytest.mark.parametrize("capability", [90, pytest.param(80, marks=slow)])
+def test_products_of_photographs_fill_the_tensor_cores(capability: int, tmp_path: Any) -> None:
+    """In TF32: by their instructions, from copies of 16 bytes that run ahead."""
+    place = str(tmp_path)
+    rows = printed_by("tests.metalearn.nn.gpu.compiled", str(capability), "photographs", TRITON_CACHE_DIR=place)
+    assert {row["kernel"] for row in rows} == {"product", "input_gradient", "weight_gradient"}
+    for row in rows:
+        assert row["tensor"] and row["copies"] == [16] and not row["spilled"], row
