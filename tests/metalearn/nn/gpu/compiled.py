@@ -3,8 +3,8 @@ registers, shared memory and occupancy.
 
 python -m tests.metalearn.nn.gpu.compiled 90 [photographs] [KERNEL …]
 
-`photographs`: the products of a layer of ResNet-12 in TF32. Rows count the instructions of tensor cores in TF32, and list
-the sizes of asynchronous copies.
+`photographs`: the products of a layer of ResNet-12 in TF32. Rows count the instructions of tensor cores in TF32, and
+list the sizes of asynchronous copies.
 """
 
 import json
