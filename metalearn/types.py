@@ -132,14 +132,14 @@ Past = dict[int, tuple[Tensor, Tensor]]
 class Reader(NamedTuple):
     """A network of documents in two parts, so that matrices of its last `blocks` blocks can change while it reads.
 
-    `learns(blocks)` are the names of these matrices. `body(params, x, blocks)` computes all that comes before the first
-    of them, for whole documents `x` [t, n, 1] at once. `tail(params, h, past, start, blocks)` goes on from there with
-    some symbols, the first of which is at place `start`: it gives the outputs [t, n, d], and the past of later ones.
+    `learns(blocks)` are the names of these matrices. `body(params, x, past, start, blocks)` computes all that comes
+    before the first of them, for symbols `x` [t, n, 1] of which the first is at place `start`. `tail(params, h, past,
+    start, blocks)` goes on from there, and gives the outputs [t, n, d]. Both also give the past of later symbols.
     An output depends on the last `reach` symbols alone; None: on all.
     """
 
     learns: Callable[[int], tuple[str, ...]]
-    body: Callable[[Params, Tensor, int], Tensor]
+    body: Callable[[Params, Tensor, Past, int, int], tuple[Tensor, Past]]
     tail: Callable[[Params, Tensor, Past, int, int], tuple[Tensor, Past]]
     reach: int | None
 
@@ -266,6 +266,23 @@ class Adapt(Protocol):
         ...
 
 
+class Stream(Protocol):
+    """A document that a network reads, and learns from."""
+
+    def read(self, symbols: Tensor) -> Tensor:
+        """Reads further symbols [n]; returns the loss of each, predicted by those before it, in nats: [n], or [n − 1]
+        at the beginning, where the first one cannot be predicted."""
+        ...
+
+    def scores(self) -> Tensor:
+        """The outputs [d] for the next symbol; at least one must have been read."""
+        ...
+
+    def copy(self) -> "Stream":
+        """One that goes on by itself from here."""
+        ...
+
+
 class Algorithm(NamedTuple):
     """A learner as a set of pure functions.
 
@@ -286,7 +303,8 @@ class Algorithm(NamedTuple):
     If `evaluated_on_features`, `evaluate` and `adapt` read the parameters of the model's features only. So they may be
     given those of any learner.
 
-    `computes` says that the losses above are those of the model that it was made of, `Model.loss`.
+    `computes` says that the losses above are those of the model that it was made of, `Model.loss`. A learner that reads
+    documents begins one by `stream(params)`.
     """
 
     init: Callable[[Generator], Params]
@@ -302,6 +320,7 @@ class Algorithm(NamedTuple):
     adds_in_pairs: bool = False
     evaluated_on_features: bool = False
     computes: Loss | None = None
+    stream: Callable[[Params], Stream] | None = None
 
 
 class TaskSource(Protocol):

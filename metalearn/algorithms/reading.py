@@ -16,6 +16,7 @@ Differences from the paper:
 
 import math
 from collections.abc import Callable
+from copy import copy
 from typing import Any
 
 import torch
@@ -68,6 +69,7 @@ def reading(
     if reader is None:
         raise ConfigError("model: it reads no documents, and algorithm=reading needs one that does; type model=decoder")
     inner = reader.learns(blocks) if blocks else ()
+    cut = max(blocks, 1)
     at_start = math.log(rate) / SPEED
 
     def init(generator: Generator) -> Params:
@@ -80,14 +82,11 @@ def reading(
 
     def read(params: Params, text: Batch, order: int, learned: int | None = None) -> Tensor:
         """The outputs [t, n, classes] for every symbol, before its chunk is learned from."""
-        weights = {name: value for name, value in params.items() if not name.startswith(LOG_RATE)}
         t, n = text.x.shape[:2]
+        slow, fast, rates = parted(params, t)
         if not inner:
-            return model.apply(weights, text.x)
-        rates = {name: (SPEED * params[LOG_RATE + name]).exp() if learn_rates else rate for name in inner}
-        slow = {name: value for name, value in weights.items() if name not in inner}
-        fast = {name: weights[name].expand(t, *weights[name].shape) for name in inner}
-        h, outputs = reader.body(slow, text.x, blocks), list[Tensor]()
+            return model.apply(slow, text.x)
+        (h, _), outputs = reader.body(slow, text.x, {}, 0, cut), list[Tensor]()
         past: Past = {}
         for start in range(0, n, chunk):
             part = h[:, start : start + chunk], text.y[:, start : start + chunk]
@@ -98,17 +97,23 @@ def reading(
             outputs.append(answer)
         return torch.cat(outputs, dim=1)
 
+    def parted(params: Params, documents: int) -> tuple[Params, Params, dict[str, Any]]:
+        """The parameters that stay, those that each document changes, and the rates of these."""
+        slow = {name: v for name, v in params.items() if not (name in inner or name.startswith(LOG_RATE))}
+        fast = {name: params[name].expand(documents, *params[name].shape) for name in inner}
+        return slow, fast, {name: (SPEED * params[LOG_RATE + name]).exp() if learn_rates else rate for name in inner}
+
     def step(
         h: Tensor, y: Tensor, slow: Params, fast: Params, rates: dict[str, Any], past: Past, start: int, order: int,
         moves: bool,
     ) -> tuple[Tensor, Params, Past]:  # fmt: skip
         """A chunk's outputs, the matrices after the step on it, and what later chunks attend to."""
-        if not moves:  # nothing comes after it
-            answer, past = reader.tail(slow | fast, h, past, start, blocks)
+        if not (moves and inner):
+            answer, past = reader.tail(slow | fast, h, past, start, cut)
             return answer, fast, past
         at = leaves(fast) if order == 0 else fast
         with torch.enable_grad():
-            answer, past = reader.tail(slow | at, h, past, start, blocks)
+            answer, past = reader.tail(slow | at, h, past, start, cut)
             loss = by_sample(answer, y, model.loss)["loss"].mean(dim=1).sum()
             gradients = torch.autograd.grad(loss, list(at.values()), create_graph=order == 2, retain_graph=order > 0)
         with graph_of(order):
@@ -147,9 +152,78 @@ def reading(
 
         return predict
 
+    def stream(params: Params) -> "OneDocument":
+        slow, fast, rates = parted(params, 1)
+        return OneDocument(
+            lambda x, past, start: reader.body(slow, x, past, start, cut),
+            lambda h, y, fast, past, start, moves: step(h, y, slow, fast, rates, past, start, 0, moves),
+            lambda outputs, y: by_sample(outputs, y, model.loss)["loss"],
+            fast, chunk,
+        )  # fmt: skip
+
     return Algorithm(
-        init, gradient_of(outcome), evaluate, adapt, total_of(outcome), outcome, computes=model.loss,
-    )  # fmt: skip
+        init, gradient_of(outcome), evaluate, adapt, total_of(outcome), outcome, computes=model.loss, stream=stream
+    )
+
+
+class OneDocument:
+    """A document that is read piece by piece; see `metalearn.types.Stream`.
+
+    Args:
+        body: from symbols [1, n, 1], the past and the place of the first to the tail's inputs, and the new past.
+        step: from a chunk's inputs [1, c, d] and symbols [1, c], the matrices that learn, the past and the place at its
+            start, and whether it is learned from, to outputs, matrices and past after it.
+        losses: of outputs and symbols, [1, n].
+        fast: the matrices at the start.
+        chunk: symbols between two steps.
+    """
+
+    def __init__(
+        self, body: Callable[[Tensor, Past, int], tuple[Tensor, Past]],
+        step: Callable[[Tensor, Tensor, Params, Past, int, bool], tuple[Tensor, Params, Past]],
+        losses: Callable[[Tensor, Tensor], Tensor], fast: Params, chunk: int,
+    ) -> None:  # fmt: skip
+        self._body, self._step, self._losses, self._fast, self._chunk = body, step, losses, fast, chunk
+        self._place, self._last = 0, torch.empty(0, dtype=torch.int64)
+        self._of_body: Past = {}
+        self._of_tail: Past = {}  # at the start of the present chunk, of which these are the tail's inputs and symbols
+        self._h, self._y = torch.empty(1, 0, 0), torch.empty(1, 0, dtype=torch.int64)
+
+    def copy(self) -> "OneDocument":
+        return copy(self)  # what changes is replaced as a whole
+
+    def read(self, symbols: Tensor) -> Tensor:
+        text, losses = torch.cat([self._last, symbols]), [torch.empty(0)]
+        self._last = text[-1:]
+        first = 0
+        while first < len(text) - 1:
+            end = min(len(text) - 1, first + self._chunk - self._y.shape[1])
+            losses.append(self._within_chunk(text[first:end], text[first + 1 : end + 1]))
+            first = end
+        return torch.cat(losses)
+
+    @torch.no_grad()
+    def _within_chunk(self, x: Tensor, y: Tensor) -> Tensor:
+        self._h, self._of_body = self._tail_inputs(x)
+        self._y = torch.cat([self._y, y[None]], dim=1)
+        start, whole = self._place + len(y) - self._y.shape[1], self._y.shape[1] == self._chunk
+        outputs, fast, past = self._step(self._h, self._y, self._fast, self._of_tail, start, whole)
+        losses = self._losses(outputs[:, -len(y) :], y[None])[0]
+        self._place += len(y)
+        if whole:
+            self._fast, self._of_tail, self._h, self._y = fast, past, self._h[:, :0], self._y[:, :0]
+        return losses
+
+    def _tail_inputs(self, x: Tensor) -> tuple[Tensor, Past]:
+        """Those of the present chunk with further symbols, and the body's past after them."""
+        h, past = self._body(x.view(1, -1, 1), self._of_body, self._place)
+        return torch.cat([self._h, h], dim=1) if self._h.shape[1] else h, past
+
+    @torch.no_grad()
+    def scores(self) -> Tensor:
+        h, _ = self._tail_inputs(self._last)
+        start = self._place - self._y.shape[1]
+        return self._step(h, self._y, self._fast, self._of_tail, start, False)[0][0, -1]
 
 
 def ends_of(n: int) -> list[int]:

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar, overload
 
 import numpy as np
 import torch
@@ -23,6 +23,7 @@ from metalearn.algorithms.common.losses import measured_by
 from metalearn.algorithms.common.metrics import reporting
 from metalearn.algorithms.common.wrappers import of_present_classes, with_fixed, with_present_classes
 from metalearn.api import objects
+from metalearn.api.documents import ReadDocument
 from metalearn.api.pictures import form_of, listed, prepared
 from metalearn.app.parts import chosen_loss, evaluated_at_once
 from metalearn.app.preflight import REFUSE, REPORT, check_unseen
@@ -283,9 +284,17 @@ class Learner:
     params: Params = field(repr=False)
     taught: Taught = field(repr=False)
 
+    @overload
+    def adapt(self, inputs: Any, targets: Any, *, steps: int | None = None) -> Classification | Regression: ...
+
+    @overload
+    def adapt(self, inputs: Any) -> ReadDocument: ...
+
     @with_gradients()
-    def adapt(self, inputs: Any, targets: Any, *, steps: int | None = None) -> Classification | Regression:
-        """Adapts to one task: its support set.
+    def adapt(
+        self, inputs: Any, targets: Any = None, *, steps: int | None = None
+    ) -> Classification | Regression | ReadDocument:
+        """Adapts to one task: its support set. To a learner of `algorithm=reading` give a text alone, which it reads.
 
         Args:
             inputs: pictures of any sizes (`metalearn.api.pictures.Picture`); if `form` is None, arrays x [n] or [n, …],
@@ -300,6 +309,13 @@ class Learner:
                 few of them, or a number of classes that this learner does not take.
         """
         self._check_learns_tasks()
+        if (stream := self.taught.algorithm.stream) is not None:
+            if targets is not None or steps is not None:
+                raise ValueError("targets, steps: a text is all that this learner takes; type adapt(text)")
+            assert self.trained_ways is not None
+            return ReadDocument(stream(self.params), self.trained_ways, self.device).read(inputs)
+        if targets is None:
+            raise ValueError("targets: give the label of each input, or its number")
         if steps is not None:
             whole_number("steps", steps, at_least=0)
         loss = self.taught.algorithm.computes

@@ -10,11 +10,16 @@ just pictures.
 
 writes one program of the adapted network, which runs without this one; README.md in its folder says how.
 
+    metalearn adapt --model outputs/ttt_texts/base --text book.txt
+
+reads a text and learns from it (algorithm=reading): prints the bits of a byte, and how the text might go on.
+
 --out gets predictions.csv (file, label, probability, and a column for each class) and page.png (the queries beside the
 support pictures of their label); and, if the classes of the queries are known, confusion.csv, confusion.png and
 accuracy.json. Exit codes: 0 done; 1 failed; 2 bad usage, or a folder, a model or a picture that cannot be used.
 """
 
+import argparse
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -32,6 +37,9 @@ if TYPE_CHECKING:
     from metalearn.api.pictures import Found
 
 
+CONTINUED = 200  # bytes that are drawn after a text
+
+
 @ended
 def main(arguments: Sequence[str]) -> int:
     """Returns the exit code."""
@@ -39,7 +47,8 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument(
         "--model", required=True, type=Path, metavar="FOLDER", help="of a run, a checkpoint or a published model"
     )
-    parser.add_argument("--support", required=True, type=Path, metavar="FOLDER", help="a folder for each class")
+    parser.add_argument("--support", type=Path, metavar="FOLDER", help="a folder for each class")
+    parser.add_argument("--text", type=Path, metavar="FILE", help="a text, for a model of algorithm=reading")
     parser.add_argument("--query", type=Path, metavar="FOLDER", help="pictures, or a folder for each class")
     parser.add_argument("--out", type=Path, metavar="FOLDER", help="the output folder; new, or empty")
     parser.add_argument("--export", type=Path, metavar="FOLDER", help="a new folder for a program of the network")
@@ -53,6 +62,10 @@ def main(arguments: Sequence[str]) -> int:
     )
     parser.add_argument("--threads", type=whole(1), default=1, help="threads of torch (default: 1)")
     options = parser.parse_args(arguments)
+    if (options.text is None) == (options.support is None):
+        raise ConfigError("--support, --text: type one of them: a folder of pictures, or a text")
+    if options.text is not None:
+        return read_text(options)
     out: Path | None = options.out
     if (out is None) != (options.query is None) or (out is None and options.export is None):
         raise ConfigError("--query, --out: type both; or, for a program of the adapted network, --export FOLDER")
@@ -85,6 +98,29 @@ def main(arguments: Sequence[str]) -> int:
         with creating("--out", out):
             out.mkdir(parents=True, exist_ok=True)
         report(out, support, queries, predictions, learner.transductive)
+    return OK
+
+
+def read_text(options: argparse.Namespace) -> int:
+    """Reads `--text`, and prints what it costs and how it might go on; returns the exit code."""
+    if unused := [f"--{name}" for name in ("query", "out", "export", "format") if getattr(options, name) is not None]:
+        raise ConfigError(f"{', '.join(unused)}: is for pictures; leave it out with --text")
+    try:
+        content = options.text.read_bytes()
+    except OSError as error:
+        raise ConfigError(f"--text={options.text}: cannot be read: {error.strerror}") from error
+    set_up_process(options.threads)
+    # This imports torch, after the line above.
+    from metalearn.api.learner import load
+
+    learner = load(options.model, network=options.network, plugins=options.plugins, key="--model")
+    if learner.taught.algorithm.stream is None:
+        raise ConfigError(f"--model={options.model}: reads no texts; type a run of algorithm=reading")
+    if len(content) < 2:
+        raise ConfigError(f"--text={options.text}: has {len(content)} bytes; give a text of two or more")
+    begun = learner.adapt(content[:1])
+    print(f"{begun.bits(content[1:]):.3f} bits a byte, each before it was learned from ({len(content):,} bytes)")
+    print(printable(f"it might go on: {begun.read(content[1:]).continuation(CONTINUED)!r}"))
     return OK
 
 

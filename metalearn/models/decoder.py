@@ -98,8 +98,8 @@ def decoder(
     def apply(params: Params, x: Tensor, support_x: Tensor | None = None) -> Tensor:
         return outputs(params, through(parts, params, embedded(params, x), {}, 0)[0])
 
-    def body(params: Params, x: Tensor, blocks: int) -> Tensor:
-        return through(parts[: first_of_tail(blocks)], params, embedded(params, x), {}, 0)[0]
+    def body(params: Params, x: Tensor, past: Past, start: int, blocks: int) -> tuple[Tensor, Past]:
+        return through(parts[: first_of_tail(blocks)], params, embedded(params, x), past, start)
 
     def tail(params: Params, h: Tensor, past: Past, start: int, blocks: int) -> tuple[Tensor, Past]:
         h, past = through(parts[first_of_tail(blocks) :], params, h, past, start)

@@ -124,6 +124,22 @@ def test_what_comes_after_a_text_is_predicted_by_what_it_taught() -> None:
     torch.testing.assert_close(losses, expected)
 
 
+@pytest.mark.parametrize("pieces", [[24], [1, 3, 5, 2, 13], [1] * 24])
+@pytest.mark.parametrize("blocks", [0, 1, 2])
+def test_a_document_in_pieces_is_read_as_the_whole(blocks: int, pieces: list[int]) -> None:
+    algorithm = reading(model=network(), chunk=CHUNK, blocks=blocks, rate=0.7)
+    params, (_, query) = start_of(algorithm), documents(1)
+    assert algorithm.stream is not None
+    stream, text = algorithm.stream(params), torch.cat([query.x[0, :1, 0].long(), query.y[0]])
+    losses = torch.cat([stream.read(piece) for piece in text.split(pieces)])
+    torch.testing.assert_close(losses.mean()[None], algorithm.evaluate(params, Episode(query, query))["loss"][:, -1])
+    other = stream.copy()
+    expected = F.cross_entropy(stream.scores()[None], torch.tensor([2]), reduction="none")
+    assert not expected.requires_grad
+    torch.testing.assert_close(other.read(torch.tensor([2])), expected)
+    torch.testing.assert_close(stream.read(torch.tensor([2])), expected)  # the copy has changed nothing
+
+
 # The network
 
 
@@ -156,7 +172,7 @@ def test_chunk_by_chunk_is_as_the_whole(window: int | None) -> None:
     assert model.reader is not None
     params = {n: p.to(DOUBLE) for n, p in model.init(torch.Generator().manual_seed(0)).items()}
     x, past, parts = documents().query.x, {}, []
-    h = model.reader.body(params, x, 2)
+    h, _ = model.reader.body(params, x, {}, 0, 2)
     for start in range(0, LENGTH, CHUNK):
         answer, past = model.reader.tail(params, h[:, start : start + CHUNK], past, start, 2)
         parts.append(answer)
