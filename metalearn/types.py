@@ -27,7 +27,7 @@ T = TypeVar("T")
 
 BITS, POSITIONS = "bits", "position"
 """Names of values of documents, [t, k + 1]: the mean bits of a symbol in each of k spans, and at last in the whole
-document; and the place at which each span begins."""
+document; and the place at which each span begins, at last the number of symbols."""
 
 Unit = Literal["tasks", "samples"]
 
@@ -414,8 +414,8 @@ class KnowsOptimum(Protocol):
     """A source of documents whose best prediction is known."""
 
     def optimum(self, episode: Episode, last: int | None = None) -> Tensor:
-        """The loss of the best prediction of every query symbol [t, n], in nats; with `last`, of the best one by the
-        last that number of symbols alone."""
+        """The loss of the best prediction of every query symbol [t, n], in nats; with `last`, of one by that
+        number of last symbols alone."""
         ...
 
 

@@ -137,8 +137,9 @@ def _run_isolated(network: NetworkNamespace, run: "Callable[[_Stop], int]") -> i
         except Exception:  # nothing below would print it
             traceback.print_exc()
         finally:
-            sys.stdout.flush()
-            sys.stderr.flush()
+            with suppress(OSError):  # a reader that has left; nothing may keep this fork from its end
+                sys.stdout.flush()
+                sys.stderr.flush()
             os._exit(code)
     with handling(lambda number, frame: os.kill(pid, number)):
         _, status = os.waitpid(pid, 0)

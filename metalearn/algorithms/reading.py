@@ -137,7 +137,7 @@ def reading(
         starts = [0, *ends[:-1]]
         spans = [loss[:, start:end].mean(dim=1) for start, end in zip(starts, ends, strict=True)]
         table = torch.stack([*spans, loss.mean(dim=1)], dim=1)  # the last column is that of the whole document
-        places = torch.tensor([*starts, 0]).expand(len(loss), -1)
+        places = torch.tensor([*starts, loss.shape[1]]).expand(len(loss), -1)
         return {"loss": table, BITS: table / math.log(2), POSITIONS: places}
 
     def adapt(params: Params, support: Batch, steps: int | None = None) -> Callable[[Tensor], Tensor]:

@@ -24,7 +24,8 @@ class LocalHandler(BaseHTTPRequestHandler):
     def is_ours(self) -> bool:
         """Whether the browser means this machine: the name of another could have been pointed here."""
         port = self.connection.getsockname()[1]
-        return self.headers.get("Host") in (f"127.0.0.1:{port}", f"localhost:{port}")
+        names = ("127.0.0.1", "localhost")
+        return self.headers.get("Host") in (*(f"{name}:{port}" for name in names), *(names if port == 80 else ()))
 
     def say(self, code: int, **values: Any) -> None:
         """Replies with an object of JSON."""

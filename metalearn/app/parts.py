@@ -11,6 +11,7 @@ from pathlib import Path
 import torch
 from omegaconf import DictConfig, OmegaConf
 
+from distributed.info import get_world_info
 from distributed.launch.meeting import UnlikeWorkerError, compare_workers
 from distributed.reduce import tree_sum
 from distributed.strategies.common.work import Pieces, Work, WorkPlan
@@ -124,7 +125,8 @@ class Parts:
         config = self.job.config
         if self.device.type == "cuda":
             torch.cuda.set_device(self.device)
-            warn_of_other_users(self.device)
+            if get_world_info().local_world_size <= torch.cuda.device_count():  # else other ranks have it, too
+                warn_of_other_users(self.device)
         if self.job.workers > 1:
             likeness = partial(likeness_of, config, lambda: self.content, self.device)
             compare_workers(likeness, mixed=config.launch.mixed)

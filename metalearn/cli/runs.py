@@ -155,8 +155,8 @@ def watched(folder: Path, port: int, every: int) -> ThreadingHTTPServer:
                     runs = runs_below(folder)
                     content = index_page(folder, runs, every).encode() if address == "/" else None
                     content = content or report_at(folder, runs, address)
-            except (OSError, ValueError) as error:  # a file that is damaged, or gone meanwhile
-                self.say(500, error=printable(str(error)))
+            except Exception as error:  # whatever is damaged, or gone meanwhile: the next request is answered
+                self.say(500, error=printable(f"{type(error).__name__}: {error}"))
                 return
             if content is None:
                 self.say(404, error="there is no such page")

@@ -22,7 +22,7 @@ from metalearn.reporting.loggers import METRICS, Row, rows_of
 from metalearn.reporting.page import page, pages
 from metalearn.reporting.progress import CONSOLE, on_terminal
 from metalearn.reporting.report import REPORT, duration, report_of
-from metalearn.runs.metrics import ERRORS, METRIC_NAMES, better, deciding, main_metric, shown
+from metalearn.runs.metrics import ERRORS, METRIC_NAMES, better, deciding, from_json, main_metric, shown
 from metalearn.storage.files import holder_of, read_object, write_atomically, writing
 
 INDEX = "index.html"
@@ -134,6 +134,8 @@ def _curve(rows: Sequence[Row]) -> tuple[str, str, list[tuple[float, float]]]:
     split = next((split for split in ("val", "train") if any(row["split"] == split for row in rows)), "")
     metric = main_metric({name for row in rows if row["split"] == split for name in row})
     points = [(row["step"], row[metric]) for row in rows if row["split"] == split and row.get(metric) is not None]
+    if not all(isinstance(number, int | float) for point in points for number in point):
+        raise ValueError(f"{METRICS}: has a step or a value that is no number")
     return metric, {"val": "validation", "train": "training"}.get(split, ""), points
 
 
@@ -220,11 +222,11 @@ def _best(runs: Sequence[ListedRun]) -> ListedRun | None:
     """The run with the best validation, if they can be compared. The test is not there to choose by."""
     best: ListedRun | None = None
     for run in runs:
-        val = run.result.get("val") or {}
+        val = from_json(run.result.get("val") or {})
         metric = deciding(val)
         if best is not None and metric not in best.result["val"]:
             return None
-        if metric in val and better(metric, val[metric], best and best.result["val"][metric]):
+        if metric in val and better(metric, val[metric], best and from_json(best.result["val"])[metric]):
             best = run
     return best
 
@@ -362,7 +364,10 @@ def report_at(folder: Path, runs: Sequence[ListedRun], address: str) -> bytes | 
         return None
     if address.startswith(f"/{REPORTS}/"):
         return report_of(folder / run.path, run.result).encode()
-    return (folder / run.path / REPORT).read_bytes()
+    file = (folder / run.path / REPORT).resolve()
+    if not file.is_relative_to(folder.resolve()):  # a link, in a folder that may come from elsewhere
+        return None
+    return file.read_bytes()
 
 
 def write_index(folder: Path) -> int:

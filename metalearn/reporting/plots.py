@@ -18,8 +18,6 @@ if TYPE_CHECKING:
 
 ADAPTATION_STEPS = (1, 10)
 
-FIRST_SPAN = 128  # symbols of the first span of positions
-
 COSTS = ("data", "compute", "waiting", "communication", "update")  # the costs of a worker's step, in seconds
 _COST = re.compile(r"worker(\d+)/(compute|waiting|communication)_seconds")
 
@@ -136,14 +134,14 @@ def position_charts(test: Mapping[str, Any]) -> list[Chart]:
     if not bits:
         return []
     starts = [int(place) for place in bits]
-    middles = [(a + b) / 2 for a, b in zip(starts, [*starts[1:], 2 * starts[-1] or FIRST_SPAN], strict=True)]
+    middles = [(a + b) / 2 for a, b in zip(starts, [*starts[1:], test["symbols"]], strict=True)]
     lines = [
         Line("test, with 95% intervals", list(zip(middles, bits.values(), strict=True)),
              [value or 0.0 for value in test["ci95_by_position"].values()], "dots")
     ]  # fmt: skip
     for name, words in (
         ("optimum", "best prediction"),
-        ("window_optimum", "best by the reach of the network's window"),
+        ("window_optimum", "counts in the reach of the network's window"),
     ):
         if best := test.get(f"{name}_by_position"):
             lines.append(Line(words, list(zip(middles, best.values(), strict=True)), (), "dashes"))

@@ -109,6 +109,16 @@ class Checkpointer:
 NO_CHECKPOINTS = Checkpointer()
 
 
+class WrittenElsewhere(Checkpointer):
+    """The checkpoints of a run that another rank writes: ranks that share their steps read figures at the same ones."""
+
+    def __init__(self, due: Callable[[int, bool], bool]) -> None:
+        self._due = due
+
+    def due(self, step: int, validated: bool) -> bool:
+        return self._due(step, validated)
+
+
 class _InFolder(Checkpointer):
     """Checkpoints in the run folder."""
 

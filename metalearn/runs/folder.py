@@ -220,7 +220,7 @@ def evaluation_report(figures: dict[str, Any]) -> str:
     each = "".join(f"\nof {name}: {describe(of_set)}" for name, of_set in figures.get(BY_SET, {}).items())
     if positions := figures.get("bits_by_position"):
         line += "\nbits by position  " + ", ".join(f"{place}: {value:.3f}" for place, value in positions.items())
-        for name, words in (("optimum", "best prediction"), ("window_optimum", "best by the window's reach")):
+        for name, words in (("optimum", "best prediction"), ("window_optimum", "by counts in the window's reach")):
             if best := figures.get(f"{name}_by_position"):
                 line += f"\n{words}  " + ", ".join(f"{place}: {value:.3f}" for place, value in best.items())
     return f"{describe(figures)}, {kind}{line}" + (f"\nby inner step  {by_step}" if len(steps) > 1 else "") + each

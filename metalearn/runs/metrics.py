@@ -81,6 +81,7 @@ def summary(values: Metrics, unit: str = "tasks") -> dict[str, Any]:
         by_position = {
             "bits_by_position": dict(zip(places, means, strict=False)),
             "ci95_by_position": dict(zip(places, intervals, strict=False)),
+            "symbols": int(values[POSITIONS][0, -1]),
         }
         means, intervals = means[-1:], intervals[-1:]
     return {
@@ -101,7 +102,7 @@ def figures_of(
     """The `summary` of the first tasks of a split; where they are of several data sets, `by_set` has that of each.
 
     Where the best prediction of a source's documents is known, `optimum_by_position` has its bits, and
-    `window_optimum_by_position` those of the best one by the last `reach` symbols, which a network depends on.
+    `window_optimum_by_position` those of the best one by counts in the last `reach` symbols, which a network sees.
     """
     figures = summary(values, unit)
     if POSITIONS in values and isinstance(source, KnowsOptimum):
@@ -162,7 +163,8 @@ class Tested(NamedTuple):
 
     def mean(self) -> tuple[float, float]:
         """The mean over the tasks, and half its 95% interval."""
-        deviation = statistics.stdev(self.values) if len(self.values) > 1 else math.nan
+        spread = len(self.values) > 1 and all(map(math.isfinite, self.values))
+        deviation = statistics.stdev(self.values) if spread else math.nan
         return statistics.fmean(self.values), 1.96 * deviation / math.sqrt(len(self.values))
 
 

@@ -50,13 +50,15 @@ class Chains(UnlimitedTasks):
         return text
 
     def optimum(self, episode: Episode, last: int | None = None) -> Tensor:
-        """The loss of the best prediction of every symbol [t, n], in nats; with `last`, of the best one by that
-        number of last symbols alone."""
+        """The loss of the best prediction of every symbol [t, n], in nats; with `last`, by counts
+        in that number of last symbols alone (what the first pair of a window says of its chain is left out)."""
         k, alpha = self._symbols, self._alpha
         text = torch.cat([episode.query.x[:, :1, 0].long(), episode.query.y], dim=1).numpy()
         documents, n = text.shape
         each, counts = np.arange(documents), np.zeros((documents, k**ORDER, k))
         losses = np.full((documents, n - 1), np.log(k))  # of the symbols before there is a pair
+        if last is not None and last < ORDER:
+            return torch.from_numpy(losses)
         for place in range(ORDER, n):
             pair, symbol = text[:, place - 2] * k + text[:, place - 1], text[:, place]
             followed = counts[each, pair]

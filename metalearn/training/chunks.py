@@ -30,6 +30,7 @@ from metalearn.types import (
     Targets,
     TaskSource,
     Unit,
+    ways_differ,
 )
 
 DATA_SECONDS = "data_seconds"
@@ -123,7 +124,7 @@ def chunk_of(
             f"{_place_of(source)}: gives a list of {len(tasks)} episodes for {len(indices)} tasks; a list has an "
             "episode of one task for each number"
         )
-    if not _alike(tasks):
+    if not _alike(tasks) or (ways_differ(source) and len({int(task.support.y.max()) for task in tasks}) > 1):
         return tasks
     return [Episode(*(Batch(*map(torch.cat, zip(*part, strict=True))) for part in zip(*tasks, strict=True)))]
 

@@ -455,11 +455,11 @@ class DeviceUpdater:
 
         self._feed = self._on_all_ranks(lambda: feed_of(work, batch, range(first, end), chunk))
         self._on_all_ranks(self._terms)  # the first ones bring constants to the device
-        with _trying():
+        with self._agreed(), _trying():
             figures = self._figures_of_step()
         if not self._by_host:
             before = self._grads.clone()
-            with _trying(), without_waits(device):
+            with self._agreed(), _trying(), without_waits(device):
                 self._figures_of_step()
             if not before.view(torch.int32).equal(self._grads.view(torch.int32)):
                 raise NotRecordedError("the same tasks gave another gradient the second time; a graph would repeat one")
@@ -469,7 +469,21 @@ class DeviceUpdater:
         self._read = torch.zeros(self.every, len(self._columns), dtype=torch.float64)
         self.graph: Any = None
         if device.type == "cuda" and not self._by_host:
-            self.graph = self._on_all_ranks(self._recorded)
+            with self._agreed():
+                self.graph = self._on_all_ranks(self._recorded)
+
+    @contextmanager
+    def _agreed(self) -> Iterator[None]:
+        """From here on ranks wait for each other, so one that runs out of memory cannot begin again by itself."""
+        try:
+            yield
+        except torch.cuda.OutOfMemoryError as error:
+            if self._shares.ranks == 1:
+                raise
+            raise RunError(
+                f"the sum of all ranks does not fit the memory of {self._work.device} ({first_line(error)}); type a "
+                "smaller trainer.task_chunk, or strategy=rpc"
+            ) from error
 
     def _on_all_ranks(self, attempt: Callable[[], T]) -> T:
         """What the attempt gives. Where it fails on a rank, all raise what the first of these has met: ranks that
@@ -532,7 +546,8 @@ class DeviceUpdater:
         row = self._read[self._taken]
         self._taken += 1
         metrics = {name: row[column] for column, name in enumerate(self._metrics)}
-        metrics[DATA_SECONDS] = torch.tensor(waited, dtype=torch.float64)
+        if self._shares.ranks == 1:  # the figure is the sum over all workers
+            metrics[DATA_SECONDS] = torch.tensor(waited, dtype=torch.float64)
         result = ChunkResult({}, metrics, self._batch)
         return [result], {"update_seconds": 0.0, "gradient_norm": row[-2]}  # type: ignore[dict-item]
 

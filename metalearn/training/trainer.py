@@ -236,7 +236,7 @@ class Trainer:
                 saves = self.checkpointer.due(step, validates)
                 if step % updater.every and not (validates or saves or self.stops.requested()):
                     continue
-                self._read(updater)
+                self._read(updater, together=not step % updater.every or validates or saves)
                 if validates or saves:
                     updater.fetch()
                 improved = validates and self.validate()
@@ -296,8 +296,9 @@ class Trainer:
         batch = self.settings.meta_batch_size
         return tasks_in_chunks((step - 1) * batch, batch, self.training.chunk)
 
-    def _read(self, updater: Updater) -> None:
-        """Waits until the figures of the steps taken are there, and logs them.
+    def _read(self, updater: Updater, *, together: bool) -> None:
+        """Waits until the figures of the steps taken are there, and logs them. Where not all ranks that share a step do
+        so `together`, as at a stop, these cannot look for the task at fault either.
 
         Raises:
             DivergedError: as `fit`; the steps before are in the log.
@@ -307,7 +308,11 @@ class Trainer:
             updater.settle()
         except NotFiniteError as error:
             self._log([step for step in self._taken if step.step < error.step])
-            raise self._diverged(updater, error.step) from error
+            if together or self.strategy.shares is None or self.strategy.shares.ranks == 1:
+                raise self._diverged(updater, error.step) from error
+            raise DivergedError(
+                f"{error}. The step is not applied, and the last checkpoint stands", error.step
+            ) from error
         waited = time.perf_counter() - began
         self.state.seconds += waited
         # The device may have computed them all in one go, so each counts alike.
@@ -332,7 +337,7 @@ class Trainer:
         """Saves the last step done, if it is not; returns what a stop raises. Where its validation was cut, a run that
         goes on from there validates first."""
         if self._taken:  # cut while it waited for the tasks of the next step
-            self._read(updater)
+            self._read(updater, together=False)
         step = self.state.step
         if step == 0:
             return Stopped("stopped before step 1 was done; the same command begins again")

@@ -1,6 +1,7 @@
 """Tasks with fewer classes than the head has outputs are computed as by a head of their classes."""
 
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -9,6 +10,7 @@ from torch import Generator
 from metalearn.algorithms.common.wrappers import of_present_classes, with_present_classes
 from metalearn.algorithms.maml import maml
 from metalearn.models.conv4 import conv4
+from metalearn.training.chunks import chunk_of
 from metalearn.types import Algorithm, Batch, Episode, Model, Params
 from tests.metalearn.learners import FLOAT64, LEARNERS, SIZE, WAYS, Tasks, close, network, random, start_of, tasks
 from tests.runs import slow
@@ -66,3 +68,21 @@ def test_the_first_loss_of_five_classes_among_fifty_is_log_5() -> None:
     batch = Batch(random(1, 10, 1, SIZE, SIZE, seed=0), torch.arange(5).repeat(1, 2))
     loss = learner.evaluate(params, Episode(batch, batch))["loss"][:, 0]
     torch.testing.assert_close(loss, torch.full_like(loss, math.log(5)))
+
+
+def test_tasks_of_different_ways_are_not_computed_together() -> None:
+    """Though their shapes are the same: three classes of five samples, and five of three."""
+
+    class Mixed(Fewer):
+        def episodes(self, split: str, indices: torch.Tensor) -> Any:
+            x = torch.zeros(1, 15, 2)
+            return [Episode(*[Batch(x, (torch.arange(15) % (3 + 2 * i)).view(1, 15))] * 2) for i in indices.tolist()]
+
+        def classes(self, split: str) -> int:
+            return 5
+
+        def unit(self, split: str) -> Any:
+            return "tasks"
+
+    apart = chunk_of(Mixed(LEARNERS["maml"](network())), "train", torch.tensor([0, 1]))
+    assert [int(task.support.y.max()) for task in apart] == [2, 4]

@@ -10,9 +10,11 @@ import pytest
 
 from metalearn.cli.runs import index
 from metalearn.reporting.index import (
+    _best,
     colour,
     index_page,
     jobs_table,
+    report_at,
     runs_below,
     short_keys,
     short_names,
@@ -146,3 +148,29 @@ def test_names_that_are_no_text_are_no_trouble(tmp_path: Path) -> None:
 def test_a_folder_without_runs_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert index([str(tmp_path)]) == 2
     assert str(tmp_path) in capsys.readouterr().err and not (tmp_path / "index.html").exists()
+
+
+@pytest.mark.parametrize(
+    "line", ['{"step": "3", "split": "val", "loss": 1.0}', '{"step": 3, "split": "val", "mse": []}']
+)
+def test_a_metric_that_is_no_number_is_one_damaged_row(line: str, tmp_path: Path) -> None:
+    put(tmp_path / "good", "seed=1", result={"status": "completed"} | RESULT)
+    put(tmp_path / "bad", "seed=2", lines=f"{line}\n")
+    assert write_index(tmp_path) == 2
+    assert sorted(row[1].partition(":")[0] for row in table(tmp_path / "index.html")[1:]) == ["completed", "damaged"]
+
+
+def test_a_validation_that_is_not_finite_is_not_the_best(tmp_path: Path) -> None:
+    results = [{"status": "paused", "val": {"mse": value, "ci95": 0.1, "step": 1}} for value in (None, 0.5, None)]
+    for number, result in enumerate(results):
+        put(tmp_path / str(number), f"seed={number}", result=result)
+    best = _best(runs_below(tmp_path))
+    assert best is not None and best.path == Path("1")
+
+
+def test_a_report_that_is_a_link_out_of_the_folder_is_not_served(tmp_path: Path) -> None:
+    run = put(tmp_path / "runs/one", result={"status": "completed"} | RESULT)
+    (tmp_path / "secret").write_text("secret")
+    (run / "report.html").unlink()
+    (run / "report.html").symlink_to(tmp_path / "secret")
+    assert report_at(tmp_path / "runs", runs_below(tmp_path / "runs"), "/one/report.html") is None

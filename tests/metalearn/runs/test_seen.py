@@ -1,6 +1,7 @@
 """Classes that a learner was trained on do not test it unnoticed."""
 
 import json
+import math
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -23,6 +24,7 @@ from metalearn.cli.evaluate import main as evaluate
 from metalearn.cli.train import main as train
 from metalearn.config.compose import compose_config
 from metalearn.errors import ConfigError
+from metalearn.runs import metrics
 from metalearn.runs.checkpoint import read
 from metalearn.runs.folder import evaluation_report
 from metalearn.runs.metrics import Seen, from_meta, overlap
@@ -347,3 +349,8 @@ def test_what_the_library_has_trained_refuses_them_too(omniglot_root: Path) -> N
     assert not pretrained.evaluate(seen_classes="report")["seen_classes"]["complete"]
     untrained = metalearn.train("scratch", network, tasks["paper"], steps=0, progress=False, **sizes)
     assert untrained.evaluate(tasks["vinyals"], seen_classes="report")["seen_classes"]["trained_on"] == 0
+
+
+def test_values_that_are_not_finite_have_no_interval() -> None:
+    mean, ci95 = metrics.Tested("mse", [1.0, math.inf], []).mean()
+    assert mean == math.inf and math.isnan(ci95)

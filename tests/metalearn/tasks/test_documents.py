@@ -105,3 +105,8 @@ def test_a_folder_without_texts_of_a_split_is_refused(tmp_path: Path) -> None:
         read(folder).size("test")
     with pytest.raises(DataError, match="is no folder"):
         read(tmp_path / "missing").size("test")
+
+
+def test_one_symbol_says_nothing_of_the_next() -> None:
+    losses = source().optimum(source().episodes("test", torch.arange(2)), last=1)
+    assert losses.eq(math.log(3)).all()

@@ -52,3 +52,19 @@ def test_a_killed_rank_changes_no_bit(tmp_path: Path) -> None:
     assert "restart 1 of 3" in outcome.text and "going on after step" in outcome.text, outcome.text
     assert "the host reads figures every" in outcome.text
     assert_same_bytes(tmp_path / RUN, alone / RUN)
+
+
+@pytest.mark.thorough
+def test_a_step_that_is_not_finite_ends_all_ranks(tmp_path: Path) -> None:
+    """At once, and named, though rank zero alone writes a checkpoint before the figures of the log are read."""
+    command = [
+        sys.executable, str(ROOT / "tests/metalearn/training/resident.py"), "experiment=maml_glyphs", "strategy=ddp",
+        "device=cpu", "workers=2", "optimizer.lr=1e30", "algorithm.inner_lr=1e20", "logger.every=20",
+        "checkpoint.every=5", "strategy.timeout=30", f"hydra.run.dir={RUN}",
+    ]  # fmt: skip
+    program = Program(command, tmp_path)
+    try:
+        outcome = program.wait()
+    finally:
+        program.kill()
+    assert outcome.code == 3 and "step 1: task" in outcome.text and "did not answer" not in outcome.text, outcome.text
