@@ -150,9 +150,7 @@ def test_a_folder_without_runs_is_refused(tmp_path: Path, capsys: pytest.Capture
     assert str(tmp_path) in capsys.readouterr().err and not (tmp_path / "index.html").exists()
 
 
-@pytest.mark.parametrize(
-    "line", ['{"step": "3", "split": "val", "loss": 1.0}', '{"step": 3, "split": "val", "mse": []}']
-)
+@pytest.mark.parametrize("line", ['{"step": "3", "split": "val", "mse": 1}', '{"step": 3, "split": "val", "mse": []}'])
 def test_a_metric_that_is_no_number_is_one_damaged_row(line: str, tmp_path: Path) -> None:
     put(tmp_path / "good", "seed=1", result={"status": "completed"} | RESULT)
     put(tmp_path / "bad", "seed=2", lines=f"{line}\n")
