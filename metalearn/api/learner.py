@@ -314,8 +314,6 @@ class Learner:
                 raise ValueError("targets, steps: a text is all that this learner takes; type adapt(text)")
             assert self.trained_ways is not None
             return ReadDocument(stream(self.params), self.trained_ways, self.device).read(inputs)
-        if targets is None:
-            raise ValueError("targets: give the label of each input, or its number")
         if steps is not None:
             whole_number("steps", steps, at_least=0)
         loss = self.taught.algorithm.computes
