@@ -76,12 +76,12 @@ def reading(
         rates = {LOG_RATE + name: torch.tensor(at_start) for name in inner if learn_rates}
         return model.init(generator) | rates
 
-    def values_of(params: Params, text: Batch, order: int, learned: int | None = None) -> Metrics:
-        """The values of every symbol [t, n]; with `learned`, only as many symbols are learned from."""
-        return by_sample(read(params, text, order, learned), text.y, model.loss)
+    def values_of(params: Params, text: Batch, order: int) -> Metrics:
+        """The values of every symbol [t, n], before its chunk is learned from."""
+        return by_sample(read(params, text, order), text.y, model.loss)
 
     def read(params: Params, text: Batch, order: int, learned: int | None = None) -> Tensor:
-        """The outputs [t, n, classes] for every symbol, before its chunk is learned from."""
+        """The outputs [t, n, classes] of every symbol; with `learned`, only as many symbols are learned from."""
         t, n = text.x.shape[:2]
         slow, fast, rates = parted(params, t)
         if not inner:
@@ -132,13 +132,7 @@ def reading(
 
     def evaluate(params: Params, episode: Episode) -> Metrics:
         with torch.no_grad():
-            loss = values_of(params, episode.query, 0)["loss"].double()
-        ends = ends_of(loss.shape[1])
-        starts = [0, *ends[:-1]]
-        spans = [loss[:, start:end].mean(dim=1) for start, end in zip(starts, ends, strict=True)]
-        table = torch.stack([*spans, loss.mean(dim=1)], dim=1)  # the last column is that of the whole document
-        places = torch.tensor([*starts, loss.shape[1]]).expand(len(loss), -1)
-        return {"loss": table, BITS: table / math.log(2), POSITIONS: places}
+            return by_position(values_of(params, episode.query, 0)["loss"].double())
 
     def adapt(params: Params, support: Batch, steps: int | None = None) -> Callable[[Tensor], Tensor]:
         """Reads the support set, and answers for what comes after it."""
@@ -158,7 +152,7 @@ def reading(
             lambda x, past, start: reader.body(slow, x, past, start, cut),
             lambda h, y, fast, past, start, moves: step(h, y, slow, fast, rates, past, start, 0, moves),
             lambda outputs, y: by_sample(outputs, y, model.loss)["loss"],
-            fast, chunk,
+            fast, chunk, next(iter(params.values())).device,
         )  # fmt: skip
 
     return Algorithm(
@@ -176,24 +170,26 @@ class OneDocument:
         losses: of outputs and symbols, [1, n].
         fast: the matrices at the start.
         chunk: symbols between two steps.
+        device: of the symbols.
     """
 
     def __init__(
         self, body: Callable[[Tensor, Past, int], tuple[Tensor, Past]],
         step: Callable[[Tensor, Tensor, Params, Past, int, bool], tuple[Tensor, Params, Past]],
         losses: Callable[[Tensor, Tensor], Tensor], fast: Params, chunk: int,
+        device: torch.device,
     ) -> None:  # fmt: skip
         self._body, self._step, self._losses, self._fast, self._chunk = body, step, losses, fast, chunk
-        self._place, self._last = 0, torch.empty(0, dtype=torch.int64)
+        self._place, self._last = 0, torch.empty(0, dtype=torch.int64, device=device)
         self._of_body: Past = {}
         self._of_tail: Past = {}  # at the start of the present chunk, of which these are the tail's inputs and symbols
-        self._h, self._y = torch.empty(1, 0, 0), torch.empty(1, 0, dtype=torch.int64)
+        self._h, self._y = torch.empty(1, 0, 0, device=device), torch.empty(1, 0, dtype=torch.int64, device=device)
 
     def copy(self) -> "OneDocument":
         return copy(self)  # what changes is replaced as a whole
 
     def read(self, symbols: Tensor) -> Tensor:
-        text, losses = torch.cat([self._last, symbols]), [torch.empty(0)]
+        text, losses = torch.cat([self._last, symbols]), [torch.empty(0, device=symbols.device)]
         self._last = text[-1:]
         first = 0
         while first < len(text) - 1:
@@ -226,7 +222,11 @@ class OneDocument:
         return self._step(h, self._y, self._fast, self._of_tail, start, False)[0][0, -1]
 
 
-def ends_of(n: int) -> list[int]:
-    """Where the spans of the figures by position end, for documents of n symbols: 128, 256, 512, …, n."""
-    ends = [FIRST << doubling for doubling in range(n.bit_length()) if FIRST << doubling < n]
-    return [*ends, n]
+def by_position(loss: Tensor) -> Metrics:
+    """The figures of documents from the loss of each symbol [t, n]: its means from place 0, 128, 256, 512, … to the
+    next, and at last over the whole document."""
+    n = loss.shape[1]
+    starts = [0, *(FIRST << doubling for doubling in range(n.bit_length()) if FIRST << doubling < n)]
+    spans = [loss[:, start:end].mean(dim=1) for start, end in zip(starts, [*starts[1:], n], strict=True)]
+    table = torch.stack([*spans, loss.mean(dim=1)], dim=1)
+    return {"loss": table, BITS: table / math.log(2), POSITIONS: torch.tensor([*starts, n]).expand(len(loss), -1)}

@@ -8,9 +8,8 @@ import torch
 from torch import Tensor
 
 from metalearn.checks import positive, whole_number
+from metalearn.tasks.texts import BYTES
 from metalearn.types import Stream
-
-BYTES = 256
 
 
 class ReadDocument:

@@ -140,6 +140,15 @@ def test_a_document_in_pieces_is_read_as_the_whole(blocks: int, pieces: list[int
     torch.testing.assert_close(stream.read(torch.tensor([2])), expected)  # the copy has changed nothing
 
 
+def test_a_document_is_read_on_the_device_of_its_parameters() -> None:
+    """A device without values stands for a GPU: nothing may come from, or go to, the processor."""
+    algorithm = reading(model=network(), chunk=CHUNK, rate=0.7)
+    assert algorithm.stream is not None
+    stream = algorithm.stream({name: value.to("meta") for name, value in start_of(algorithm).items()})
+    losses = stream.read(torch.zeros(2 * CHUNK + 3, dtype=torch.int64, device="meta"))
+    assert losses.shape == (2 * CHUNK + 2,) and {losses.device.type, stream.scores().device.type} == {"meta"}
+
+
 # The network
 
 
