@@ -69,6 +69,16 @@ def _tiles(
 
 
 @triton.jit
+def _of_head(q, k, v, u, a, b, c, mask, head, n, m, masks, every, mask_size, D: tl.constexpr, E: tl.constexpr):
+    """Where the matrices of a head begin; a, b and c have the shapes of q, k and v."""
+    q_at = head * n * D
+    k_at = head * m * D
+    v_at = head * m * E
+    mask += head // every % masks * mask_size
+    return q + q_at, k + k_at, v + v_at, u + head * n * E, a + q_at, b + k_at, c + v_at, mask
+
+
+@triton.jit
 def attention(
     q, k, v, mask, o, n, m, masks, every, mask_size, mask_step, scale,
     D: tl.constexpr, E: tl.constexpr, WIDE_D: tl.constexpr, WIDE_E: tl.constexpr, MASKED: tl.constexpr,
@@ -114,17 +124,11 @@ def attention_rows(
     i = tl.program_id(0) % blocks * BM + tl.arange(0, BM)
     d = tl.arange(0, WIDE_D)
     e = tl.arange(0, WIDE_E)
-    mask += head // every % masks * mask_size
     of_a_sum = (tl.num_programs(0) // blocks).to(tl.int64) * n
     sums += head * n
-    q += head * n * D
-    k += head * m * D
-    v += head * m * E
-    u += head * n * E
-    if SECOND:
-        a += head * n * D
-        b += head * m * D
-        c += head * m * E
+    q, k, v, u, a, b, c, mask = _of_head(
+        q, k, v, u, a, b, c, mask, head, n, m, masks, every, mask_size, D, E
+    )  # fmt: skip
     most = tl.full((BM,), float("-inf"), tl.float32)
     total = tl.zeros((BM,), tl.float32)
     mean_x = tl.zeros((BM,), tl.float32)
@@ -194,17 +198,11 @@ def attention_columns(
     j = tl.program_id(0) % blocks * BN + tl.arange(0, BN)
     d = tl.arange(0, WIDE_D)
     e = tl.arange(0, WIDE_E)
-    mask += head // every % masks * mask_size
     of_a_sum = (tl.num_programs(0) // blocks).to(tl.int64) * n
     sums += head * n
-    q += head * n * D
-    k += head * m * D
-    v += head * m * E
-    u += head * n * E
-    if SECOND:
-        a += head * n * D
-        b += head * m * D
-        c += head * m * E
+    q, k, v, u, a, b, c, mask = _of_head(
+        q, k, v, u, a, b, c, mask, head, n, m, masks, every, mask_size, D, E
+    )  # fmt: skip
     of_k = tl.zeros((BN, WIDE_D), tl.float32)
     of_v = tl.zeros((BN, WIDE_E), tl.float32)
     for first in range(0, n, BM):
