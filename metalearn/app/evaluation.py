@@ -147,7 +147,7 @@ def warn_of_other_data(parts: Parts, config: DictConfig, member: Member, overrid
     # What the digest depends on; some algorithms see the data as plain samples.
     changed = {
         f"{name}.{key}" for name in ("dataset", "algorithm") for key in differences(saved[name], present[name])
-    } - {"dataset.root", "dataset.shards", "dataset.download"}
+    } - {"dataset.root", "dataset.download"}
     typed = any(text.startswith("dataset.root=") for text in overrides)
     if not typed and not changed and parts.content.is_known_otherwise(member.saved.meta.get(DATA)):
         log.warning(

@@ -10,7 +10,7 @@ from metalearn.errors import as_typed, typed_program
 
 
 class Parser(argparse.ArgumentParser):
-    """A parser whose options may stand anywhere: `metalearn shard dataset=omniglot --out shards seed=1`."""
+    """A parser whose options may stand anywhere: `metalearn fit FOLDER --out classifier`."""
 
     parse_args = argparse.ArgumentParser.parse_intermixed_args
 

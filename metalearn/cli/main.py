@@ -28,7 +28,6 @@ COMMANDS = {
     "doctor": "check every way to send between the workers of this world",
     "cache": "show and clean compiled kernels and decoded pictures",
     "data": "build a data set from the packages of public registries",
-    "shard": "cut a dataset's pictures into shards that are read by class",
     "bench": "measure meta-gradients beside other libraries (in a checkout)",
     "reproduce": "train and evaluate rows of RESULTS.md again (in a checkout)",
     "gpu-check": "check a machine with a GPU (in a checkout)",
@@ -38,7 +37,7 @@ COMMANDS = {
 
 FUNCTIONS = {
     "add": "fit.add", "remove": "fit.remove", "compare": "runs.compare", "index": "runs.index", "watch": "runs.watch",
-    "shard": "data.shard", "prior": "data.prior",
+    "prior": "data.prior",
 }  # fmt: skip
 """Commands that share a file of metalearn/cli. Each other one but `sweep` and `help` is the `main` of its file."""
 

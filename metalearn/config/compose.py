@@ -57,7 +57,7 @@ PACKAGE = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*")
 """The name of a package or module."""
 
 PATHS = (
-    "dataset.file", "dataset.root", "dataset.shards", "hydra.run.dir", "hydra.sweep.dir", "init_from", "launch.data",
+    "dataset.file", "dataset.root", "hydra.run.dir", "hydra.sweep.dir", "init_from", "launch.data",
     "launch.model", "launch.outputs", "model.weights", "resume",
 )  # fmt: skip
 """Keys whose values are paths."""

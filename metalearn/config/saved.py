@@ -174,11 +174,8 @@ def changed_config(
 
 
 def _find_data(config: DictConfig) -> None:
-    """Takes this machine's dataset.root where the folder of the training is not there, and no shards where theirs is
-    not; and downloads into no folder that only the checkpoint names."""
-    shards = config.dataset.get("shards")
-    if shards is not None and not is_folder(Path(str(shards))):
-        config.dataset.shards = None
+    """Takes this machine's dataset.root where the folder of the training is not there, and
+    downloads into no folder that only the checkpoint names."""
     root, usual = config.dataset.get("root"), os.environ.get("METALEARN_DATA", DATA)
     if root is None or root == usual:
         return

@@ -75,7 +75,7 @@ AUTO = "auto"
 
 FREE_KEYS = (
     "run", "workers", "strategy", "partitioner", "launch", "resume", "resume_changes", "pause_after", "init_strict",
-    "checkpoint", "logger", "dataset.root", "dataset.download", "dataset.shards", "trainer.steps", "trainer.patience",
+    "checkpoint", "logger", "dataset.root", "dataset.download", "trainer.steps", "trainer.patience",
     "trainer.draw_ahead", "plugins", "seen_classes", "algorithm.checkpoint_steps",
 )  # fmt: skip
 """Keys that may differ when a run goes on: they change no number, or, as `trainer.steps`, say when it ends."""

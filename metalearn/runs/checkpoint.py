@@ -510,7 +510,7 @@ WEIGHTS = "weights.safetensors"
 """The pretrained weights, where they came from a file. Networks need it even if their parameters are all saved: it says
 how pictures are shown to them."""
 
-_LOCAL_KEYS = ("root", "download", "shards", "seed", "eval_seed")  # keys of a dataset that are not published
+_LOCAL_KEYS = ("root", "download", "seed", "eval_seed")  # keys of a dataset that are not published
 
 
 def fill_learner(
@@ -570,7 +570,7 @@ def read_learner(folder: Path, *, later: bool = False) -> SavedFolder:
     for group, fields in OBJECT_FIELDS.items():
         if OWN in config[group]:
             check_fields(config[group], fields, f"{META}: {group}")
-    here = {"root": os.environ.get("METALEARN_DATA", DATA), "download": True, "shards": None, "seed": 0}
+    here = {"root": os.environ.get("METALEARN_DATA", DATA), "download": True, "seed": 0}
     here["eval_seed"] = config["trainer"].get("eval_seed")  # which it follows
     config["dataset"] |= {name: value for name, value in here.items() if name in config["dataset"]}
     weights = config["model"].get("weights")

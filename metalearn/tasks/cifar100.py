@@ -17,8 +17,6 @@ from metalearn.tasks.common.samples import few_shot
 from metalearn.tasks.common.stored import (
     DataPlace,
     PublishedDataset,
-    ShardForm,
-    Shards,
     cached_array,
     read_published,
     written_photographs,
@@ -26,7 +24,7 @@ from metalearn.tasks.common.stored import (
 from metalearn.types import TaskSource
 
 PICTURES = 600  # of each class
-DECODER = "cifar100-v1"  # raise the version if the array changes: older caches and shards are not read then
+DECODER = "cifar100-v1"  # raise the version if the array changes: older caches are not read then
 
 _CIFAR100 = PublishedDataset("CIFAR100", "cifar-100-python", "train, test and meta", 50_000, 32, 3)
 
@@ -48,14 +46,12 @@ def identities(numbers: Iterable[int]) -> list[str]:
 
 
 def pictures_of(place: DataPlace) -> Callable[[int], Images]:
-    """Number of a class → its pictures, [600, 32, 32, 3], from the shards if there are any.
+    """Number of a class → its pictures, [600, 32, 32, 3].
 
     Raises:
-        DataError: files or shards are missing or damaged, or the shards are of another dataset.
+        DataError: files are missing or damaged.
     """
     everyone, shape = class_names(), (_CIFAR100.size, _CIFAR100.size, _CIFAR100.channels)
-    if place.shards is not None:
-        return Shards(place.shards, ShardForm(DECODER, shape), identities(range(len(everyone)))).pictures
 
     def by_class() -> Images:
         """The classes in the order of the list."""
@@ -95,9 +91,9 @@ def _few_shot(division: str) -> Callable[..., TaskSource]:
         true_or_false("download", place.download)
 
         def load() -> dict[str, Classes]:
-            written = None if place.shards else written_photographs(
+            written = written_photographs(
                 division, Path(place.root), shapes, "cifar100", DECODER, image_size=image_size, channels=channels
-            )  # fmt: skip
+            )
             if written is not None:
                 return written
             pictures = pictures_of(place)

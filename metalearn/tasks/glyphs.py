@@ -4,7 +4,6 @@ A character is a few curved strokes. Their control points come from a generator 
 drawing moves the points, then slants, stretches and shifts the whole character, as a hand would.
 """
 
-from collections.abc import Callable
 from functools import cache, partial
 
 import numpy as np
@@ -13,12 +12,11 @@ from metalearn.checks import enough_classes, only, whole_number
 from metalearn.tasks.common.episodes import Classes, EpisodeShape, EpisodeSpec, Images, Seeds, check_filled, shapes_of
 from metalearn.tasks.common.identities import identity
 from metalearn.tasks.common.samples import drawn_samples, few_shot, pretraining_on_drawings
-from metalearn.tasks.common.stored import ShardForm, Shards
 from metalearn.types import TaskSource
 
 CLASSES = {"train": 400, "val": 100, "test": 200}
 DRAWINGS = 20
-DECODER = "glyphs-v1"  # raise the version if the drawings change: shards of older ones are not read then
+DECODER = "glyphs-v1"  # raise the version if the drawings change
 _FIRST = {"train": 0, "val": 400, "test": 500}
 _FAMILY = 20171
 _CURVE_POINTS = 32
@@ -60,61 +58,40 @@ def character(number: int, size: int) -> Images:
     return pictures.reshape(DRAWINGS, size, size)
 
 
-def drawings_of(shards: str | None, size: int) -> Callable[[int], Images]:
-    """Number of a character → its drawings, [DRAWINGS, size, size], from the `shards` if there are any.
-
-    Raises:
-        DataError: the shards are missing, damaged or of another dataset.
-    """
-    if shards is None:
-        return partial(character, size=size)
-    everyone = [name for split in CLASSES for name in identities(split)]  # in the order of their numbers
-    return Shards(shards, ShardForm(DECODER, (size, size)), everyone).pictures
-
-
-def glyphs(
-    *, episode: EpisodeSpec, image_size: int, channels: int, rotations: bool, seeds: Seeds, shards: str | None = None
-) -> TaskSource:
+def glyphs(*, episode: EpisodeSpec, image_size: int, channels: int, rotations: bool, seeds: Seeds) -> TaskSource:
     """Drawn characters: 400 to train, 100 to validate, 200 to test, 20 drawings of each.
 
     Args:
         image_size: height and width, in pixels.
         channels: must be 1.
         rotations: turn each drawn class by a random multiple of 90°.
-        shards: a folder that metalearn shard has written, from which the drawings are read; None draws them.
 
     Raises:
         ValueError: the characters cannot fill the episode; another number or seed is out of range.
-        DataError: when the first episode is made: the shards are missing, damaged or of another dataset.
     """
     shapes = shapes_of(episode)
     check_filled(shapes, {split: (classes, DRAWINGS) for split, classes in CLASSES.items()})
     whole_number("image_size", image_size, at_least=8)
     only("channels", channels, 1, "glyphs, which are grey")
 
-    def load() -> dict[str, Classes]:
-        drawings = drawings_of(shards, image_size)
+    def part(split: str) -> Classes:
+        pictures = lambda label: character(_FIRST[split] + label, image_size)  # noqa: E731
+        names = [f"glyph {_FIRST[split] + label}" for label in range(CLASSES[split])]
+        return Classes(identities(split), DRAWINGS, pictures, DECODER, drawn=True, names=names)
 
-        def part(split: str) -> Classes:
-            pictures = lambda label: drawings(_FIRST[split] + label)  # noqa: E731
-            names = [f"glyph {_FIRST[split] + label}" for label in range(CLASSES[split])]
-            return Classes(identities(split), DRAWINGS, pictures, DECODER, drawn=shards is None, names=names)
-
-        return {split: part(split) for split in CLASSES}
-
+    load = lambda: {split: part(split) for split in CLASSES}  # noqa: E731
     return few_shot(load, shapes, episode, rotations=rotations, seeds=seeds, instead="glyph_characters")
 
 
 def glyph_characters(
-    *, ways: int, train_drawings: int, val_drawings: int, image_size: int, channels: int, known: int, seeds: Seeds,
-    shards: str | None = None,
+    *, ways: int, train_drawings: int, val_drawings: int, image_size: int, channels: int, known: int, seeds: Seeds
 ) -> TaskSource:  # fmt: skip
     """Plain classification of the training characters of `glyphs`.
 
     Args:
         ways: the number of characters; the first ones are taken.
         train_drawings, val_drawings: how many of each character's 20 drawings train and validate; the rest test.
-        image_size, channels, shards: as for `glyphs`.
+        image_size, channels: as for `glyphs`.
         known, seeds: as for `metalearn.tasks.common.samples.samples`.
 
     Raises:
@@ -125,29 +102,27 @@ def glyph_characters(
     whole_number("image_size", image_size, at_least=8)
     only("channels", channels, 1, "glyphs, which are grey")
     return drawn_samples(  # the training characters are the first ones
-        partial(drawings_of, shards, image_size), identities("train")[:ways], DRAWINGS, train=train_drawings,
+        lambda: partial(character, size=image_size), identities("train")[:ways], DRAWINGS, train=train_drawings,
         val=val_drawings, known=known, seeds=seeds,
     )  # fmt: skip
 
 
 def glyph_pretraining(
-    *, train_classes: int, episode: EpisodeShape, image_size: int, channels: int, rotations: bool, seeds: Seeds,
-    shards: str | None = None,
+    *, train_classes: int, episode: EpisodeShape, image_size: int, channels: int, rotations: bool, seeds: Seeds
 ) -> TaskSource:  # fmt: skip
     """Trains on plain samples, all 20 drawings of each training character; validates and tests on tasks of `glyphs`.
 
     Args:
         train_classes: the number of training characters; the first ones are taken.
-        image_size, channels, seeds, shards: as for `glyphs`.
+        image_size, channels, seeds: as for `glyphs`.
         rotations: as for `glyphs`, for validation and test tasks; training samples are not turned.
 
     Raises:
         ValueError: more characters than there are, or an episode that they cannot fill.
     """
     tasks = glyphs(
-        episode=EpisodeSpec(*episode), image_size=image_size, channels=channels, rotations=rotations, seeds=seeds,
-        shards=shards,
+        episode=EpisodeSpec(*episode), image_size=image_size, channels=channels, rotations=rotations, seeds=seeds
     )  # fmt: skip
     whole_number("train_classes", train_classes, at_least=2, at_most=CLASSES["train"])
     names = identities("train")[:train_classes]  # the first characters
-    return pretraining_on_drawings(partial(drawings_of, shards, image_size), names, DRAWINGS, tasks, seeds)
+    return pretraining_on_drawings(lambda: partial(character, size=image_size), names, DRAWINGS, tasks, seeds)

@@ -41,11 +41,11 @@ from metalearn.tasks.common.samples import (
     few_shot,
     pretraining_on_drawings,
 )
-from metalearn.tasks.common.stored import DataPlace, ShardForm, Shards, cached_array
+from metalearn.tasks.common.stored import DataPlace, cached_array
 from metalearn.types import TaskSource
 
 DRAWINGS = 20
-DECODER = "omniglot-v1"  # raise the version if decoding changes: older caches and shards are not read then
+DECODER = "omniglot-v1"  # raise the version if decoding changes: older caches are not read then
 
 SPLIT_LISTS = ("paper", "lake", "vinyals")
 
@@ -209,18 +209,9 @@ def decoded(place: DataPlace, size: int) -> Images:
 
 
 def drawings_of(place: DataPlace, size: int, numbers: Sequence[int] | None = None) -> Callable[[int], Images]:
-    """Number of a character, or its place in `numbers` → its drawings, [20, size, size], from the shards if there are
-    any.
-
-    Raises:
-        DataError: as `decoded`; or the shards are missing, damaged or of another dataset.
-    """
-    order = range(len(characters())) if numbers is None else numbers
-    if place.shards is not None:
-        shards = Shards(place.shards, ShardForm(DECODER, (size, size)), identities(range(len(characters()))))
-        return lambda label: shards.pictures(order[label])
+    """Number of a character, or its place in `numbers` → its drawings, [20, size, size]; errors as `decoded`."""
     pictures = decoded(place, size)
-    return lambda label: pictures[order[label]]
+    return lambda label: pictures[label if numbers is None else numbers[label]]
 
 
 def _check(place: DataPlace, split: str, image_size: int, channels: int) -> None:

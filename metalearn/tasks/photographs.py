@@ -26,16 +26,13 @@ from metalearn.tasks.common.episodes import (
     EpisodeSpec,
     Seeds,
     check_filled,
-    check_read,
     shapes_of,
 )
-from metalearn.tasks.common.identities import identity, published_list
+from metalearn.tasks.common.identities import published_list
 from metalearn.tasks.common.pictures import first_few, is_picture, picture_folders
 from metalearn.tasks.common.samples import few_shot
 from metalearn.tasks.common.stored import (
     FAMILY,
-    ShardForm,
-    Shards,
     check_picture_shape,
     decoded_classes,
     decoder,
@@ -61,9 +58,9 @@ def published_splits(name: str) -> Mapping[str, str]:
 
 def _photographs(
     name: str, otherwise: Callable[[Shapes], dict[str, Classes]], root: str, episode: EpisodeSpec, image_size: int,
-    channels: int, rotations: bool, seeds: Seeds, shards: str | None = None,
+    channels: int, rotations: bool, seeds: Seeds,
 ) -> TaskSource:  # fmt: skip
-    """The tasks of the set `name` from `shards`, or that is written below `root`, or is read `otherwise`."""
+    """The tasks of the set `name` that is written below `root`, or is read `otherwise`."""
     shapes = shapes_of(episode)
     splits = list(published_splits(name).values())
     # The number of pictures is not known yet. This check assumes as many as an episode needs.
@@ -71,10 +68,6 @@ def _photographs(
     check_picture_shape(image_size, channels)
 
     def load() -> dict[str, Classes]:
-        if shards is not None:
-            classes = _from_shards(name, shards, (image_size, image_size, *([3] if channels == 3 else [])))
-            check_read(shapes, classes, f"dataset.shards={shards}")
-            return classes
         written = written_photographs(
             name, Path(root), shapes, FAMILY, decoder(name), image_size=image_size, channels=channels
         )
@@ -111,8 +104,7 @@ cub = _written("cub", "CUB-200-2011: 100 / 50 / 50 kinds of birds")
 
 
 def mini_imagenet(
-    *, root: str, episode: EpisodeSpec, image_size: int, channels: int, rotations: bool, seeds: Seeds,
-    shards: str | None = None,
+    *, root: str, episode: EpisodeSpec, image_size: int, channels: int, rotations: bool, seeds: Seeds
 ) -> TaskSource:  # fmt: skip
     """mini-ImageNet: 64 / 16 / 20 classes of photographs, 600 of each as published.
 
@@ -123,7 +115,6 @@ def mini_imagenet(
         image_size: height and width in pixels of every picture; see `metalearn.tasks.common.pictures.formed`.
         channels: 1 (grey) or 3 (red, green, blue).
         rotations: turn each drawn class by a random multiple of 90°, in every split.
-        shards: a folder that metalearn shard has written, from which the pictures are read; None reads `root`.
 
     Raises:
         ValueError: an episode has more ways than a split has classes, or another number is out of range.
@@ -138,23 +129,7 @@ def mini_imagenet(
         splits = {split: {name: members[name] for name in members if split_of[name] == split} for split in SPLITS}
         return decoded_classes("mini_imagenet", where, splits, shapes, image_size=image_size, channels=channels)
 
-    return _photographs("mini_imagenet", unpacked, root, episode, image_size, channels, rotations, seeds, shards)
-
-
-def _from_shards(dataset: str, folder: str, shape: tuple[int, ...]) -> dict[str, Classes]:
-    """The classes of every split of a dataset, as `decoded_classes` gives them."""
-    split_of, form = published_splits(dataset), ShardForm(decoder(dataset), shape)
-    everyone = sorted(split_of)
-    identities = [identity(FAMILY, name) for name in everyone]
-    shards = Shards(folder, form, identities)
-
-    def part(split: str) -> Classes:
-        numbers = [number for number, name in enumerate(everyone) if split_of[name] == split]
-        fewest, names = min(shards.counts[number] for number in numbers), [everyone[number] for number in numbers]
-        pictures = lambda label: shards.pictures(numbers[label])  # noqa: E731
-        return Classes([identities[number] for number in numbers], fewest, pictures, form.decoder, names=names)
-
-    return {split: part(split) for split in SPLITS}
+    return _photographs("mini_imagenet", unpacked, root, episode, image_size, channels, rotations, seeds)
 
 
 def _members(root: Path) -> tuple[Path, Members]:

@@ -103,7 +103,7 @@ class Classes(NamedTuple):
 
 @runtime_checkable
 class HoldsClasses(Protocol):
-    """A task source whose classes can be cut into shards."""
+    """A task source that shows its classes with all their pictures."""
 
     def classes_of(self, split: str) -> Classes:
         """The classes of a split, with all their pictures."""

@@ -1,5 +1,5 @@
-"""Pictures on disk: class folders decoded once into the cache, sets that `metalearn data` writes, shards, and published
-files that torchvision reads.
+"""Pictures on disk: class folders decoded once into the cache, sets that `metalearn data` writes, and published files
+that torchvision reads.
 
 Every array is uint8 [n, h, w] or [n, h, w, 3] in a .npy file, which all workers of a host map into memory. Folders of
 ours have an index.json with the SHA-256 of every array and of itself. It is written last, so a folder without it is not
@@ -32,12 +32,12 @@ from metalearn.tasks.common.pictures import PictureForm, decoded, first_few
 from metalearn.tasks.common.samples import Labelled
 
 INDEX = "index.json"
-SHARDS_FORMAT, SET_FORMAT = "metalearn shards 1", "metalearn drawn 1"
+SET_FORMAT = "metalearn drawn 1"
 
 PICTURES = "pictures.npy"
 PARTLY = ", not as published"  # the end of the name of the layout, in the index of photographs that are not whole
 
-DECODER = 1  # raise it if the decoding of class folders changes: older caches and shards are not read then
+DECODER = 1  # raise it if the decoding of class folders changes: older caches are not read then
 FAMILY = "folder"  # the family of class identities that are made of folder names
 TEST = 10_000  # pictures in the test set of each of torchvision's data sets here
 
@@ -246,89 +246,6 @@ def _digest_of(content: Mapping[str, Any]) -> str:
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
-# Shards: the decoded pictures of a dataset, cut by class into files `shard-00000.npy`, …
-
-
-class ShardForm(NamedTuple):
-    """The form of decoded pictures: their `decoder`, by the dataset's name and its version, and the `shape` of each,
-    (h, w) or (h, w, 3)."""
-
-    decoder: str
-    shape: tuple[int, ...]
-
-
-class Shards:
-    """The pictures of the classes with these identities, from the shards in a folder.
-
-    Every shard is read once, to check its digest. It is mapped when a picture in it is first asked for.
-
-    Args:
-        folder: the value of `dataset.shards`.
-        form: the form of the dataset's pictures.
-        identities: identities of the classes that the dataset needs, in the order of their numbers.
-
-    Raises:
-        DataError: the folder is missing, damaged, or cut from another dataset.
-    """
-
-    def __init__(self, folder: str, form: ShardForm, identities: Sequence[str]) -> None:
-        self._folder = Path(str(folder))  # as an override, a name of digits is a number
-        try:
-            index = _read_index(self._folder, SHARDS_FORMAT)
-            if index["decoder"] != form.decoder:
-                raise ValueError(f"these are shards of {index['decoder']}, and the dataset is {form.decoder}")
-            if index["picture"] != list(form.shape):
-                raise ValueError(f"a picture has shape {index['picture']}, and the dataset's {list(form.shape)}")
-            missing = [name for name in identities if name not in index["classes"]]
-            if missing:
-                raise ValueError(f"{len(missing)} of the dataset's {len(identities)} classes are not there")
-            for shard, one in enumerate(index["shards"]):
-                _check_pictures(self._folder / shard_name(shard), one["sha256"])
-        except ValueError as error:
-            raise DataError(
-                f"dataset.shards={folder}: {error}; cut them again (metalearn shard --help), or type another folder, "
-                "or dataset.shards=null"
-            ) from error
-        self._places: list[tuple[int, int, int]] = [index["classes"][name] for name in identities]
-        self._array_of = functools.cache(lambda shard: _mapped(self._folder / shard_name(shard)))
-        log.info("%s: %d classes in %d shards", folder, len(index["classes"]), len(index["shards"]))
-
-    @property
-    def counts(self) -> list[int]:
-        """The number of pictures of every class."""
-        return [end - first for _, first, end in self._places]
-
-    def pictures(self, number: int) -> Images:
-        """The pictures of class `number`, uint8 [n, h, w] or [n, h, w, 3]."""
-        shard, first, end = self._places[number]
-        return self._array_of(shard)[first:end]
-
-
-def shard_name(shard: int) -> str:
-    """The file of shard number `shard`."""
-    return f"shard-{shard:05d}.npy"
-
-
-def write_shards(folder: Path, form: ShardForm, groups: Iterable[Mapping[str, Images]]) -> int:
-    """Writes a shard for each group of classes, identity → pictures, and then the index; returns the number of shards.
-
-    Raises:
-        OSError, RunError: a file cannot be written.
-    """
-    shards: list[dict[str, object]] = []
-    classes: dict[str, tuple[int, int, int]] = {}
-    for group in groups:
-        first = 0
-        for name, pictures in group.items():
-            classes[name] = len(shards), first, first + len(pictures)
-            first += len(pictures)
-        digest = _write_pictures(folder / shard_name(len(shards)), (first, *form.shape), group.values())
-        shards.append({"pictures": first, "sha256": digest})
-    index = {"format": SHARDS_FORMAT, "decoder": form.decoder, "picture": form.shape}
-    _write_index(folder, {**index, "shards": shards, "classes": classes})
-    return len(shards)
-
-
 # Sets of `metalearn data`: classes that several people have drawn; or photographs, with one "drawer": their origin
 
 
@@ -513,12 +430,10 @@ def written_photographs(
 
 class DataPlace(NamedTuple):
     """The files of a dataset lie in the folder `root`. With `download`, torchvision fetches them if they are missing or
-    cannot be read. If `shards` names a folder that metalearn shard has written, the pictures come from there, and
-    `root` is not read."""
+    cannot be read."""
 
     root: str
     download: bool
-    shards: str | None = None
 
 
 class PublishedDataset(NamedTuple):

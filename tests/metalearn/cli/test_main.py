@@ -282,7 +282,6 @@ def test_training_imports_neither_what_draws_nor_what_compiles(tmp_path: Path) -
     ("words", "message"),
     [
         (["prior", "check", "gp", "--tasks", "2", "dataset.x=1"], "x"),
-        (["shard", "dataset=sinusoid", "--out", "shards", "model=mlp"], "cannot be cut into shards"),
         (["compare", "a", "--output", "both.png", "b"], "a: holds no metrics.jsonl"),
         (["predict", "a", "b.jpg", "--out", "c.csv", "d.jpg"], "CLASSIFIER=a: there is no such folder"),
         (["remove", "a", "cat", "--threads", "1", "dog"], "CLASSIFIER=a: there is no such folder"),

@@ -19,12 +19,9 @@ import torchvision
 from numpy.typing import NDArray
 from PIL import Image
 
-from metalearn.cli.data import groups
 from metalearn.errors import DataError
 from metalearn.tasks import cifar100 as cifar100_module
 from metalearn.tasks.cifar100 import cifar_fs, classes_of, fc100
-from metalearn.tasks.common.episodes import HoldsClasses
-from metalearn.tasks.common.stored import ShardForm, write_shards
 from metalearn.tasks.photographs import mini_imagenet, published_splits
 from metalearn.types import Batch, TaskSource
 from tests.metalearn.flat import Make, source_of
@@ -289,34 +286,3 @@ def test_lists_that_are_not_the_published_ones_are_refused(tmp_path: Path) -> No
     assert "1 pictures" in message and "n0153282900000008.jpg" in message
     write_published(tmp_path / "data" / "again")
     assert "again" in refusal(tmp_path / "data")
-
-
-# Shards
-
-
-def assert_same_from_shards(make: Make, source: TaskSource, folder: Path, **given: Any) -> None:
-    """The source's tasks are the same from shards, with nothing at its root."""
-    assert isinstance(source, HoldsClasses)
-    train = source.classes_of("train")
-    folder.mkdir()
-    write_shards(folder, ShardForm(train.decoder, train.pictures(0).shape[1:]), groups(source, 7))
-    other = source_of(make, root="absent", shards=str(folder), **given)
-    for split in SPLITS:
-        drawn = [tasks.episodes(split, torch.arange(20)) for tasks in (source, other)]
-        for one, two in zip(*drawn, strict=True):
-            assert torch.equal(one.x, two.x) and torch.equal(one.y, two.y)
-
-
-def test_mini_imagenet_is_the_same_from_shards(tmp_path: Path) -> None:
-    write_folders(tmp_path / "data", by_split=False)
-    assert_same_from_shards(mini_imagenet, mini(tmp_path / "data"), tmp_path / "shards", **MINI)
-    with pytest.raises(DataError, match=r"dataset.queries=3: .*This is dataset.shards="):
-        shards = str(tmp_path / "shards")
-        source_of(mini_imagenet, root="absent", shards=shards, **MINI | {"queries": 3}).episodes("val", torch.arange(1))
-
-
-@slow
-def test_cifar_100_is_the_same_from_shards(cifar: Files, tmp_path: Path) -> None:
-    assert_same_from_shards(cifar_fs, source_of(cifar_fs, root=str(cifar.root), **CIFAR), tmp_path / "shards", **CIFAR)
-    other = source_of(fc100, root="absent", shards=str(tmp_path / "shards"), **CIFAR)
-    assert other.episodes("test", torch.arange(1)).support.x.shape == (1, 5, 3, 32, 32)
