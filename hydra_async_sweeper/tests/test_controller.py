@@ -1,9 +1,8 @@
-"""The controller with real processes as trials: signals, and disks that are full or gone."""
+"""The controller with real processes as trials: signals, and disks that are full."""
 
 import errno
 import os
 import resource
-import shutil
 import signal
 import time
 from collections.abc import Iterator, Sequence
@@ -15,9 +14,8 @@ import pytest
 from by_hand import Work, completed, controller, drawn
 from optuna.samplers import RandomSampler
 
-from hydra_async_sweeper.slots import PausedError, fault_at, fault_in, line_of
 from hydra_async_sweeper.study import ParamChoice, Study
-from hydra_async_sweeper.trials import COMPLETED, StartedTrial, StudyError
+from hydra_async_sweeper.trials import COMPLETED, PausedError, StartedTrial, StudyError
 
 DONE = [(number, COMPLETED, (float(number),)) for number in range(3)]
 
@@ -90,11 +88,6 @@ def test_a_stop_while_a_trial_starts_stops_it(tmp_path: Path) -> None:
 # Disks
 
 
-def full(number: int, overrides: Sequence[str]) -> Any:
-    with Path("/dev/full").open("w") as file:
-        file.write("x")
-
-
 def names_it(number: int, overrides: Sequence[str], status: str = "failed") -> Any:
     value = {"status": status, "exit": os.EX_IOERR, "error": "run/params: No space left on device"}
     return {"status": "COMPLETED", "value": value}
@@ -103,7 +96,6 @@ def names_it(number: int, overrides: Sequence[str], status: str = "failed") -> A
 @pytest.mark.parametrize(
     ("first", "reason"),
     [
-        (full, "its disk failed"),
         (names_it, "run/params: No space left"),
         (partial(names_it, status="diverged"), "run/params: No space left"),
     ],
@@ -117,19 +109,6 @@ def test_a_full_disk_of_a_trial_pauses_the_sweep(tmp_path: Path, first: Work, re
         sweep.run()
     with controller(tmp_path, completed) as (sweep, study):
         assert study.interrupted() == [1]
-        assert sweep.run() == 0 and results(study) == DONE
-
-
-def test_a_failure_in_a_folder_that_is_gone_pauses(tmp_path: Path) -> None:
-    def work(number: int, overrides: Sequence[str]) -> Any:
-        if number == 0:
-            shutil.rmtree(tmp_path / "logs")
-            raise ValueError("a consequence")
-        return completed(number)
-
-    with controller(tmp_path, work, n_jobs=2) as (sweep, _), pytest.raises(PausedError, match="/logs: No such file"):
-        sweep.run()
-    with controller(tmp_path, completed) as (sweep, study):
         assert sweep.run() == 0 and results(study) == DONE
 
 
@@ -167,20 +146,6 @@ def test_a_table_that_cannot_be_written_stops_the_others(tmp_path: Path) -> None
         with pytest.raises(OSError, match="Read-only"):
             sweep.run()
         assert results(study) == DONE[:1]
-
-
-def test_faults_are_those_of_disks(tmp_path: Path) -> None:
-    for number in (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.ESTALE):
-        try:
-            raise RuntimeError("of a library") from OSError(number, os.strerror(number), "file")
-        except RuntimeError as error:
-            fault = fault_in(error)
-        assert fault is not None and line_of(fault, tmp_path).startswith(f"file: {os.strerror(number)}; ")
-    for other in (FileNotFoundError(errno.ENOENT, "x"), PermissionError(errno.EACCES, "x"), ValueError("28")):
-        assert fault_in(other) is None
-    assert fault_at(tmp_path) is None and not list(tmp_path.iterdir())
-    missing = fault_at(tmp_path / "gone")
-    assert missing is not None and missing.filename == str(tmp_path / "gone")
 
 
 def test_a_killed_controller_leaves_no_lock(tmp_path: Path) -> None:

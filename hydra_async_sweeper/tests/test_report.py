@@ -1,10 +1,8 @@
 """Tables, plots and the view of a sweep, on trials made by hand."""
 
-import io
 import logging
 import os
 import random
-import re
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
@@ -20,8 +18,7 @@ from optuna.trial import TrialState
 from PIL import Image
 
 from hydra_async_sweeper.controller import SweepView
-from hydra_async_sweeper.islands import Exchange
-from hydra_async_sweeper.report import best_command, draw, exchanges_of, text_table, write_tables
+from hydra_async_sweeper.report import best_command, draw, text_table, write_tables
 from hydra_async_sweeper.space import Category, Number, Params, Space, to_plain, uniform
 from hydra_async_sweeper.study import Study, distribution
 from hydra_async_sweeper.trials import (
@@ -271,7 +268,7 @@ def made_up(count: int, dimensions: int, objectives: int = 1, *, completed: bool
     return trials
 
 
-def plots(folder: Path, ended: FinishedTrials, space: Space, exchanges: Sequence[Exchange] = ()) -> set[str]:
+def plots(folder: Path, ended: FinishedTrials, space: Space) -> set[str]:
     """Draws the plots of trials, of which those that were pruned have reported values; their names."""
     study = optuna.create_study(directions=list(ended.directions))
     states = {"completed": TrialState.COMPLETE, "pruned": TrialState.PRUNED}
@@ -284,7 +281,7 @@ def plots(folder: Path, ended: FinishedTrials, space: Space, exchanges: Sequence
                 intermediate_values={5: 0.5} if trial.outcome == "pruned" and len(ended.objectives) == 1 else None,
             )
         )  # fmt: skip
-    paths = draw(folder, study, ended, space, exchanges)
+    paths = draw(folder, study, ended, space)
     assert set((folder / "plots").iterdir()) == set(paths)
     for path in paths:  # each is a whole PNG file in which something is drawn
         with Image.open(path) as image:
@@ -317,7 +314,7 @@ def test_plots_of_few_and_many_trials(tmp_path: Path, count: int, dimensions: in
 def test_plots_without_a_completed_trial(tmp_path: Path, objectives: int) -> None:
     trials = made_up(9, 3, objectives, completed=False)
     ended = FinishedTrials(trials, list("xyz")[:objectives], ["minimize"] * objectives, Lanes("island", 3))
-    assert plots(tmp_path, ended, first(3)) == {"timeline", "islands", *(["intermediate"] if objectives == 1 else [])}
+    assert plots(tmp_path, ended, first(3)) == {"timeline", *(["intermediate"] if objectives == 1 else [])}
 
 
 @pytest.mark.parametrize("count", [pytest.param(1, marks=slow), 12, pytest.param(60, marks=slow)])
@@ -325,17 +322,6 @@ def test_plots_of_two_objectives(tmp_path: Path, count: int) -> None:
     objectives = ["val.accuracy_after_ten_inner_steps_on_characters_of_new_alphabets", "seconds"]
     ended = FinishedTrials(made_up(count, 3, 2), objectives, ["maximize", "minimize"])
     assert plots(tmp_path, ended, first(3)) == BY_OPTUNA | {"history_1", "parallel_1", "slice_1", "front"}
-
-
-@pytest.mark.parametrize(
-    ("count", "islands"),
-    [pytest.param(1, 2, marks=slow), (12, 4), *(pytest.param(*case, marks=slow) for case in ((40, 4), (200, 12)))],
-)
-def test_plots_of_islands_with_exchanges(tmp_path: Path, count: int, islands: int) -> None:
-    exchanges = [Exchange(n, n % islands, (n + 1) % islands, (n,)) for n in range(0, count, 3)]
-    exchanges.append(Exchange(count + 7, 0, 1, (count + 7,)))  # of a trial that is not among those drawn
-    ended = FinishedTrials(made_up(count, 2), ["val.mse"], ["minimize"], Lanes("island", islands))
-    assert {"history", "islands"} <= plots(tmp_path, ended, first(2), exchanges)
 
 
 @slow  # tests/sweeps/test_pbt.py has this plot in the default set
@@ -370,16 +356,13 @@ def test_the_view_logs_a_line_when_a_trial_starts_and_ends(caplog: pytest.LogCap
     earlier = [ended(n, (0.5,), seconds=30.0) for n in range(6)]
     earlier[3] = ended(3, (0.9512,), seconds=30.0)
     done = FinishedTrials(earlier, ["val.accuracy"], ["maximize"])
-    view = SweepView(24, 2, done, stream=io.StringIO(), clock=clock)
+    view = SweepView(24, 2, done, clock=clock)
     view.start(StartedTrial(6, {"algorithm.inner_lr": 0.0123456, "algorithm": "maml"}))
     view.start(StartedTrial(7, {}))
-    view.progress(7, 100, 0.5)
-    view.refresh()
     clock.now = 30.0
     view.end(ended(7, (0.93121,), seconds=12.31))
     view.end(ended(6, None, "failed", failure="exit code 1\nin its process", seconds=95.0))
     view.end(ended(8, (0.99,), same_as=4, seconds=None))
-    view.close()
     assert [record.getMessage() for record in caplog.records] == [
         "trial 6: starts with algorithm.inner_lr=0.01235 algorithm=maml",
         "trial 7: starts with the defaults",
@@ -395,95 +378,13 @@ def test_the_view_logs_a_line_when_a_trial_starts_and_ends(caplog: pytest.LogCap
 def test_the_view_logs_no_missing_best_trial_or_time(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "hydra_async_sweeper")
     none = FinishedTrials([], ["a", "b"], ["minimize", "minimize"])
-    view = SweepView(2, 2, none, stream=io.StringIO(), clock=Clock())
+    view = SweepView(2, 2, none, clock=Clock())
     view.end(ended(0, None, "diverged", seconds=None))
     view.end(ended(1, (1.0, 2e-7), seconds=0.25))
     assert [record.getMessage() for record in caplog.records] == [
         "trial 0: diverged; 1 of 2 done",
         "trial 1: completed, a 1, b 2e-07, 0.2 s; Pareto front of 1 trial; 2 of 2 done",
     ]
-
-
-class Terminal(io.StringIO):
-    """A stream that says that it is a terminal."""
-
-    def isatty(self) -> bool:
-        return True
-
-    def last_screen(self) -> list[str]:
-        """The lines since the cursor last went up, without colours; cells are separated by one space."""
-        frames = re.split(r"(?:\x1b\[1A\x1b\[2K)+", self.getvalue())
-        plain = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]|\r", "", frames[-1])
-        return [" ".join(re.sub("[│┃]", " ", line).split()) for line in plain.splitlines()]
-
-
-@pytest.fixture
-def terminal(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], Terminal]:
-    def make(lines: int) -> Terminal:
-        for name, value in {"TERM": "xterm", "COLUMNS": "100", "LINES": str(lines)}.items():
-            monkeypatch.setenv(name, value)
-        return Terminal()
-
-    return make
-
-
-def test_the_view_on_a_terminal_is_a_table(
-    terminal: Callable[[int], Terminal], caplog: pytest.LogCaptureFixture
-) -> None:
-    caplog.set_level(logging.INFO, "hydra_async_sweeper")
-    stream, clock = terminal(30), Clock()
-    trials = [ended(0, (0.5,), seconds=10.0)]
-    done = FinishedTrials(trials, ["val.accuracy"], ["maximize"], Lanes("island", 2))
-    view = SweepView(8, 2, done, stream=stream, clock=clock)
-    view.start(StartedTrial(1, {"a": 1}))
-    view.start(StartedTrial(2, {"a": 2}))
-    view.refresh()
-    clock.now = 10.0
-    view.progress(2, 300, 0.75)
-    view.end(ended(1, (0.875,), seconds=10.0))
-    view.refresh()
-    screen = stream.last_screen()
-    assert screen[0] == "best 0.875 (trial 1) · 2 of 8 done, about 25.0 s left · 1 of 2 slots busy"  # 5 of 10 s each
-    assert "trial state step val.accuracy island elapsed" in screen
-    assert "2 running 300 0.75 0 10.0 s" in screen
-    assert "1 completed 0.875 best 1 10.0 s" in screen
-    assert "0 completed 0.5 0 10.0 s" in screen
-    assert caplog.records == []
-    view.close()
-    view.close()
-    assert stream.getvalue().count("\x1b[?25l") <= stream.getvalue().count("\x1b[?25h")  # the cursor is there again
-
-
-def test_the_table_fits_a_small_terminal(terminal: Callable[[int], Terminal]) -> None:
-    stream = terminal(16)
-    done = FinishedTrials([ended(n, (1.0,)) for n in range(40)], ["x"], ["minimize"])
-    view = SweepView(90, 40, done, stream=stream, clock=Clock())
-    for number in range(40, 80):
-        view.start(StartedTrial(number, {}))
-    view.refresh()
-    screen = stream.last_screen()
-    assert len(screen) <= 16
-    assert screen[-1] == "and 37 more that run"
-    view.close()
-
-
-def test_log_lines_appear_above_the_table(terminal: Callable[[int], Terminal], monkeypatch: pytest.MonkeyPatch) -> None:
-    stream = terminal(30)
-    monkeypatch.setattr(sys, "stderr", stream)
-    monkeypatch.setattr(sys, "__stderr__", stream)
-    handler = logging.StreamHandler(stream)
-    log = logging.getLogger("hydra_async_sweeper")
-    monkeypatch.setattr(log, "handlers", [handler])
-    view = SweepView(3, 1, FinishedTrials([], ["x"], ["minimize"]))
-    view.start(StartedTrial(0, {}))
-    view.refresh()
-    log.warning("trial 0: run 1 again")
-    view.refresh()
-    assert stream.last_screen()[0].startswith("0 of 3 done")
-    assert "trial 0: run 1 again\n" in stream.getvalue()
-    view.close()
-    assert handler.stream is stream
-    assert sys.stderr is stream
 
 
 # The script
@@ -523,34 +424,6 @@ def test_the_script_rebuilds_tables_and_plots_of_a_running_sweep(tmp_path: Path)
     assert len(after["trials.csv"].splitlines()) == 4
     assert {path.name for path in (tmp_path / "plots").iterdir()} == {f"{name}.png" for name in BY_OPTUNA}
     study.close()
-
-
-@slow
-def test_the_script_draws_islands_and_keeps_the_command(tmp_path: Path) -> None:
-    settings = {"seed": 0, "pop_size": 2, "num_islands": 2, "migration_probability": 1.0}
-    identity = {"space": to_plain(SPACE), "objective": None, "sampler": "islands", "islands": settings}
-    study = Study(tmp_path / "elsewhere.journal", "first", SPACE, ["minimize"], identity)
-    study.keep("island_size", 1)
-    study.enqueue(4)
-    for number in range(4):
-        study.begin(number, optuna.samplers.RandomSampler(seed=number))
-        study.tell(number, TrialResult("completed", (float(-number),)))
-    tables(tmp_path, FinishedTrials(study.finished(), ["value"], ["minimize"]), command="python train.py a=1")
-    study.close()
-    run = run_script(str(tmp_path), "--storage", str(tmp_path / "elsewhere.journal"), "--study-name", "first")
-    assert run.returncode == 0, run.stderr
-    assert str(tmp_path / "plots" / "islands.png") in run.stdout.splitlines()
-    assert yaml.safe_load((tmp_path / "optimization_results.yaml").read_text())["command"] == "python train.py a=1"
-
-
-def test_the_exchanges_are_those_of_the_search() -> None:
-    settings = {"seed": 0, "pop_size": 2, "num_islands": 2, "island_size": 1, "migration_probability": 1.0}
-    trials = [ended(1, (0.5,), told=1), ended(0, (0.25,), told=0), ended(2, None, "failed")]
-    # Every result starts an exchange; each time the island of the trial sends its best to the other one.
-    finished = FinishedTrials(sorted(trials, key=lambda trial: trial.told), ["x"], ["maximize"])
-    assert exchanges_of(finished, settings)[:2] == (Exchange(0, 0, 1, (0,)), Exchange(1, 1, 0, (1,)))
-    del settings["island_size"]
-    assert exchanges_of(finished, settings) == ()
 
 
 def damaged(folder: Path) -> None:

@@ -262,7 +262,7 @@ def test_a_watch_reads_a_resumed_trial_from_its_start(tmp_path: Path) -> None:
     """A trial that goes back puts a shorter file in the place of the one that was read."""
     seen: list[tuple[int, float]] = []
     study = opened(tmp_path)
-    watch = PruningWatch(study, None, lambda number: tmp_path, "accuracy", lambda *point: seen.append(point[1:]))
+    watch = PruningWatch(study, NopPruner(), lambda number: tmp_path, "accuracy")
     file, fresh = tmp_path / "metrics.jsonl", tmp_path / "fresh"
 
     def write(path: Path, steps: range) -> None:
@@ -270,13 +270,13 @@ def test_a_watch_reads_a_resumed_trial_from_its_start(tmp_path: Path) -> None:
 
     watch.start(0)
     write(file, range(1, 9))
-    watch.look([0])
+    seen += watch._new_values(0, tmp_path)
     write(fresh, range(1, 4))
     fresh.replace(file)
-    watch.look([0])
+    seen += watch._new_values(0, tmp_path)
     with file.open("a") as more:
         more.write('[]\n{"split": "val"}\n\n{"step": 4, "split": "val", "accuracy": [1]}\n')  # of another program
         more.write(json.dumps({"step": 4, "split": "val", "accuracy": 0.4, "note": "long" * 200}) + "\n")
-    watch.look([0])
+    seen += watch._new_values(0, tmp_path)
     study.close()
     assert [step for step, _ in seen] == [*range(1, 9), *range(1, 4), 4]

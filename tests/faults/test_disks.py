@@ -187,14 +187,7 @@ def when(folder: Path, moment: str) -> Callable[[], bool]:
     return lambda: (folder / moment).exists()
 
 
-FAULTS = [
-    *(("size=24k", ""), ("size=60k", ""), ("size=120k", ""), ("size=160k", ""), ("size=200k", ""), ("size=240k", "")),
-    *(("size=280k", ""), ("size=320k", PLOTS), ("size=400k", PLOTS), ("size=430k", PLOTS)),
-    *(("size=5m,nr_inodes=12", ""), ("size=5m,nr_inodes=50", "")),
-    *(("read-only", "logs"), ("read-only", "trial_0001/metrics.jsonl"), ("read-only", "trial_0002/checkpoints/last")),
-    *(("unmounted", "trial_0001/metrics.jsonl"), ("unmounted", "trial_0002/.hydra")),
-    *(("removed sweep", "trial_0001/metrics.jsonl"), ("removed sweep/logs", "trial_0002/metrics.jsonl")),
-]
+FAULTS = [("size=120k", ""), ("size=280k", ""), ("read-only", "trial_0001/metrics.jsonl")]
 """What is done to the disk; and at which file, or with which override."""
 
 

@@ -6,29 +6,27 @@ import json
 import logging
 import os
 import signal
-import sys
 import time
 from collections import deque
 from collections.abc import Callable, Collection, Iterator
 from datetime import timedelta
 from pathlib import Path
 from types import FrameType
-from typing import Any, NamedTuple, TextIO
+from typing import Any
 
 import optuna
 
 from hydra_async_sweeper.settings import SweeperSettings
-from hydra_async_sweeper.slots import PausedError, TrialExit, TrialSlots, fault_at, line_of
+from hydra_async_sweeper.slots import TrialExit, TrialSlots
 from hydra_async_sweeper.study import Search, Study
 from hydra_async_sweeper.trials import (
-    COMPLETED,
     DISK,
     FAILED,
-    PRUNED,
     RETRY,
     STOPPED,
     FinishedTrial,
     FinishedTrials,
+    PausedError,
     StartedTrial,
     TrialResult,
     best_trials,
@@ -49,22 +47,19 @@ class PruningWatch:
 
     Args:
         study: gets the values that the trials report.
-        pruner: decides.
+        pruner: decides which of them to stop.
         folder_of: from a trial's number to its folder.
         metric: a field of the validation lines in metrics.jsonl, such as `accuracy`.
-        progress: is told each new value: number, step, value.
     """
 
     def __init__(
         self,
         study: Study,
-        pruner: optuna.pruners.BasePruner | None,
+        pruner: optuna.pruners.BasePruner,
         folder_of: Callable[[int], Path],
         metric: str,
-        progress: Callable[[int, int, float], None],
     ) -> None:
-        self._study, self._pruner, self._folder_of = study, pruner, folder_of
-        self._metric, self._progress = metric, progress
+        self._study, self._pruner, self._folder_of, self._metric = study, pruner, folder_of, metric
         self._read: dict[int, tuple[int, int]] = {}  # a trial's file, by its inode, and how far it was read
 
     def start(self, number: int) -> None:
@@ -78,8 +73,7 @@ class PruningWatch:
         for number in running:
             folder = self._folder_of(number)
             for step, value in self._new_values(number, folder):
-                self._progress(number, step, value)
-                if self._pruner is not None and self._study.prunes(number, step, value, self._pruner):
+                if self._study.prunes(number, step, value, self._pruner):
                     (folder / STOP_FILE).touch()
 
     def _new_values(self, number: int, folder: Path) -> list[tuple[int, float]]:
@@ -168,7 +162,6 @@ class SweepController:
                 self._fill()
             if self._watch is not None:
                 self._watch.look(self._running)
-            self._view.refresh()
 
     # Starting
 
@@ -228,8 +221,9 @@ class SweepController:
         )  # fmt: skip
         if result.outcome == STOPPED:
             return  # it stays under way in the journal, and the next controller resumes it
-        if result.outcome in (DISK, RETRY, FAILED):
-            self._blame_disk(trial.number, result)
+        if result.outcome == DISK:  # it stays under way in the journal, as one that was stopped
+            advice = "make room or bring it back, and the same command goes on"
+            raise PausedError(f"trial {trial.number}: {result.failure}; {advice}")
         if result.outcome == RETRY:
             count = self._study.retry(trial.number)
             if count <= self._settings.max_retries:
@@ -243,17 +237,6 @@ class SweepController:
         if result.outcome == FAILED:
             log.warning("trial %d: %s; its output: %s", trial.number, result.failure, self._slots.log_of(trial.number))
         self._told(trial.number)
-
-    def _blame_disk(self, number: int, result: TrialResult) -> None:
-        """Raises PausedError if a disk has ended a trial. Like one that was stopped, it stays under way."""
-        if result.outcome == DISK and result.failure:
-            raise PausedError(f"trial {number}: {result.failure}")
-        for folder in (self._slots.folder, self._study.path.parent):
-            fault = fault_at(folder)
-            if fault is not None:
-                raise PausedError(line_of(fault, folder))
-        if result.outcome == DISK:
-            raise PausedError(f"trial {number}: its disk failed, and is writable again; the same command goes on")
 
     def _told(self, number: int) -> None:
         self._view.end(next(trial for trial in self._study.finished() if trial.number == number))
@@ -286,163 +269,66 @@ class SweepController:
 # What a person sees
 
 
-class _ShownTrial(NamedTuple):
-    started: float
-    step: str = ""
-    value: str = ""
-
-
-_LATEST = 6
-"""Ended trials that stay in the table."""
-
-
 class SweepView:
-    """Shows a running sweep: a live table on a terminal, log lines elsewhere. Call `refresh` about twice a second.
+    """Logs the start and the end of each trial, with the best value and the estimated time left.
 
     Args:
         total: how many trials the sweep is to have.
         slots: how many run at a time.
         done: the trials that ended in earlier sessions.
-        stream: where the table goes; stderr by default.
         clock: seconds that never go back.
     """
 
     def __init__(
-        self,
-        total: int,
-        slots: int,
-        done: FinishedTrials,
-        *,
-        stream: TextIO | None = None,
-        clock: Callable[[], float] = time.monotonic,
+        self, total: int, slots: int, done: FinishedTrials, *, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self._total, self._slots, self._clock = total, slots, clock
         self._objectives, self._directions, self._lanes = done.objectives, done.directions, done.lanes
-        self._ended, self._best = list(done.trials), done.best()
+        self._ended, self._best = len(done.trials), done.best()
         self._elapsed = [trial.seconds for trial in done.trials if trial.seconds is not None]
-        self._running: dict[int, _ShownTrial] = {}
-        stream = sys.stderr if stream is None else stream
-        self._stream = stream if stream.isatty() and os.environ.get("TERM") not in ("dumb", "unknown") else None
-        self._live: Any = None
-        self._moved: list[tuple[logging.StreamHandler[Any], Any]] = []
+        self._started: dict[int, float] = {}
 
     def start(self, trial: StartedTrial) -> None:
         """A trial starts."""
-        self._running[trial.number] = _ShownTrial(self._clock())
-        if self._stream is None:
-            settings = " ".join(f"{k}={number_text(v) if isinstance(v, float) else v}" for k, v in trial.params.items())
-            origin = "" if trial.parent is None else f" from trial {trial.parent}"
-            log.info("trial %d: starts%s with %s", trial.number, origin, settings or "the defaults")
-
-    def progress(self, number: int, step: int, value: float) -> None:
-        """A running trial has an intermediate value."""
-        if number in self._running:
-            self._running[number] = self._running[number]._replace(step=str(step), value=number_text(value))
+        self._started[trial.number] = self._clock()
+        settings = " ".join(f"{k}={number_text(v) if isinstance(v, float) else v}" for k, v in trial.params.items())
+        origin = "" if trial.parent is None else f" from trial {trial.parent}"
+        log.info("trial %d: starts%s with %s", trial.number, origin, settings or "the defaults")
 
     def end(self, trial: FinishedTrial) -> None:
         """A trial has ended, perhaps without a start: its values may be those of another trial."""
-        running = self._running.pop(trial.number, None)
+        started = self._started.pop(trial.number, None)
         # A trial that resumed may have waited for days between its two runs.
-        elapsed = self._clock() - running.started if running else trial.seconds
+        elapsed = trial.seconds if started is None else self._clock() - started
         if elapsed is not None:
             self._elapsed.append(elapsed)
-        shown = trial if trial.seconds is not None else trial._replace(seconds=elapsed)
-        self._ended.append(shown)
-        self._best = best_trials([*self._best, shown], self._directions, self._lanes)
-        if self._stream is None:
-            values = zip(self._objectives, shown.values or (), strict=False)
-            seconds = [] if shown.seconds is None else [_time(shown.seconds)]
-            parts = [_state(shown), *(f"{name} {number_text(value)}" for name, value in values), *seconds]
-            log.info("trial %d: %s; %s", trial.number, ", ".join(parts), "; ".join(self._summary()))
-
-    def refresh(self) -> None:
-        """Draws the table again."""
-        if self._stream is None:
-            return
-        if self._live is None:
-            from rich.console import Console
-            from rich.live import Live
-
-            self._live = Live(console=Console(file=self._stream), auto_refresh=False)
-            self._live.start()
-            self._live.console.show_cursor(True)  # a killed sweep must not leave a terminal without one
-            # rich writes above the table what goes to sys.stderr, but handlers hold the stream that was there before
-            handlers = [*logging.getLogger().handlers, *log.handlers]
-            streaming = [handler for handler in handlers if isinstance(handler, logging.StreamHandler)]
-            shown = [h for h in streaming if h.stream in (sys.__stdout__, sys.__stderr__) and h.stream.isatty()]
-            self._moved = [(handler, handler.setStream(sys.stderr)) for handler in shown]
-        self._live.update(self._table(self._live.console.size.height), refresh=True)
-
-    def close(self) -> None:
-        """Leaves the last table on the terminal."""
-        if self._live is not None:
-            self.refresh()
-            for handler, stream in self._moved:
-                if stream is not None:  # None: it was this one already
-                    handler.setStream(stream)
-            self._live.stop()
-            self._live = self._stream = None
+        seconds = elapsed if trial.seconds is None else trial.seconds
+        self._ended += 1
+        self._best = best_trials([*self._best, trial], self._directions, self._lanes)
+        values = zip(self._objectives, trial.values or (), strict=False)
+        took = [] if seconds is None else [_time(seconds)]
+        parts = [_state(trial), *(f"{name} {number_text(value)}" for name, value in values), *took]
+        log.info("trial %d: %s; %s", trial.number, ", ".join(parts), "; ".join(self._summary()))
 
     def _summary(self) -> list[str]:
         """The best value, how many trials have ended, and the estimated time left, where there are any."""
         best = []
         if len(self._objectives) > 1:
-            best = [f"Pareto front of {count_text(len(self._best), 'trial')}"] if self._best else []
+            best = [f"Pareto front of {len(self._best)} trial{'s' * (len(self._best) > 1)}"] if self._best else []
         elif self._best and self._best[0].values:
             best = [f"best {number_text(self._best[0].values[0])} (trial {self._best[0].number})"]
         now, left = self._clock(), ""
-        waiting = self._total - len(self._ended) - len(self._running)
-        if self._elapsed and (self._running or waiting > 0):
+        waiting = self._total - self._ended - len(self._started)
+        if self._elapsed and (self._started or waiting > 0):
             mean = sum(self._elapsed) / len(self._elapsed)
-            rests = [max(0.0, mean - now + trial.started) for trial in self._running.values()]
+            rests = [max(0.0, mean - now + started) for started in self._started.values()]
             work = [*rests, *[mean] * waiting]  # shared by the slots; the longest piece by none
             left = f", about {_time(max(sum(work) / self._slots, *work))} left"
-        return [*best, f"{len(self._ended)} of {self._total} done{left}"]
-
-    def _table(self, height: int) -> Any:
-        from rich.console import Group
-        from rich.table import Table
-        from rich.text import Text
-
-        busy = f"{len(self._running)} of {count_text(self._slots, 'slot')} busy"
-        table = Table(header_style="bold")
-        table.add_column("trial", justify="right")
-        table.add_column("state", max_width=40, overflow="ellipsis", no_wrap=True)
-        table.add_column("step", justify="right")
-        table.add_column(Text(" / ".join(self._objectives)), justify="right", max_width=30)
-        table.add_column("")
-        for name in (*self._lanes.place_of(0), "elapsed"):
-            table.add_column(name, justify="right")
-
-        def add(number: int, state: Text, step: str, value: str, mark: str, elapsed: float | None) -> None:
-            lane = map(str, self._lanes.place_of(number).values())
-            took = "" if elapsed is None else _time(elapsed)
-            table.add_row(str(number), state, step, value, Text(mark, "bold green"), *lane, took)
-
-        latest = self._ended[-_LATEST:]
-        room = max(1, height - 7 - len(latest))  # header, head of the table, borders, and the line for those left out
-        running = sorted(self._running.items())
-        now = self._clock()
-        for number, trial in running[:room]:
-            add(number, Text("running", "cyan"), trial.step, trial.value, "", now - trial.started)
-        if running:
-            table.add_section()
-        best = {trial.number for trial in self._best}
-        for ended in reversed(latest):
-            colour = {COMPLETED: "green", PRUNED: "yellow"}.get(ended.outcome, "red")
-            values = " / ".join(map(number_text, ended.values or ()))
-            mark = "best" if ended.number in best else ""
-            add(ended.number, Text(_state(ended), colour), "", values, mark, ended.seconds)
-        hidden = [Text(f"and {len(running) - room} more that run", "dim")] if len(running) > room else []
-        return Group(Text(" · ".join([*self._summary(), busy]), "bold"), table, *hidden)
+        return [*best, f"{self._ended} of {self._total} done{left}"]
 
 
 def number_text(value: float) -> str:
     return f"{value:.4g}"
-
-
-def count_text(count: int, noun: str) -> str:
-    return f"{count} {noun}{'' if count == 1 else 's'}"
 
 
 def _state(trial: FinishedTrial) -> str:

@@ -5,7 +5,7 @@ optuna nor matplotlib by this file. As a command, it rebuilds them from study.jo
     python -m hydra_async_sweeper.report outputs/maml_omniglot/sweep --study-name second
 
 Writes trials.csv, optimization_results.yaml and plots/*.png into the folder, and only reads the journal. Exit codes:
-0 written; 2 the folder holds no such study, or the journal is damaged; 74 the disk has failed.
+0 written; 2 the folder holds no such study, the journal is damaged, or a file cannot be written.
 """
 
 import argparse
@@ -27,11 +27,10 @@ import yaml  # type: ignore[import-untyped]
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException
 
-from hydra_async_sweeper.islands import Exchange, IslandSettings, fold
 from hydra_async_sweeper.settings import JOURNAL, PBT, RESULTS
-from hydra_async_sweeper.slots import DISK_FAULT, fault_in, line_of, write_atomically
+from hydra_async_sweeper.slots import write_atomically
 from hydra_async_sweeper.space import Number, Params, Space, from_plain
-from hydra_async_sweeper.trials import COMPLETED, ONE_LANE, OUTCOMES, FinishedTrial, FinishedTrials, Lanes
+from hydra_async_sweeper.trials import COMPLETED, ONE_LANE, OUTCOMES, FinishedTrials, Lanes
 
 if TYPE_CHECKING:
     import optuna
@@ -165,9 +164,7 @@ def best_command(folder: Path, number: int) -> str | None:
 # Plots. Optuna draws by pyplot, which has a global state and may open windows: a sweep runs the command below for them.
 
 
-def draw(
-    folder: Path, study: "optuna.Study", ended: FinishedTrials, space: Space, exchanges: Sequence[Exchange] = ()
-) -> list[Path]:
+def draw(folder: Path, study: "optuna.Study", ended: FinishedTrials, space: Space) -> list[Path]:
     """Draws the plots of a sweep into folder/plots and returns their files. One that fails is left out, with a warning.
 
     Args:
@@ -175,7 +172,6 @@ def draw(
         study: Optuna's.
         ended: its trials that have ended.
         space: what is searched.
-        exchanges: between islands.
     """
     import matplotlib
 
@@ -185,8 +181,6 @@ def draw(
     figures: list[tuple[str, Callable[[], Any]]] = list(_by_optuna(study, ended, len(space)))
     if ended.lanes.by_round:
         figures.append(("population", partial(population_plot, ended, space)))
-    elif ended.lanes.size > 1:
-        figures.append(("islands", partial(islands_plot, ended, exchanges)))
     (folder / "plots").mkdir(parents=True, exist_ok=True)
     written = []
     for name, make in figures:
@@ -200,8 +194,6 @@ def draw(
             written.append(path)
         except Exception as error:  # the parameters of an application may have any names and values
             temporary.unlink(missing_ok=True)
-            if fault_in(error):
-                raise
             log.warning("no plot %s: %s: %s", path.name, type(error).__name__, error)
         pyplot.close("all")
     return written
@@ -273,46 +265,19 @@ def scale(axes: Any, values: Sequence[float], direction: str) -> None:
     axes.yaxis.get_major_formatter().set_useOffset(False)
 
 
-def islands_plot(ended: FinishedTrials, exchanges: Sequence[Exchange]) -> Any:
-    """The best trial of each island over time, and what the islands sent to each other."""
-    islands = ended.lanes.size
-    figure, (top, bottom) = _panels([3.6, 0.8 + 0.32 * islands], ended, "Best trial of each island")
-    places = {trial.number: place for place, trial in enumerate(ended.trials, 1)}
-    for island in range(islands):
-        bred = [trial for trial in ended.completed() if trial.number % islands == island]
-        best: list[FinishedTrial] = []
-        for trial in bred:
-            if not best or (trial.losses(ended.directions) or ()) < (best[-1].losses(ended.directions) or ()):
-                best.append(trial)
-        x, y = [places[trial.number] for trial in best], [trial.values[0] for trial in best if trial.values]
-        if best:
-            steps = {"drawstyle": "steps-post", "color": f"C{island % 10}", "marker": ".", "alpha": 0.9}
-            top.plot([*x, len(places)], [*y, y[-1]], label=f"island {island}", **steps)
-        bottom.scatter([places[trial.number] for trial in bred], [island] * len(bred), s=16, color=f"C{island % 10}")
-    # An arrow, in the colour of its source, for each exchange that gives its target a better trial than all it had.
-    losses = {trial.number: (trial.losses(ended.directions) or (math.inf,))[0] for trial in ended.trials}
-    lowest, arrows = [math.inf] * islands, 0
-    for place, trial in enumerate(ended.trials, 1):
-        lowest[trial.number % islands] = min(lowest[trial.number % islands], losses[trial.number])
-        for exchange in exchanges:
-            sent = min((losses.get(number, math.inf) for number in exchange.numbers), default=math.inf)
-            if exchange.told == trial.told and sent < lowest[exchange.target]:
-                lowest[exchange.target] = sent
-                arrows += 1
-                style = {"arrowstyle": "->", "color": f"C{exchange.source % 10}"}
-                bottom.annotate("", (place, exchange.target), (place, exchange.source), arrowprops=style)
-    bottom.set_yticks(range(islands), [f"island {island}" for island in range(islands)])
-    bottom.set_ylim(islands - 0.5, -0.5)
-    better = f"; arrow: an exchange with a better trial than all of its target ({arrows} of {len(exchanges)})"
-    bottom.set_xlabel(f"trials in the order in which they ended{better if exchanges else ''}")
-    _legend_below(figure, top)
-    return figure
-
-
 def population_plot(ended: FinishedTrials, space: Space) -> Any:
     """The value of each member, and the numbers that it trains with, against the rounds; the winner's lineage bold."""
+    from matplotlib.figure import Figure
+
     numbers = {key: dimension for key, dimension in space.items() if isinstance(dimension, Number)}
-    figure, panels = _panels([3.4] + [1.5] * len(numbers), ended, "Value of each member after each round")
+    heights = [3.4] + [1.5] * len(numbers)
+    figure = Figure(figsize=(9.0, 1.0 + sum(heights)), layout="constrained")  # of no global state
+    panels = figure.subplots(len(heights), 1, sharex=True, squeeze=False, height_ratios=heights)[:, 0]
+    counts = Counter(trial.outcome for trial in ended.trials)
+    shown = ", ".join(f"{count} {outcome}" for outcome, count in counts.items())
+    figure.suptitle(f"Value of each member after each round\n{shown}", fontsize=11)
+    scale(panels[0], [trial.values[0] for trial in ended.completed() if trial.values], ended.directions[0])
+    panels[0].set_ylabel(f"{_escaped(ended.objectives[0])}\n({ended.directions[0]})")
     best = ended.best()
     chain = [trial.number for trial in ended.lineage(best[0].number)] if best else []
     _draw_members(panels[0], ended, chain, {t.number: t.values[0] for t in ended.trials if t.values})
@@ -323,7 +288,11 @@ def population_plot(ended: FinishedTrials, space: Space) -> Any:
         axes.set_ylabel(_escaped(key.replace(".", ".\n")), fontsize=8.5)
     panels[-1].set_xticks(range(1 + max((trial.number // ended.lanes.size for trial in ended.trials), default=0)))
     panels[-1].set_xlabel("round; dotted: a member takes over checkpoint and parameters of another")
-    _legend_below(figure, panels[0])
+    for axes in panels:
+        axes.grid(alpha=0.25)
+    handles, labels = panels[0].get_legend_handles_labels()
+    if handles:
+        figure.legend(handles, labels, ncols=min(6, len(handles)), loc="outside lower center", fontsize=9)
     return figure
 
 
@@ -342,27 +311,6 @@ def _draw_members(axes: Any, ended: FinishedTrials, chain: Sequence[int], values
     winner = [points[number] for number in chain if number in points]
     if winner:
         axes.plot(*zip(*winner, strict=True), color="black", lw=2.6, alpha=0.35, label="the winner's lineage", zorder=1)
-
-
-def _panels(heights: Sequence[float], ended: FinishedTrials, title: str) -> tuple[Any, Any]:
-    """A figure with panels one below the other, of which the first shows the first objective."""
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(9.0, 1.0 + sum(heights)), layout="constrained")  # of no global state
-    panels = figure.subplots(len(heights), 1, sharex=True, squeeze=False, height_ratios=heights)[:, 0]
-    counts = Counter(trial.outcome for trial in ended.trials)
-    figure.suptitle(f"{title}\n{', '.join(f'{count} {outcome}' for outcome, count in counts.items())}", fontsize=11)
-    scale(panels[0], [trial.values[0] for trial in ended.completed() if trial.values], ended.directions[0])
-    panels[0].set_ylabel(f"{_escaped(ended.objectives[0])}\n({ended.directions[0]})")
-    for axes in panels:
-        axes.grid(alpha=0.25)
-    return figure, panels
-
-
-def _legend_below(figure: Any, axes: Any) -> None:
-    handles, labels = axes.get_legend_handles_labels()
-    if handles:
-        figure.legend(handles, labels, ncols=min(6, len(handles)), loc="outside lower center", fontsize=9)
 
 
 def _escaped(text: str) -> str:
@@ -385,9 +333,8 @@ def main(arguments: Sequence[str]) -> int:
         study = open_study(options.storage or options.folder / JOURNAL, options.study_name)
         written = rebuild(options.folder, study, tables=not options.only_plots)
     except (OSError, ValueError) as error:
-        fault = fault_in(error)
-        print(line_of(fault, options.folder) if fault else f"error: {error}", file=sys.stderr)
-        return DISK_FAULT if fault else BAD_USAGE
+        print(f"error: {error}", file=sys.stderr)
+        return BAD_USAGE
     print("\n".join(map(str, written)))
     return OK
 
@@ -449,17 +396,8 @@ def rebuild(folder: Path, study: "optuna.Study", *, tables: bool = True) -> list
             folder, ended, total=len(frozen), command=best_command(folder, best[0].number) if best else None,
             folder_of=folder_of,
         )  # fmt: skip
-    exchanges = exchanges_of(ended, {**study.user_attrs, **identity["islands"]})
-    plots = draw(folder, study, ended, from_plain(identity["space"]), exchanges)
+    plots = draw(folder, study, ended, from_plain(identity["space"]))
     return [*([folder / "trials.csv", folder / RESULTS] if tables else []), *plots]
-
-
-def exchanges_of(ended: FinishedTrials, plain: Mapping[str, Any]) -> Sequence[Exchange]:
-    """The exchanges between islands, from their settings; none where there are none."""
-    if not {"island_size", "num_islands"} <= plain.keys():
-        return ()
-    settings = IslandSettings(**{key: plain[key] for key in IslandSettings._fields if key in plain})
-    return fold(ended.scored(), settings).exchanges
 
 
 if __name__ == "__main__":

@@ -6,7 +6,6 @@ multiprocessing's forkserver works alike, but pickles what a process runs, and a
 """
 
 import ctypes
-import errno
 import gc
 import importlib
 import json
@@ -15,7 +14,6 @@ import select
 import signal
 import socket
 import sys
-import tempfile
 import traceback
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -24,16 +22,6 @@ from typing import Any, NamedTuple
 
 Work = Callable[[int, Sequence[str]], Any]
 """`work(number, overrides)` runs a trial in this process and returns its outcome, which JSON can hold."""
-
-DISK_FAULT = os.EX_IOERR
-"""The exit code of a trial's process, or of a task that returns its exit code, that a fault of the disk has ended."""
-
-DISK_FAULTS = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.ESTALE)
-"""Errors that come from a disk wherever they are met. What else a task meets may be its own fault: a file that is not
-there, or a place where it may not write."""
-
-_ROOM = 2**20
-"""Bytes that there must be room for: with less, a failure without a reason counts as one of the disk."""
 
 _PR_SET_PDEATHSIG = 1
 _LARGEST_MESSAGE = 1 << 16
@@ -213,10 +201,7 @@ class _Nursery:
             self._controller.close()
             if self._gpus:
                 os.environ["CUDA_VISIBLE_DEVICES"] = self._gpus[slot % len(self._gpus)]
-            try:
-                log = (self._folder / f"trial_{number:04d}.log").open("a", buffering=1, encoding="utf-8")
-            except OSError:  # the controller looks what is wrong with the folder
-                os._exit(DISK_FAULT)
+            log = (self._folder / f"trial_{number:04d}.log").open("a", buffering=1, encoding="utf-8")
             for stream in (1, 2):
                 os.dup2(log.fileno(), stream)
             sys.stdout = sys.stderr = log
@@ -227,8 +212,7 @@ class _Nursery:
             code = 130
         except SystemExit as leaving:
             code = leaving.code if isinstance(leaving.code, int) else 1
-        except BaseException as error:
-            code = DISK_FAULT if fault_in(error) else 1
+        except BaseException:
             traceback.print_exc()
         finally:
             try:  # where output goes may be gone
@@ -261,38 +245,6 @@ def _send_signal(pid: int, what: signal.Signals) -> None:
 
 def _outcome_path(folder: Path, number: int) -> Path:
     return folder / f"trial_{number:04d}.json"
-
-
-# Disks that are full or gone: no trial is to blame
-
-
-class PausedError(RuntimeError):
-    """The sweep cannot go on before a disk or a folder is mended; the message says which."""
-
-
-def fault_in(error: BaseException | None) -> OSError | None:
-    """The fault of a disk behind an error, where its number alone says so."""
-    while error is not None:
-        if isinstance(error, OSError) and error.errno in DISK_FAULTS:
-            return error
-        error = error.__cause__ or error.__context__
-    return None
-
-
-def fault_at(folder: Path) -> OSError | None:
-    """Why the folder cannot be written: it is gone, or full, or read-only; None if it can."""
-    try:
-        with tempfile.TemporaryFile(dir=folder) as file:
-            file.write(bytes(_ROOM))
-    except OSError as error:
-        return OSError(error.errno, error.strerror, str(folder))
-    return None
-
-
-def line_of(fault: OSError, folder: Path) -> str:
-    """What is wrong with which file, or else with `folder`, and what to do."""
-    place = os.fsdecode(fault.filename or folder)
-    return f"{place}: {fault.strerror or fault}; make room or bring it back, and the same command goes on"
 
 
 def write_atomically(path: Path, text: str) -> None:

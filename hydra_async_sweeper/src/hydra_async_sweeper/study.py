@@ -266,8 +266,8 @@ def without_experimental_warnings() -> Iterator[None]:
 # sampler that is made once repeats its first draws after every restart.
 
 
-PRUNERS: dict[str, Callable[[], optuna.pruners.BasePruner | None]] = {
-    "none": lambda: None, "median": optuna.pruners.MedianPruner, "hyperband": optuna.pruners.HyperbandPruner,
+PRUNERS: dict[str, Callable[[], optuna.pruners.BasePruner]] = {
+    "median": optuna.pruners.MedianPruner, "hyperband": optuna.pruners.HyperbandPruner,
 }  # fmt: skip
 
 

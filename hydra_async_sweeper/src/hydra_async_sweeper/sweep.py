@@ -25,18 +25,12 @@ from omegaconf import DictConfig, OmegaConf, read_write
 from hydra_async_sweeper import report
 from hydra_async_sweeper.settings import JOURNAL, SweeperSettings, settings_of
 from hydra_async_sweeper.slots import (
-    DISK_FAULT,
-    DISK_FAULTS,
     NurseryGoneError,
-    PausedError,
     TrialSlots,
-    fault_at,
-    fault_in,
-    line_of,
     write_atomically,
 )
 from hydra_async_sweeper.space import SpaceError, SweepPlan, combinations, plan_of, size, to_plain
-from hydra_async_sweeper.trials import FAILED, FinishedTrials, StartedTrial, StudyError
+from hydra_async_sweeper.trials import FAILED, FinishedTrials, PausedError, StartedTrial, StudyError
 
 if TYPE_CHECKING:
     from hydra_async_sweeper.study import Study
@@ -122,7 +116,7 @@ def sweep(
     except PausedError as error:
         message, code = f"paused: {error}", 1
     except OSError as error:  # of the journal, or of another file of the sweep
-        message, code = f"paused: {line_of(fault_in(error) or fault_at(folder) or error, folder)}", 1
+        message, code = f"paused: {error}; make room or bring it back, and the same command goes on", 1
     print(message.replace(SAME, again), file=sys.stderr)
     raise SystemExit(code)
 
@@ -171,17 +165,15 @@ class SweepRun:
             ended = self._ended()
             view = SweepView(study.count(), settings.n_jobs, ended)
             watch = None
-            if folder_of is not None and settings.objective:
+            if settings.pruner != "none":
+                assert folder_of is not None and settings.objective
                 metric = settings.objective[0].rpartition(".")[2]
-                watch = PruningWatch(study, PRUNERS[settings.pruner](), folder_of, metric, view.progress)
+                watch = PruningWatch(study, PRUNERS[settings.pruner](), folder_of, metric)
             controller = SweepController(
                 study, slots, settings, overrides_of=self.overrides_of, search=search_of(study, settings), watch=watch,
                 view=view, record=self._record, again=again,
             )  # fmt: skip
-            try:
-                stopped = controller.run()
-            finally:
-                view.close()
+            stopped = controller.run()
             self._record()
             if stopped:
                 raise SystemExit(128 + stopped)
@@ -260,8 +252,6 @@ class SweepRun:
                    "--storage", str(self._study.path), "--study-name", self._settings.study_name]  # fmt: skip
         env = os.environ | {"PYTHONPATH": import_path(), "MPLBACKEND": "Agg"}
         run = subprocess.run(command, env=env, capture_output=True, text=True)
-        if run.returncode == DISK_FAULT:
-            raise PausedError(run.stderr.strip().rpartition("\n")[2])
         if run.returncode or run.stderr:
             log.warning("not all plots could be drawn: %s", run.stderr.strip())
 
@@ -299,12 +289,10 @@ class SweepRun:
 
 @contextmanager
 def _creating(key: str, path: Path) -> Iterator[None]:
-    """Makes a failure to write `path`, which `key` names, a SpaceError, unless it is a fault of the disk."""
+    """Makes a failure to write `path`, which `key` names, a SpaceError."""
     try:
         yield
     except OSError as error:
-        if error.errno in DISK_FAULTS:
-            raise
         reason = error.strerror or error
         raise SpaceError(f"{key}={path}: cannot be written: {reason}; type {key}=PATH, where you may write") from error
 
@@ -368,12 +356,7 @@ def run_trial(launcher: Launcher, number: int, overrides: Sequence[str]) -> dict
     status, value, failure = returned.status.name, returned._return_value, ""
     if returned.status == JobStatus.FAILED:
         traceback.print_exception(value)  # only its text reaches the controller
-        folder = Path(returned.hydra_cfg.hydra.runtime.output_dir) if returned.hydra_cfg is not None else Path()
-        fault = fault_in(value)
-        if fault is None and not folder.is_dir():
-            fault = FileNotFoundError(errno.ENOENT, "is not there any more", str(folder))
-        failure = f"{type(value).__name__}: {value}" if fault is None else line_of(fault, folder)
-        status, value = status if fault is None else "DISK", None
+        value, failure = None, f"{type(value).__name__}: {value}"
     configs = {
         key: None if config is None else OmegaConf.to_container(config, enum_to_str=True)
         for key, config in (("cfg", returned.cfg), ("hydra_cfg", returned.hydra_cfg))

@@ -2,11 +2,12 @@
 
 import math
 import operator
+import os
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
 from hydra_async_sweeper.islands import ScoredTrial
-from hydra_async_sweeper.slots import DISK_FAULT, TrialExit
+from hydra_async_sweeper.slots import TrialExit
 from hydra_async_sweeper.space import Params
 
 Values = tuple[float, ...]
@@ -28,6 +29,10 @@ STOP_CODES = (130, 143, -2, -15)
 
 class StudyError(ValueError):
     """A study that cannot be opened or read any more, or belongs to another sweep."""
+
+
+class PausedError(RuntimeError):
+    """The disk of a trial has failed; the message says how."""
 
 
 class StartedTrial(NamedTuple):
@@ -112,12 +117,10 @@ def result_of(
     if outcome is None:
         if ended.code in STOP_CODES and stopping:
             return TrialResult(STOPPED)
-        if ended.code == DISK_FAULT:
-            return TrialResult(DISK)
         cause = f"signal {-ended.code}" if ended.code < 0 else f"exit code {ended.code}"
         return TrialResult(RETRY, failure=f"its process ended with {cause}")
     if outcome["status"] != "COMPLETED":
-        return TrialResult({"DISK": DISK, "REFUSED": FAILED}.get(outcome["status"], RETRY), failure=outcome["error"])
+        return TrialResult(FAILED if outcome["status"] == "REFUSED" else RETRY, failure=outcome["error"])
     value = outcome["value"]
     if objective is None and not searching and not _is_numbers(value) and not isinstance(value, Mapping):
         return TrialResult(COMPLETED)
@@ -132,8 +135,8 @@ def _of_run(run: Mapping[str, Any], objective: Sequence[str] | None, count: int,
     status, code = run["status"], run.get("exit", 0)
     if status == STOPPED or code in STOP_CODES:
         return TrialResult(STOPPED) if stopping else TrialResult(RETRY, failure="a signal stopped it alone")
-    if code == DISK_FAULT or status == DIVERGED:
-        return TrialResult(DISK if code == DISK_FAULT else DIVERGED, failure=str(run.get("error", "")))
+    if code == os.EX_IOERR or status == DIVERGED:
+        return TrialResult(DISK if code == os.EX_IOERR else DIVERGED, failure=str(run.get("error", "")))
     if code != 0:
         failure = run.get("error", "its config is refused" if code == 2 else f"exit code {code}")
         return TrialResult(FAILED if code == 2 else RETRY, failure=str(failure))
