@@ -7,15 +7,12 @@ import importlib
 import importlib.util
 import io
 import logging
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from PIL import Image
 from torch import Tensor, nn
 
 from metalearn.api.pictures import LARGEST_SIZE
@@ -87,13 +84,12 @@ class Backbone:
 
 
 def backbone_of(name: str | nn.Module | Backbone = DEFAULT, weights: str | None = None) -> Backbone:
-    """A backbone by its name: `efficientnet_lite0`; a key of `HEADS`, a network of torchvision; `timm:NAME`; or
-    `transformers:NAME_OR_FOLDER`. Or one of code: a module is shown pictures as `of_module` does by default.
+    """A backbone by its name: `efficientnet_lite0`; a key of `HEADS`, a network of torchvision; or `timm:NAME`. Or
+    one of code: a module is shown pictures as `of_module` does by default.
 
     Args:
-        weights: None: those that the name stands for, downloaded by its library if they are not there. Of
-            `efficientnet_lite0`, or a network of torchvision or timm: the path of a state dict, or torchvision's name
-            of weights, or for timm `pretrained`. With the name `transformers`: the name or the folder.
+        weights: None: those that the name stands for, downloaded by its library if they are not there. Else the path
+            of a state dict, or torchvision's name of weights, or for timm `pretrained`.
 
     Raises:
         ValueError: a name that is not known, weights that are not there or not of this network, a missing package.
@@ -105,11 +101,9 @@ def backbone_of(name: str | nn.Module | Backbone = DEFAULT, weights: str | None 
     library, _, rest = name.partition(":")
     if library == "timm":
         return _of_timm(rest, weights)
-    if library == "transformers":
-        return _of_transformers(rest, weights)
     ours = next((option for option in (DEFAULT, *files.HEADS) if option == name.lower()), None)
     if ours is None:
-        allowed = ", ".join([DEFAULT, *files.HEADS, "timm:NAME", "transformers:NAME_OR_FOLDER"])
+        allowed = ", ".join([DEFAULT, *files.HEADS, "timm:NAME"])
         raise ConfigError(f"backbone={name}: is not known; allowed: {allowed}")
     return _efficientnet_lite0(weights) if ours == DEFAULT else _of_torchvision(ours, weights)
 
@@ -286,39 +280,6 @@ def _of_timm(name: str, weights: str | None) -> Backbone:
     return _backbone(f"timm:{name}", _BY_NAME if named else "", network, form, colours, note, licence or None)
 
 
-def _of_transformers(place: str, weights: str | None) -> Backbone:
-    """A network of transformers from a folder, or by its name on the hub. No code of it is run."""
-    if bool(place) == (weights is not None):
-        raise ConfigError("backbone=transformers: type transformers:FOLDER, or transformers:NAME of a model of the hub")
-    place, name = weights or place, "transformers"
-    package, key = _package(name, name), f"backbone=transformers:{weights or place}"
-    options = {"local_files_only": Path(place).is_dir(), "trust_remote_code": False}
-    try:
-        network, loaded = package.AutoModel.from_pretrained(place, output_loading_info=True, **options)
-        asked = package.AutoImageProcessor.from_pretrained(place, **options).to_dict()
-    except Exception as error:  # as above
-        raise _not_there(key, error, "type transformers:/path/to/its/folder") from error
-    lost = map(str, [*loaded["missing_keys"], *loaded["mismatched_keys"]])
-    if missing := sorted(key for key in lost if "pooler" not in key):
-        raise ConfigError(f"{key}: {len(missing)} of its weights are not in its files, such as {missing[0]}")
-    network.requires_grad_(False)
-    for unused in loaded["missing_keys"]:  # drawn by chance, and the digest is of all
-        network.get_parameter(unused).zero_()
-    size, crop = asked.get("size") or {}, asked.get("crop_size") if asked.get("do_center_crop") else None
-    shown, side = crop or size, size.get("shortest_edge") or size.get("height")
-    edge = shown.get("height") or shown.get("shortest_edge")
-    if not edge or (shown.get("width") or edge) != edge or not side:
-        raise ConfigError(f"{key}: asks for pictures of size={size}, crop_size={crop}; only squares can be shown")
-    resample = Image.Resampling(asked.get("resample", 2)).name.lower()
-    form = PictureForm(edge, 3, crop is None and bool(size.get("height")), False, min(1.0, edge / side), resample)
-    colours = (asked["image_mean"], asked["image_std"]) if asked.get("do_normalize") else ((0,) * 3, (1,) * 3)
-    layers, card = _Hidden(network), Path(place, "README.md")
-    named, note = "" if Path(place).is_dir() else place, f"{place}; {layers.note}"
-    text = card.read_text(encoding="utf-8", errors="replace") if card.is_file() else ""
-    licence = re.search(r"\A---\n.*?^license: *(\S+)", text, re.MULTILINE | re.DOTALL)
-    return _backbone(name, named, layers, form, colours, note, licence[1] if licence else None, rebuilt=False)
-
-
 class _Normalised(nn.Module):
     """A network that is shown pictures [n, 3, size, size] in [0, 1], normalised; maps of features are averaged."""
 
@@ -331,30 +292,6 @@ class _Normalised(nn.Module):
     def forward(self, pictures: Tensor) -> Tensor:
         features: Tensor = self.network((pictures - self.get_buffer("mean")) / self.get_buffer("std"))
         return features.mean(dim=(2, 3)) if features.dim() == 4 else features
-
-
-class _Hidden(nn.Module):
-    """The features of a network of transformers: those that it makes for pictures (CLIP, SigLIP), else its class token,
-    or the mean of its last layer if it has none. A pooler is passed over: files of many networks do not have it."""
-
-    def __init__(self, network: Any) -> None:
-        super().__init__()
-        self.network = network
-        token = any(name.endswith("cls_token") for name, _ in network.named_parameters())
-        self.how = "image" if hasattr(network, "get_image_features") else "token" if token else "mean"
-        notes = {"image": "its image features", "token": "its last class token", "mean": "the mean of its last layer"}
-        self.note = notes[self.how]
-
-    def forward(self, x: Tensor) -> Tensor:
-        if self.how == "image":
-            made = self.network.get_image_features(pixel_values=x)
-            # By the version of transformers.
-            features: Tensor = made if isinstance(made, Tensor) else made.pooler_output
-        else:
-            features = self.network(pixel_values=x).last_hidden_state
-        if features.dim() == 3:
-            return features[:, 0] if self.how == "token" else features.mean(dim=1)
-        return features
 
 
 def _package(name: str, backbone: str) -> Any:

@@ -22,7 +22,7 @@ from metalearn.checks import one_of, real_number, whole_number
 from metalearn.classifier import tuning, validation
 from metalearn.classifier.backbones import DEFAULT, OF_CODE, Backbone, backbone_of, features_from_cache, features_of
 from metalearn.classifier.heads import AUTO, HEADS, State, centred, class_means
-from metalearn.classifier.saved import MOST_CLASSES, MOST_SHOWN, Place, Saved, Weights
+from metalearn.classifier.saved import MOST_CLASSES, MOST_SHOWN, Saved, Weights
 from metalearn.errors import ConfigError, DataError
 from metalearn.reporting.page import picture_of
 from metalearn.reporting.provenance import made_with
@@ -129,7 +129,7 @@ class PictureClassifier:
 
     Args:
         backbone: `efficientnet_lite0`, which the extra `pictures` brings; a network of torchvision
-            that takes pretrained weights, such as `resnet18`; `timm:NAME`; `transformers:NAME_OR_FOLDER`; an nn.Module;
+            that takes pretrained weights, such as `resnet18`; `timm:NAME`; an nn.Module;
             or what `metalearn.classifier.backbones.of_module` gives.
         weights: of a network by name, as `backbone_of` takes them.
         head: one of `metalearn.classifier.heads.HEADS`, or `auto`, which compares them.
@@ -164,9 +164,6 @@ class PictureClassifier:
 
     _tuned: Mapping[str, Tensor] = MappingProxyType({})
     """Weights in place of those of the backbone."""
-
-    _place: Place | None = None
-    """Where it was loaded."""
 
     # Learning
 
@@ -425,8 +422,7 @@ class PictureClassifier:
         Weights that a package brings are not in it; `export` writes them too.
 
         Args:
-            replace: `path` may hold a classifier, which is replaced; not if it was changed after this one was loaded
-                from there.
+            replace: `path` may hold a classifier, which is replaced.
             command: what has been typed to make it; the page shows it.
 
         Raises:
@@ -436,11 +432,7 @@ class PictureClassifier:
         backbone = self.opened()
         weights = None if backbone.packaged or not backbone.state else Weights(backbone.state, backbone.licence)
         folder = Path(path)
-        place = self._place if self._place is not None and self._place.folder == folder.resolve() else None
-        before = None if place is None else place.digest
-        digest = self._saved().write(folder, replace=replace, weights=weights, command=command, before=before)
-        if place is not None:
-            self._place = place._replace(digest=digest)
+        self._saved().write(folder, replace=replace, weights=weights, command=command)
         if replace and (folder / CARD).exists():
             log.warning("%s: %s tells of the classifier before; type metalearn export for a new one", path, CARD)
 
@@ -600,13 +592,13 @@ class PictureClassifier:
         Raises:
             ValueError: the folder is damaged, or the weights are not those that it was made with.
         """
-        saved, place = Saved.read(Path(path), key)
+        saved, brought = Saved.read(Path(path), key)
         if backbone is None and saved.backbone.startswith(OF_CODE):
             raise ConfigError(
                 f"{key}={path}: was made with {saved.backbone}; give it in Python: load(…, backbone=network)"
             )
-        if weights is None and backbone is None and place.weights is not None:
-            weights = str(place.weights)
+        if weights is None and backbone is None and brought is not None:
+            weights = str(brought)
         if saved.backbone != DEFAULT and weights is None and backbone is None:
             raise ConfigError(
                 f"{key}={path}: was made with {saved.backbone} and weights that are not in it; name them: "
@@ -618,7 +610,7 @@ class PictureClassifier:
             raise ConfigError(f"{key}={path}: was made with other weights of {saved.backbone}; name those")
         made.classes_, made.report_, made._origin = np.array(saved.classes), saved.report, saved.origin
         made._features, made._y, made._names = saved.features, saved.labels, saved.names
-        made._shown, made._place = dict(saved.shown), place
+        made._shown = dict(saved.shown)
         made._learn(saved.report["head"])
         return made
 

@@ -2,7 +2,6 @@
 weights of its network in `backbone.safetensors`, unless a package or code brings them, and the page `report.html`."""
 
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -20,8 +19,8 @@ from metalearn.reporting.charts import Line, chart
 from metalearn.reporting.page import Tile, page, side_by_side
 from metalearn.reporting.provenance import made_with
 from metalearn.saved import form
-from metalearn.saved.form import MANIFEST, Kind, digest_of, kind_of, replaced_by
-from metalearn.storage.files import creating, held, is_folder, whole_folder
+from metalearn.saved.form import Kind, kind_of, replaced_by
+from metalearn.storage.files import is_folder, whole_folder
 
 CLASSIFIER = Kind("classifier", 2, {
     "backbone": str, "weights": str, "digest": str, "classes": list, "names": [str], "origin": dict, "commands": [str],
@@ -31,8 +30,6 @@ CLASSIFIER = Kind("classifier", 2, {
 
 WEIGHTS, REPORT = "backbone.safetensors", "report.html"
 
-_LOCK = ".classifier.lock"
-
 _TUNED, _SHOWN = "tuned.", "shown."  # begin the names of tuned weights, and of small pictures
 
 
@@ -41,14 +38,6 @@ class Weights(NamedTuple):
 
     state: Mapping[str, Tensor]
     licence: str | None
-
-
-class Place(NamedTuple):
-    """Where a classifier was read: its folder, the digest of it, and the file of its weights, if it has one."""
-
-    folder: Path
-    digest: str
-    weights: Path | None
 
 
 @dataclass(frozen=True, eq=False)
@@ -79,41 +68,24 @@ class Saved:
     tuned: Mapping[str, Tensor]
     shown: Mapping[str, Tensor]
 
-    def write(
-        self, folder: Path, *, replace: bool, weights: Weights | None, command: str | None, before: str | None = None
-    ) -> str:
-        """Writes the folder: a reader, also after a kill, finds the classifier before or this one. Returns its digest.
+    def write(self, folder: Path, *, replace: bool, weights: Weights | None, command: str | None) -> None:
+        """Writes the folder: a reader, also after a kill, finds the classifier before or this one.
 
         Args:
             replace: the folder may hold a classifier, which this one was made of.
             weights: of the network, if the folder is to have them.
             command: that has made it so, empty if that was none; None: the folder has no page, as of `fill`.
-            before: the digest of the classifier that was read there, which must still be there.
 
         Raises:
             ConfigError: there is something else there, or it cannot be written.
         """
-        with ExitStack() as stack:
-            if not replace:
-                temporary = stack.enter_context(whole_folder("path", folder))
-            else:
-                if kind_of(folder) == CLASSIFIER.name:
-                    # No other process changes it between the check and the exchange. One that waits holds the lock of
-                    # the folder before, and is refused by the check.
-                    with creating("path", folder):
-                        stack.enter_context(held(folder / _LOCK, f"{folder} is being changed"))
-                temporary = stack.enter_context(form.replacing("path", folder, CLASSIFIER))
-            old = replace and kind_of(folder) == CLASSIFIER.name
-            commands = None
+        place = form.replacing("path", folder, CLASSIFIER) if replace else whole_folder("path", folder)
+        with place as temporary:
+            old, commands = replace and kind_of(folder) == CLASSIFIER.name, None
             if command is not None:
                 before_it = form.load_meta(folder, CLASSIFIER)["commands"] if old else []
                 commands = [*before_it, *([command] if command else [])]
             self.fill(temporary, weights, commands, folder.resolve().name)
-            if old and before not in (None, digest_of(folder / MANIFEST)):
-                raise ConfigError(
-                    f"path={folder}: was changed since it was loaded; load it again, or type the command again"
-                )
-            return digest_of(temporary / MANIFEST)
 
     def fill(
         self, folder: Path, weights: Weights | None, commands: Sequence[str] | None = None, name: str = ""
@@ -135,8 +107,8 @@ class Saved:
         form.fill(folder, CLASSIFIER, tensors, content | {"commands": [*(commands or ())]})
 
     @classmethod
-    def read(cls, folder: Path, key: str) -> tuple["Saved", Place]:
-        """What a folder holds, and where it was.
+    def read(cls, folder: Path, key: str) -> tuple["Saved", Path | None]:
+        """What a folder holds, and the file of its weights, if it has one.
 
         Raises:
             ConfigError: it is damaged, or not one that `write` has written.
@@ -158,9 +130,9 @@ class Saved:
             ) from error
         tuned = {name.removeprefix(_TUNED): tensors.pop(name) for name in list(tensors) if name.startswith(_TUNED)}
         content = meta | tensors | {"tuned": tuned, "shown": shown}
-        weights = place / WEIGHTS
-        here = Place(place.resolve(), digest_of(place / MANIFEST), weights if weights.exists() else None)
-        return cls(**{item.name: content[item.name] for item in fields(cls)}), here
+        brought = place / WEIGHTS
+        saved = cls(**{item.name: content[item.name] for item in fields(cls)})
+        return saved, brought if brought.exists() else None
 
 
 def _named(names: Sequence[str], tensors: dict[str, Tensor]) -> dict[str, Tensor]:

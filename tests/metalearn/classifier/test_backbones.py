@@ -83,30 +83,6 @@ def test_a_network_of_timm(images: list[Image.Image], tmp_path: Path) -> None:
         backbone_of("timm:resnet1", str(tmp_path / "w.pth"))
 
 
-def test_a_network_of_transformers(images: list[Image.Image], tmp_path: Path) -> None:
-    reason = "transformers is not installed; type pip install transformers"
-    transformers = pytest.importorskip("transformers", reason=reason)
-    torch.manual_seed(0)
-    sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
-    made = transformers.ViTModel(transformers.ViTConfig(**sizes, image_size=32, patch_size=8), add_pooling_layer=False)
-    processor = transformers.ViTImageProcessor(size={"height": 32, "width": 32})
-    folder = tmp_path / "vit"
-    made.save_pretrained(folder)
-    processor.save_pretrained(folder)
-    (folder / "README.md").write_text("---\ntags: [a]\nlicense: mit\n---\nText\n")
-    backbone = backbone_of(f"transformers:{folder}")
-    assert "licence: mit" in backbone.note and "class token" in backbone.note
-    with torch.no_grad():
-        expected = made.eval()(**processor(images, return_tensors="pt")).last_hidden_state[:, 0]
-    found = features(backbone, images)
-    torch.testing.assert_close(found, expected, atol=0.05, rtol=0)
-    PictureClassifier(f"transformers:{folder}").fit(images, LABELS).save(tmp_path / "c")
-    PictureClassifier.load(tmp_path / "c", weights=str(folder))
-    (folder / "preprocessor_config.json").unlink()
-    with pytest.raises(ConfigError, match="cannot be had"):
-        backbone_of(f"transformers:{folder}")
-
-
 MISSING = f"is not installed; type {install('backbones')}"
 
 REFUSED: dict[str, tuple[Callable[[], object], str]] = {
@@ -118,11 +94,8 @@ REFUSED: dict[str, tuple[Callable[[], object], str]] = {
     "mean": (lambda: of_module(nn.Flatten(), mean=(0.5,)), "must have 3 numbers"),
     "resample": (lambda: of_module(nn.Flatten(), resample="magic"), "resample='magic'"),
     "a module with weights": (lambda: backbone_of(nn.Flatten(), "w.pth"), "is a module, which has its own"),
-    "no folder": (lambda: backbone_of("transformers"), "type transformers:FOLDER"),
-    "two folders": (lambda: backbone_of("transformers:a", "b"), "type transformers:FOLDER"),
-    "no such network": (lambda: backbone_of("resnet19"), "timm:NAME, transformers:NAME_OR_FOLDER"),
+    "no such network": (lambda: backbone_of("resnet19"), "timm:NAME"),
     "without timm": (lambda: backbone_of("timm:x"), f"timm {MISSING}"),
-    "without transformers": (lambda: backbone_of("transformers:x"), f"transformers {MISSING}"),
 }
 """What is made, and a part of the message."""
 

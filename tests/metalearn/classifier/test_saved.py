@@ -4,7 +4,6 @@ import csv
 import json
 import os
 import shutil
-from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import Any
 
@@ -17,13 +16,11 @@ from torch import nn
 
 from metalearn.classifier.backbones import Backbone, of_module
 from metalearn.classifier.classifier import Collected, PictureClassifier
-from metalearn.classifier.saved import CLASSIFIER, WEIGHTS, Saved, Weights
+from metalearn.classifier.saved import WEIGHTS, Saved, Weights
 from metalearn.classifier.validation import report_of_changed
 from metalearn.cli import export, fit, predict
 from metalearn.errors import ConfigError, DataError
 from metalearn.saved import form
-from metalearn.saved.form import MANIFEST, digest_of, replacing
-from metalearn.storage.files import held
 from tests import drawn_pictures
 from tests.metalearn.classifier.test_classifier import said
 
@@ -95,16 +92,16 @@ def test_a_kill_while_it_is_replaced_leaves_a_whole_one(
             else:
                 assert calls == 2  # the number of renamings
                 break
-        found, place = Saved.read(folder, "path")
-        assert found.classes == made[0].classes and place.weights is not None
-        assert torch.equal(load_file(place.weights)["w"], weights[0].state["w"])
-        made[0].write(folder, replace=True, weights=weights[0], command=None, before=place.digest)
+        found, brought = Saved.read(folder, "path")
+        assert found.classes == made[0].classes and brought is not None
+        assert torch.equal(load_file(brought)["w"], weights[0].state["w"])
+        made[0].write(folder, replace=True, weights=weights[0], command=None)
         assert (folder / "notes.txt").read_text() == "mine"
         assert [path.name for path in tmp_path.iterdir()] == ["c"]
-    found, place = Saved.read(folder, "path")
-    assert found.classes == made[1].classes and torch.equal(load_file(place.weights or "")["w"], torch.ones(2))
+    found, brought = Saved.read(folder, "path")
+    assert found.classes == made[1].classes and torch.equal(load_file(brought or "")["w"], torch.ones(2))
     made[1].write(folder, replace=True, weights=None, command=None)
-    assert Saved.read(folder, "path")[1].weights is None and not (folder / WEIGHTS).exists()
+    assert Saved.read(folder, "path")[1] is None and not (folder / WEIGHTS).exists()
 
 
 def test_who_reads_while_it_is_replaced_gets_the_new_one(
@@ -122,18 +119,6 @@ def test_who_reads_while_it_is_replaced_gets_the_new_one(
     monkeypatch.setattr(form, "digest_of", replaced)  # is called after the manifest was read
     found = PictureClassifier.load(tmp_path / "c", backbone=backbone)
     assert calls and found.classes_.tolist() == other.classes_.tolist()
-
-
-def test_of_two_changes_at_once_the_second_is_refused(backbone: Backbone, tmp_path: Path) -> None:
-    fitted(backbone, 4).save(tmp_path / "c")
-    first, second = (PictureClassifier.load(tmp_path / "c", backbone=backbone) for _ in range(2))
-    first.remove(["c0"]).save(tmp_path / "c", replace=True)
-    with pytest.raises(ValueError, match="was changed since it was loaded"):
-        second.remove(["c1"]).save(tmp_path / "c", replace=True)
-    first.remove(["c3"]).save(tmp_path / "c", replace=True)  # it has made the one that is there
-    assert PictureClassifier.load(tmp_path / "c", backbone=backbone).classes_.tolist() == ["c1", "c2"]
-    second.save(tmp_path / "other")
-    fitted(backbone, 5).save(tmp_path / "c", replace=True)  # fitted anew, and meant to replace it
 
 
 def test_a_picture_that_is_known_is_in_no_other_class(backbone: Backbone) -> None:
@@ -180,18 +165,3 @@ def test_a_full_disk_is_named(backbone: Backbone, tmp_path: Path, monkeypatch: p
     monkeypatch.setattr("safetensors.torch.save_file", full)
     with pytest.raises(ConfigError, match=r"path=.*c: cannot be written: .*No space left on device"):
         fitted(backbone, 2).save(tmp_path / "c")
-
-
-def test_a_change_waits_for_another_and_is_refused_after_it(backbone: Backbone, tmp_path: Path) -> None:
-    folder, made = tmp_path / "c", [fitted(backbone, classes)._saved() for classes in (2, 3, 4)]
-    made[0].write(folder, replace=False, weights=None, command=None)
-    before = digest_of(folder / MANIFEST)
-    with ThreadPoolExecutor(1) as pool:
-        with held(folder / ".classifier.lock", "the other change"):
-            second = pool.submit(made[2].write, folder, replace=True, weights=None, command=None, before=before)
-            assert not wait([second], timeout=0.5).done
-            with replacing("path", folder, CLASSIFIER) as temporary:
-                made[1].fill(temporary, None, None, "c")
-        with pytest.raises(ConfigError, match="was changed since it was loaded"):
-            second.result(30)
-    assert Saved.read(folder, "path")[0].classes == made[1].classes
