@@ -37,7 +37,7 @@ LICENCES = {
 }
 """Licences of the data behind the datasets of `conf/`."""
 
-SAME_DATA = {"omniglot_pretraining": "omniglot", "omniglot_drawers": "omniglot", "glyph_pretraining": "glyphs"}
+SAME_DATA = {"omniglot_pretraining": "omniglot", "glyph_pretraining": "glyphs"}
 
 _FIGURES = (*METRIC_NAMES, "ci95", "tasks", "transductive")
 

@@ -27,7 +27,7 @@ from metalearn.tasks.common.pictures import (
 from metalearn.types import TaskSource
 
 DRAWINGS = (
-    "omniglot", "omniglot_pretraining", "omniglot_drawers", "glyphs", "glyph_pretraining", "kanji", "scripts",
+    "omniglot", "omniglot_pretraining", "glyphs", "glyph_pretraining", "kanji", "scripts",
 )  # fmt: skip
 """Datasets of ink on paper: the whole drawing is shown, and ink is 1. The others show photographs."""
 

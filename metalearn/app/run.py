@@ -431,8 +431,6 @@ def begin(parts: Parts, folder: FolderState, strategy: Strategy) -> Trainer:
         test_tasks=settings.test_tasks,
     )  # fmt: skip
     run_log = parts.open_log(job.run_dir, window)
-    for line in filter(None, (parts.content.copies, parts.content.shared) if begun is None else ()):
-        log.warning("dataset: %s", line)
     trainer = parts.trainer(strategy, state)
     trainer.checkpointer, trainer.log = parts.checkpointer, run_log
     trainer.meta = {

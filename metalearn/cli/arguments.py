@@ -10,7 +10,7 @@ from metalearn.errors import as_typed, typed_program
 
 
 class Parser(argparse.ArgumentParser):
-    """A parser whose options may stand anywhere: `metalearn fit FOLDER --out classifier`."""
+    """A parser whose options may stand anywhere: `metalearn prior check gp --tasks 60 dataset.noise=0.3`."""
 
     parse_args = argparse.ArgumentParser.parse_intermixed_args
 

@@ -8,8 +8,8 @@
     metalearn data cub --from CUB_200_2011 --partial       what there is of them, if it is not as published
 
 emoji, kanji and scripts are drawn here from the packages of public registries. Each package is checked against its
-SHA-256, and nothing in it is run. mini_imagenet, tiered_imagenet, cifar_fs, fc100 and cub are read from --from: class
-folders, lists, pickles or arrays. Their classes and numbers of pictures are compared with the published ones, and
+SHA-256, and nothing in it is run. mini_imagenet, tiered_imagenet and cub are read from --from: class folders,
+lists or pickles. Their classes and numbers of pictures are compared with the published ones, and
 nothing in a pickle is run. The set lies in METALEARN_DATA/NAME (data/NAME) or in --out; ATTRIBUTION.txt beside the
 pictures says whose they are. The same command goes on after any end. Exit codes: 0 done; 1 a registry does not answer,
 or the disk is full; 2 a program is missing, a package is another one, the photographs are not as published, or wrong
@@ -28,7 +28,7 @@ from metalearn.errors import ConfigError, printable
 from metalearn.storage.files import creating
 
 DRAWN = ("emoji", "kanji", "scripts")
-PHOTOGRAPHS = ("mini_imagenet", "tiered_imagenet", "cifar_fs", "fc100", "cub")
+PHOTOGRAPHS = ("mini_imagenet", "tiered_imagenet", "cub")
 
 
 def main(arguments: Sequence[str]) -> int:

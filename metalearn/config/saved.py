@@ -174,8 +174,9 @@ def changed_config(
 
 
 def _find_data(config: DictConfig) -> None:
-    """Takes this machine's dataset.root where the folder of the training is not there, and
-    downloads into no folder that only the checkpoint names."""
+    """Takes this machine's dataset.root where the folder of the training is not there; and downloads
+    into no folder that only the checkpoint names."""
+    config.dataset.pop("shards", None)  # of older checkpoints
     root, usual = config.dataset.get("root"), os.environ.get("METALEARN_DATA", DATA)
     if root is None or root == usual:
         return

@@ -4,6 +4,7 @@ A layout is recognised by names alone. Nothing is decoded here, and pickles are 
 """
 
 import contextlib
+import csv
 import dataclasses
 import functools
 import os
@@ -17,7 +18,6 @@ import numpy as np
 from metalearn.errors import DataError
 from metalearn.tasks.common.episodes import SPLITS
 from metalearn.tasks.common.pictures import first_few, is_picture
-from metalearn.tasks.photographs import read_list
 
 DEEPEST_FOLDER = 4  # levels of folders below `--from` in which a layout is looked for
 
@@ -26,8 +26,6 @@ _FOLDERS_OF = {
     "val": ("val", "valid", "validation", "meta-val"),
     "test": ("test", "novel", "meta-test"),
 }
-_FEWEST_CLASSES = 3  # class folders that make a set: one may be anything, as CIFAR-100 has a class `train`
-_SPLIT_NAMES = frozenset(name for names in _FOLDERS_OF.values() for name in names)
 # How names of files say the split. With several names, the first that is there.
 _PARTS_OF = {"train": ("train_phase_train", "train"), "val": ("val", "valid"), "test": ("test",)}
 # Beginnings of the names of folders that hold no photographs: CUB's masks lie in folders of the same classes.
@@ -39,8 +37,7 @@ class PublishedPictures:
     """What is published of a set.
 
     `split_of` and `counts` say the split of each class, and the fewest and the most pictures that it has; `totals` the
-    pictures of each split. `numbered` are the names of classes that files number, in that order. `pickles` are names of
-    files, with {split} in them.
+    pictures of each split. `pickles` are names of files, with {split} in them.
     """
 
     name: str
@@ -51,7 +48,6 @@ class PublishedPictures:
     totals: Mapping[str, int]
     layouts: Sequence["PictureLayout"]
     pickles: Sequence[str] = ()
-    numbered: Sequence[str] = ()
 
     def of(self, split: str) -> list[str]:
         """The classes of a split."""
@@ -124,7 +120,7 @@ def recognised(folder: Path, published: PublishedPictures) -> FoundSet:
         tree[here] = Listing(frozenset(folders), frozenset(files))
         deep = len(here.relative_to(folder).parts) >= DEEPEST_FOLDER
         # Class folders are not entered: they hold thousands of pictures, and no layout.
-        folders[:] = [name for name in folders if not deep and (name not in published.split_of or name in _SPLIT_NAMES)]
+        folders[:] = [name for name in folders if not deep and name not in published.split_of]
     best: dict[Path, PictureLayout] = {}
     for layout in published.layouts:
         scores = {place: layout.score(place, tree, published) for place in tree}
@@ -151,12 +147,8 @@ def recognised(folder: Path, published: PublishedPictures) -> FoundSet:
 
 
 def _class_folders(place: Path, tree: Tree, published: PublishedPictures) -> set[str]:
-    """The folders of classes side by side. One that holds class folders is none: CIFAR-100 has a class `train`."""
-    classes = published.split_of.keys()
-    return {
-        name for name in tree[place].folders & classes
-        if place / name not in tree or not tree[place / name].folders & classes
-    }  # fmt: skip
+    """The folders of classes side by side."""
+    return set(tree[place].folders & published.split_of.keys())
 
 
 def _split_folders(place: Path, tree: Tree, published: PublishedPictures) -> dict[str, Path]:
@@ -173,8 +165,7 @@ def _split_folders(place: Path, tree: Tree, published: PublishedPictures) -> dic
 
 def _folders_score(place: Path, tree: Tree, published: PublishedPictures) -> int:
     places = _split_folders(place, tree, published).values() or [place]
-    classes = sum(len(_class_folders(path, tree, published)) for path in places)
-    return classes if classes >= _FEWEST_CLASSES else 0
+    return sum(len(_class_folders(path, tree, published)) for path in places)
 
 
 def _read_folders(place: Path, tree: Tree, published: PublishedPictures) -> FoundSet:
@@ -225,6 +216,22 @@ def _lists(place: Path, tree: Tree) -> dict[str, Path]:
         if folder in tree and {f"{split}.csv" for split in SPLITS} <= tree[folder].files:
             return {split: folder / f"{split}.csv" for split in SPLITS}
     return {}
+
+
+def read_list(path: Path) -> list[tuple[str, str]]:
+    """The rows filename,label of a published list.
+
+    Raises:
+        DataError: it is something else, or cut off.
+    """
+    try:
+        with path.open(encoding="utf-8-sig", newline="") as text:
+            rows = [(row["filename"], row["label"]) for row in csv.DictReader(text)]
+        if cut := [file for file, label in rows if not (file and label)]:
+            raise ValueError(f"the row {cut[0]} is cut off")
+    except (OSError, KeyError, csv.Error, ValueError) as error:
+        raise DataError(f"{path}: is not a list of filename,label ({error!r}); fetch the published one") from error
+    return rows
 
 
 def _read_lists(place: Path, tree: Tree, published: PublishedPictures) -> FoundSet:
@@ -372,9 +379,6 @@ def _by_label(
     named = {label: str(names.get(label, label)) for label in places}
     if all(name in published.split_of for name in named.values()):
         return {named[label]: where for label, where in places.items()}, {}
-    numbered = {number: name for number, name in enumerate(published.numbered) if published.split_of.get(name) == split}
-    if places.keys() <= numbered.keys():
-        return {numbered[label]: where for label, where in places.items()}, {}
     keys = {label: f"{published.name}/{split}/{label:{'04' if isinstance(label, int) else ''}}" for label in places}
     words = {keys[label]: str(names.get(label, f"{split} {label}")) for label in places}
     return {keys[label]: where for label, where in places.items()}, words
@@ -386,99 +390,56 @@ PICKLES = PictureLayout(
 )  # fmt: skip
 
 
-def _beside_labels(
-    layout: str, names: Sequence[str], read: Callable[[Path], Any]
-) -> Callable[[Path, Tree, PublishedPictures], FoundSet]:
+def _read_encoded(place: Path, tree: Tree, published: PublishedPictures) -> FoundSet:
     """Reads tiered-ImageNet's files of pictures, with labels beside them."""
+    files, labels = _files_of(place, tree, _PNGS), _files_of(place, tree, _LABELS)
+    classes: dict[tuple[str, str], ClassPictures] = {}
+    words: dict[str, str] = {}
+    ids: dict[str, str] = {}  # what people call a class → its WordNet id, if the files that say it are there
+    if {"class_names.txt", "synsets.txt"} <= tree[place].files:
+        with _in_words(place):
+            texts, wordnet = (
+                (place / name).read_text(encoding="utf-8", errors="replace").splitlines()
+                for name in ("class_names.txt", "synsets.txt")
+            )
+        ids = {text.strip(): key.strip() for text, key in zip(texts, wordnet, strict=False)}
+    latest: dict[Path, Any] = {}
+    for split, path in files.items():
+        if split not in labels:
+            raise DataError(f"{place}: holds {path.name}, and no {_LABELS[0].format(split=split)}")
+        fields = read_plain(labels[split])
+        with _in_words(labels[split]):
+            numbers = fields["label_specific"] if "label_specific" in fields else fields["labels"]
+            calls = {label: str(text) for label, text in enumerate(fields.get("label_specific_str", []))}
+            keys = {label: ids.get(text, text) for label, text in calls.items()}
+            of_split = {label: key for label, key in keys.items() if published.split_of.get(key) == split}
+            places, more = _by_label(published, split, numbers, calls | of_split)
+            total = len(numbers)
 
-    def read_files(place: Path, tree: Tree, published: PublishedPictures) -> FoundSet:
-        files, labels = _files_of(place, tree, names), _files_of(place, tree, _LABELS)
-        classes: dict[tuple[str, str], ClassPictures] = {}
-        words: dict[str, str] = {}
-        ids: dict[str, str] = {}  # what people call a class → its WordNet id, if the files that say it are there
-        if {"class_names.txt", "synsets.txt"} <= tree[place].files:
-            with _in_words(place):
-                texts, wordnet = (
-                    (place / name).read_text(encoding="utf-8", errors="replace").splitlines()
-                    for name in ("class_names.txt", "synsets.txt")
-                )
-            ids = {text.strip(): key.strip() for text, key in zip(texts, wordnet, strict=False)}
-        latest: dict[Path, Any] = {}
-        for split, path in files.items():
-            if split not in labels:
-                raise DataError(f"{place}: holds {path.name}, and no {_LABELS[0].format(split=split)}")
-            fields = read_plain(labels[split])
-            with _in_words(labels[split]):
-                numbers = fields["label_specific"] if "label_specific" in fields else fields["labels"]
-                calls = {label: str(text) for label, text in enumerate(fields.get("label_specific_str", []))}
-                keys = {label: ids.get(text, text) for label, text in calls.items()}
-                of_split = {label: key for label, key in keys.items() if published.split_of.get(key) == split}
-                places, more = _by_label(published, split, numbers, calls | of_split)
-                total = len(numbers)
+        def images(path: Path = path, total: int = total) -> Any:
+            with _in_words(path):
+                if path not in latest:
+                    latest.clear()  # first: each of these files takes gigabytes
+                    latest[path] = _encoded_pictures(path)
+                every = latest[path]
+                if len(every) != total:
+                    raise ValueError(f"{len(every)} pictures, and the labels beside it are {total}")
+            return every
 
-            def images(path: Path = path, total: int = total) -> Any:
-                with _in_words(path):
-                    if path not in latest:
-                        latest.clear()  # first: each of these files takes gigabytes
-                        latest[path] = read(path)
-                    every = latest[path]
-                    if len(every) != total:
-                        raise ValueError(f"{len(every)} pictures, and the labels beside it are {total}")
-                return every
-
-            words |= more
-            classes |= {(split, name): _numbered(images, total, where) for name, where in places.items()}
-        return FoundSet(layout, place, classes, list(files.values()), words)
-
-    return read_files
+        words |= more
+        classes |= {(split, name): _numbered(images, total, where) for name, where in places.items()}
+    return FoundSet("pickles of encoded pictures", place, classes, list(files.values()), words)
 
 
 def _encoded_pictures(path: Path) -> list[bytes]:
     return [item.tobytes() if isinstance(item, np.ndarray) else memoryview(item).tobytes() for item in read_plain(path)]
 
 
-def _from_npz(path: Path) -> Any:
-    """The array `images` of an npz file. The authors' program writes it by OpenCV: blue, green, red."""
-    with np.load(path, allow_pickle=False) as arrays:
-        return _array_of(arrays["images"])[..., ::-1]
-
-
 _PNGS = ("{split}_images_png.pkl", "tiered-imagenet-{split}_images_png.pkl")
-_NPZ = ("{split}_images.npz",)
 _LABELS = ("{split}_labels.pkl", "tiered-imagenet-{split}_labels.pkl")
 
 ENCODED = PictureLayout(
     "the files SPLIT_images_png.pkl with SPLIT_labels.pkl",
     lambda place, tree, _: len(_files_of(place, tree, _PNGS)),
-    _beside_labels("pickles of encoded pictures", _PNGS, _encoded_pictures),
+    _read_encoded,
 )
-ARRAYS = PictureLayout(
-    "the files SPLIT_images.npz with SPLIT_labels.pkl",
-    lambda place, tree, _: len(_files_of(place, tree, _NPZ)),
-    _beside_labels("npz files of arrays", _NPZ, _from_npz),
-)
-
-# CIFAR-100's own files
-
-
-def _read_cifar(place: Path, tree: Tree, published: PublishedPictures) -> FoundSet:
-    files = [place / name for name in ("train", "test", "meta")]
-    train, test, meta = (read_plain(path) for path in files)
-    with _in_words(place):
-        rows = np.concatenate([train["data"], test["data"]])
-        images = _array_of(rows.reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1))
-        labels = np.array([*train["fine_labels"], *test["fine_labels"]])
-        classes = {
-            (published.split_of.get(name, "train"), name): _numbered(
-                lambda: images, len(images), np.flatnonzero(labels == number)
-            )
-            for number, name in enumerate(map(str, meta["fine_label_names"]))
-            if number in labels
-        }
-    return FoundSet("CIFAR-100's own files", place, classes, files)
-
-
-CIFAR100 = PictureLayout(
-    "the folder cifar-100-python with train, test and meta",
-    lambda place, tree, _: int({"train", "test", "meta"} <= tree[place].files), _read_cifar,
-)  # fmt: skip

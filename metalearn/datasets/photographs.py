@@ -18,8 +18,6 @@ from PIL import Image
 
 from metalearn.datasets.drawing import ATTRIBUTION, HERE, made_once
 from metalearn.datasets.layouts import (
-    ARRAYS,
-    CIFAR100,
     ENCODED,
     FOLDERS,
     LISTS,
@@ -31,7 +29,6 @@ from metalearn.datasets.layouts import (
 )
 from metalearn.errors import DataError
 from metalearn.storage.files import write_atomically
-from metalearn.tasks import cifar100
 from metalearn.tasks.common.episodes import SPLITS, Images
 from metalearn.tasks.common.identities import published_list
 from metalearn.tasks.common.pictures import PictureForm, decoded, first_few, formed
@@ -76,21 +73,9 @@ def _tiered_imagenet() -> Source:
         PublishedPictures(
             "tiered_imagenet", "tiered-ImageNet", 84, classes,
             dict.fromkeys(classes, (_SMALLEST_OF_IMAGENET, _LARGEST_OF_IMAGENET)),
-            {"train": 448_695, "val": 124_261, "test": 206_209}, (FOLDERS, ENCODED, ARRAYS),
+            {"train": 448_695, "val": 124_261, "test": 206_209}, (FOLDERS, ENCODED),
         ),
         "Ren et al. 2018 (arXiv 1803.00676)", "ImageNet's terms of access: research and education, not commercial",
-    )  # fmt: skip
-
-
-def _cifar(name: str, title: str, stem: str, paper: str) -> Source:
-    names = cifar100.class_names()
-    classes = {names[number]: split for split in SPLITS for number in cifar100.classes_of(name, split)}
-    return Source(
-        PublishedPictures(
-            name, title, 32, classes, *_even(classes, cifar100.PICTURES), (FOLDERS, PICKLES, CIFAR100),
-            (stem + "_{split}.pickle",), names,
-        ),
-        paper, "none published (CIFAR-100, Krizhevsky 2009)",
     )  # fmt: skip
 
 
@@ -112,8 +97,6 @@ def _cub() -> Source:
 SETS: Mapping[str, Callable[[], Source]] = {
     "mini_imagenet": _mini_imagenet,
     "tiered_imagenet": _tiered_imagenet,
-    "cifar_fs": lambda: _cifar("cifar_fs", "CIFAR-FS", "CIFAR_FS", "Bertinetto et al. 2019 (arXiv 1805.08136)"),
-    "fc100": lambda: _cifar("fc100", "FC100", "FC100", "Oreshkin et al. 2018 (arXiv 1805.10123)"),
     "cub": _cub,
 }
 

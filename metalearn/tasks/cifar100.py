@@ -6,7 +6,6 @@ A set that metalearn data has written is read in their place, if there is one.
 """
 
 from collections.abc import Callable, Iterable
-from pathlib import Path
 
 import numpy as np
 
@@ -19,7 +18,6 @@ from metalearn.tasks.common.stored import (
     PublishedDataset,
     cached_array,
     read_published,
-    written_photographs,
 )
 from metalearn.types import TaskSource
 
@@ -74,7 +72,7 @@ def _few_shot(division: str) -> Callable[..., TaskSource]:
         """Few-shot classification of CIFAR-100's pictures.
 
         Args:
-            place: its root holds cifar-100-python, or the set that metalearn data has written.
+            place: its root holds cifar-100-python.
             image_size: height and width in pixels, must be 32.
             channels: must be 3 (red, green, blue).
             rotations: turn each drawn class by a random multiple of 90°, in every split.
@@ -91,17 +89,12 @@ def _few_shot(division: str) -> Callable[..., TaskSource]:
         true_or_false("download", place.download)
 
         def load() -> dict[str, Classes]:
-            written = written_photographs(
-                division, Path(place.root), shapes, "cifar100", DECODER, image_size=image_size, channels=channels
-            )
-            if written is not None:
-                return written
             pictures = pictures_of(place)
 
             def part(of_part: list[int]) -> Classes:
                 names = [class_names()[number].replace("_", " ") for number in of_part]
                 of_class = lambda label: pictures(of_part[label])  # noqa: E731
-                return Classes(identities(of_part), PICTURES, of_class, DECODER, names=names)
+                return Classes(identities(of_part), PICTURES, of_class, names=names)
 
             return {split: part(numbers) for split, numbers in classes.items()}
 

@@ -26,7 +26,7 @@ def _drawn_set(name: str, side: int, title: str) -> Callable[..., TaskSource]:
 
     source.__doc__ = f"""Few-shot classification of {title}, which `metalearn data {name}` has written into the folder
     {name} of `root`, or into `root` itself. `image_size` is at most {side} pixels. Of `channels`, 1 is grey, with ink
-    as the largest value, as in Omniglot; 3 is red, green, blue, on white. Other keys are those of `omniglot_drawers`.
+    as the largest value, as in Omniglot; 3 is red, green, blue, on white. `protocol` says who is held back.
 
     Raises:
         ValueError: an argument is not allowed.
@@ -51,6 +51,4 @@ def _load(name: str, root: Path, size: int, channels: int) -> DrawnClasses:
 
     by_split = pictures_by_split(folder, index, size, channels, advice, ink=True)
     splits = {split: part(*of_split) for split, of_split in by_split.items()}
-    made_of = f"{name}-{index.digest[:16]}"
-    family = "emoji" if name == "emoji" else "fonts"
-    return DrawnClasses(splits, index.drawers, made_of, family)
+    return DrawnClasses(splits, index.drawers, family="emoji" if name == "emoji" else "fonts")

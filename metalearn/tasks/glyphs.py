@@ -16,7 +16,6 @@ from metalearn.types import TaskSource
 
 CLASSES = {"train": 400, "val": 100, "test": 200}
 DRAWINGS = 20
-DECODER = "glyphs-v1"  # raise the version if the drawings change
 _FIRST = {"train": 0, "val": 400, "test": 500}
 _FAMILY = 20171
 _CURVE_POINTS = 32
@@ -77,7 +76,7 @@ def glyphs(*, episode: EpisodeSpec, image_size: int, channels: int, rotations: b
     def part(split: str) -> Classes:
         pictures = lambda label: character(_FIRST[split] + label, image_size)  # noqa: E731
         names = [f"glyph {_FIRST[split] + label}" for label in range(CLASSES[split])]
-        return Classes(identities(split), DRAWINGS, pictures, DECODER, drawn=True, names=names)
+        return Classes(identities(split), DRAWINGS, pictures, drawn=True, names=names)
 
     load = lambda: {split: part(split) for split in CLASSES}  # noqa: E731
     return few_shot(load, shapes, episode, rotations=rotations, seeds=seeds, instead="glyph_characters")

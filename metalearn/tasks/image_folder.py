@@ -24,15 +24,11 @@ from metalearn.tasks.common.pictures import first_few, one_form, picture_folders
 from metalearn.tasks.common.samples import (
     KNOWN,
     Chosen,
-    DrawerProtocol,
-    Drawn,
-    DrawnClasses,
-    drawn_tasks,
     pretraining_on,
     refuse_training_shape,
     samples,
 )
-from metalearn.tasks.common.stored import FAMILY, check_picture_shape, decoded_classes, decoder
+from metalearn.tasks.common.stored import check_picture_shape, decoded_classes
 from metalearn.types import TaskSource, Unit
 
 FOLDERS = "folders"
@@ -215,69 +211,10 @@ def image_folder(
     return tasks
 
 
-# Classes drawn by several people
-
-
-def drawn_folder(
-    *, root: str, table: str | None, split: str | list[float], episode: EpisodeSpec, image_size: int, channels: int,
-    rotations: bool, protocol: DrawerProtocol, seeds: Seeds,
-) -> TaskSource:  # fmt: skip
-    """Few-shot classification of pictures below a folder that several people have drawn, or taken, of each class.
-
-    Args:
-        root: the folder; a picture lies in `CLASS/DRAWER/`, in which CLASS may have several levels.
-        table: a CSV file, from `root` or from where the program runs, with the columns `path` (from `root`), `class`
-            and `drawer`; None: the folders say it.
-        protocol: who is held back, and what the test shows.
-        split, image_size, channels, rotations: as for `image_folder`; `folders` is not allowed.
-
-    Raises:
-        ValueError: a number is out of range, or `split` is something else.
-        DataError: when the first episode is made: folders, lists or pictures are missing, too few or damaged.
-    """
-    _check_split(split, table)
-    if split == FOLDERS:
-        raise Invalid("split", split, "the folders say the class and the drawer here", "type KEY=[0.64,0.16,0.2]")
-    check_picture_shape(image_size, channels)
-
-    def load() -> DrawnClasses:
-        place = Path(root)
-        if table is not None:
-            drawn = _by_table(place, table, ("class", "drawer"))
-        else:
-            pictures = picture_folders(place)
-            if loose := [file for name, files in pictures.items() if "/" not in name for file in files]:
-                raise DataError(
-                    f"dataset.root={root}: {len(loose)} pictures lie in no folder CLASS/DRAWER: {first_few(loose)}; "
-                    "put them into one, or name them in a table: dataset.table=FILE.csv"
-                )
-            drawn = {file: (*name.rsplit("/", 1),) for name, files in pictures.items() for file in files}
-        classes = sorted({name for name, _ in drawn.values()})
-        parts = by_lists(place, classes, split) if isinstance(split, str) else _by_fractions(place, classes, split)
-        everyone = sorted({drawer for _, drawer in drawn.values()})
-        files: dict[str, list[str]] = {name: [] for name in classes}
-        for file, (name, _) in drawn.items():
-            files[name].append(file)
-        decoded = decoded_classes(
-            "drawn_folder", place, {part: {name: files[name] for name in names} for part, names in parts.items()}, None,
-            image_size=image_size, channels=channels,
-        )  # fmt: skip
-
-        def part(whole: Classes) -> Drawn:
-            drawers = [np.array([everyone.index(drawn[file][1]) for file in files[name]]) for name in whole.names]
-            return Drawn(whole.identities, whole.names, drawers, whole.pictures)
-
-        splits = {name: part(whole) for name, whole in decoded.items()}
-        return DrawnClasses(splits, everyone, decoder("drawn_folder"), FAMILY)
-
-    return drawn_tasks(load, episode, protocol, rotations=rotations, seeds=seeds)
-
-
-def _by_table(root: Path, table: str, columns: tuple[str, ...]) -> dict[str, tuple[str, ...]]:
-    """Picture → what these columns of a table say of it. A line names the columns that are not read."""
+def _classes_of_table(root: Path, table: str) -> dict[str, list[str]]:
+    """The pictures of each class that a table names. A line names the columns that are not read."""
     path = next((path for path in (root / table, Path(table)) if path.is_file()), root / table)
-    needed = ("path", *columns)
-    rows: dict[str, tuple[str, ...]] = {}
+    needed, class_of = ("path", "class"), dict[str, str]()
     try:
         with path.open(encoding="utf-8-sig", newline="") as text:
             lines = csv.DictReader(text, strict=True)
@@ -292,34 +229,29 @@ def _by_table(root: Path, table: str, columns: tuple[str, ...]) -> dict[str, tup
                         'quotes, "gull, herring"'
                     )
                 file = PurePosixPath(row["path"]).as_posix() if row["path"] else ""  # ./a.png is a.png
-                values = tuple(row[column].strip() for column in columns)
+                name = row["class"].strip()
                 inside = file and not PurePosixPath(file).is_absolute() and ".." not in Path(file).parts
-                if not inside or not all(values) or file in rows:
-                    raise ValueError(
-                        f"the row {file},{','.join(values)} must name a file below {root}, once, and its "
-                        f"{' and its '.join(columns)}"
-                    )
-                rows[file] = values
-        if not rows:
+                if not inside or not name or file in class_of:
+                    raise ValueError(f"the row {file},{name} must name a file below {root}, once, and its class")
+                class_of[file] = name
+        if not class_of:
             raise ValueError("it has no rows")
     except (OSError, csv.Error, ValueError) as error:
         raise DataError(
-            f"dataset.table={table}: {path} is no table with the columns {', '.join(needed[:-1])} and {needed[-1]} "
-            f"({error}); type dataset.table=/path/to/file.csv"
+            f"dataset.table={table}: {path} is no table with the columns path and class ({error}); type "
+            "dataset.table=/path/to/file.csv"
         ) from error
     if others := [column for column in names if column not in needed]:
         log.warning("dataset.table=%s: the columns %s are not read", table, first_few(others))
-    return rows
+    classes: dict[str, list[str]] = {}
+    for file, name in sorted(class_of.items()):
+        classes.setdefault(name, []).append(file)
+    return classes
 
 
 def _pictures_by_class(root: Path, table: str | None) -> dict[str, list[str]]:
     """The pictures of each class: those of a folder, or those that a table names."""
-    if table is None:
-        return picture_folders(root)
-    classes: dict[str, list[str]] = {}
-    for file, (name,) in sorted(_by_table(root, table, ("class",)).items()):
-        classes.setdefault(name, []).append(file)
-    return classes
+    return picture_folders(root) if table is None else _classes_of_table(root, table)
 
 
 # Plain samples

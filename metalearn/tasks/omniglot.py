@@ -21,7 +21,6 @@ from PIL import Image
 from metalearn.checks import enough_classes, one_of, only, true_or_false, whole_number
 from metalearn.errors import DataError
 from metalearn.tasks.common.episodes import (
-    SPLITS,
     Classes,
     EpisodeShape,
     EpisodeSpec,
@@ -33,11 +32,7 @@ from metalearn.tasks.common.episodes import (
 )
 from metalearn.tasks.common.identities import identity, published_list
 from metalearn.tasks.common.samples import (
-    DrawerProtocol,
-    Drawn,
-    DrawnClasses,
     drawn_samples,
-    drawn_tasks,
     few_shot,
     pretraining_on_drawings,
 )
@@ -254,47 +249,12 @@ def omniglot(
                 return turned(drawings(number), turns)
 
             names = names_of(of_part)
-            return Classes(identities(number for number, _ in of_part), DRAWINGS, pictures, DECODER, names=names)
+            return Classes(identities(number for number, _ in of_part), DRAWINGS, pictures, names=names)
 
         return {name: part(of_part) for name, of_part in classes.items()}
 
     turning = rotations and split != "vinyals"  # there the turned characters are classes
     return few_shot(load, shapes, episode, rotations=turning, seeds=seeds, instead="omniglot_characters")
-
-
-def omniglot_drawers(
-    *, place: DataPlace, split: str, episode: EpisodeSpec, image_size: int, channels: int, rotations: bool,
-    protocol: DrawerProtocol, seeds: Seeds,
-) -> TaskSource:  # fmt: skip
-    """Few-shot classification of Omniglot characters, some of whose drawers are held back.
-
-    The drawers of an alphabet have the names 1 to 20, and each has drawn all of its characters. Those of another
-    alphabet are other people.
-
-    Args:
-        protocol: who is held back, and what the test shows.
-        place, split, image_size, channels, rotations: as for `omniglot`; turned characters are no classes of their own.
-
-    Raises:
-        ValueError: an argument is not allowed.
-        DataError: when the first episode is made: pictures are missing, unreadable or not the published ones; or
-            classes are too small.
-    """
-    _check(place, split, image_size, channels)
-
-    def load() -> DrawnClasses:
-        drawings = drawings_of(place, image_size)
-
-        def part(name: str) -> Drawn:
-            numbers = [number for number, _ in classes_of(split, name, rotations=False)]
-            names = names_of((number, 0) for number in numbers)
-            drawers = [np.arange(DRAWINGS)] * len(numbers)
-            return Drawn(identities(numbers), names, drawers, lambda label: drawings(numbers[label]))
-
-        drawers = [str(number) for number in range(1, DRAWINGS + 1)]
-        return DrawnClasses({name: part(name) for name in SPLITS}, drawers, DECODER, family="")
-
-    return drawn_tasks(load, episode, protocol, rotations=rotations, seeds=seeds)
 
 
 def omniglot_characters(

@@ -86,7 +86,7 @@ class EpisodeSpec(NamedTuple):
 
 class Classes(NamedTuple):
     """The classes of a split, by their `identities`. The smallest class has `fewest` pictures; `pictures(label)` gives
-    those of class number `label`, uint8 [n, h, w] or [n, h, w, 3]. `decoder` names their decoder, with its version.
+    those of class number `label`, uint8 [n, h, w] or [n, h, w, 3].
     `drawn`: a program draws them, always alike. `names` is what people call them, if that is known. If `support` is
     not empty, the first `support[label]` pictures of a class are for support sets only, and the others for queries.
     `drawers` are those of `metalearn.types.NamesDrawers`."""
@@ -94,7 +94,6 @@ class Classes(NamedTuple):
     identities: Sequence[str]
     fewest: int
     pictures: Callable[[int], Images]
-    decoder: str
     drawn: bool = False
     names: Sequence[str] = ()
     support: Sequence[int] = ()
@@ -103,7 +102,7 @@ class Classes(NamedTuple):
 
 @runtime_checkable
 class HoldsClasses(Protocol):
-    """A task source that shows its classes with all their pictures."""
+    """A task source whose classes can be looked at."""
 
     def classes_of(self, split: str) -> Classes:
         """The classes of a split, with all their pictures."""

@@ -15,25 +15,16 @@ from metalearn.types import NamesClasses, NamesDrawers, TaskSource, TellsClasses
 
 _FIRST = 4  # the tasks of each split that a digest of the data covers
 
-# The part of a dataset that may be copies within classes without a warning: Omniglot has one copy of 32,460.
-FEW = 0.001
-
 # Bytes of pictures that are read whole for a digest, in a second or less; of more, the first and the last of each
 # class.
 _WHOLE = 2**28
 
 
 class Content(NamedTuple):
-    """What a source shows.
-
-    `digest` covers the first tasks of each split and the pictures of all classes; it begins with the way in which it is
-    made. `copies` and `shared` are lines about pictures that are there twice: in a class, and in several; empty where
-    there are none.
-    """
+    """What a source shows: a digest of the first tasks of each split and of the pictures of all classes. It begins with
+    the way in which it is made."""
 
     digest: str
-    copies: str = ""
-    shared: str = ""
 
     def is_known_otherwise(self, digest: object) -> bool:
         """Whether a digest that was made in the same way is another one."""
@@ -64,8 +55,6 @@ class HasDigest(Protocol):
 def content_of(source: TaskSource) -> Content:
     """The content of a source."""
     digest, of_pictures, read = hashlib.sha256(), hashlib.sha256(), 0
-    first: dict[bytes, tuple[str, int, int]] = {}  # digest of a picture → the place where it is first
-    copies, shared = list[str](), list[str]()
     for split in SPLITS:
         for number in range(min(_FIRST, source.size(split) or _FIRST)):  # one by one: a task may be large
             for values in pytree.tree_leaves(source.episodes(split, torch.tensor([number]))):
@@ -77,29 +66,11 @@ def content_of(source: TaskSource) -> Content:
             pictures = classes.pictures(label)
             read += pictures.nbytes
             for number in range(len(pictures)) if read <= _WHOLE else (0, len(pictures) - 1):
-                name = hashlib.sha256(pictures[number].tobytes()).digest()
-                of_pictures.update(name)
-                place = split, label, number
-                other = first.setdefault(name, place)
-                if other != place:
-                    pair = [f"number {at} of class {of_class} of {part}" for part, of_class, at in (place, other)]
-                    (copies if other[:2] == place[:2] else shared).append(" is ".join(pair))
+                of_pictures.update(hashlib.sha256(pictures[number].tobytes()).digest())
     digest.update(of_pictures.digest())
     if isinstance(source, HasDigest):
         digest.update(source.digest_of_all())
-
-    def line(pairs: list[str], why: str) -> str:
-        many = f"{len(pairs)} pictures are" if len(pairs) > 1 else "a picture is"
-        return f"{many} the copy of one {why}; the first: {pairs[0]}" if pairs else ""
-
-    return Content(
-        f"2-{digest.hexdigest()}",  # 2: the way in which it is made; raise it with any change above
-        line(
-            copies if len(copies) >= FEW * len(first) else [],
-            "in its class, so that a task may test a picture that it has learned from",
-        ),
-        line(shared, "of another class, so that no label is right"),
-    )
+    return Content(f"2-{digest.hexdigest()}")  # 2: the way in which it is made; raise it with any change above
 
 
 def identities_of(source: TaskSource, split: str) -> frozenset[str] | None:

@@ -308,12 +308,11 @@ class Drawn(NamedTuple):
 
 
 class DrawnClasses(NamedTuple):
-    """The classes of every split, the names of the drawers by their numbers, and the decoder of the pictures. In a
-    `family` of sets, drawers of the same name are the same; empty: those of each split are others."""
+    """The classes of every split, and the names of the drawers by their numbers. In a `family` of
+    sets, drawers of the same name are the same."""
 
     splits: Mapping[str, Drawn]
     drawers: Sequence[str]
-    decoder: str
     family: str
 
 
@@ -342,7 +341,7 @@ def drawn_tasks(
         raise Invalid("test", protocol.test, "no drawer is held back", "type GROUP.held_drawers=[NAME,NAME] too")
 
     def fitting() -> dict[str, Classes]:
-        splits, everyone, decoder, family = load()
+        splits, everyone, family = load()
         if unknown := [str(name) for name in protocol.held_drawers if str(name) not in everyone]:
             raise DataError(
                 f"dataset.held_drawers: {unknown[0]} is none of the drawers, which are {', '.join(everyone)}"
@@ -353,13 +352,13 @@ def drawn_tasks(
 
         def drawers(split: str) -> dict[str, str]:
             """As `metalearn.types.NamesDrawers` has them."""
-            if not family or (split == "test" and protocol.test == "all"):
+            if split == "test" and protocol.test == "all":
                 return {}
             shown = [name for number, name in enumerate(everyone) if (number in held) == (split == "test")]
             return {identity(f"drawers of {family}", name): name for name in shown}
 
         return {
-            split: _fitting(split, drawn, decoder, held, protocol, shapes)._replace(drawers=drawers(split))
+            split: _fitting(split, drawn, held, protocol, shapes)._replace(drawers=drawers(split))
             for split, drawn in splits.items()
         }
 
@@ -367,7 +366,7 @@ def drawn_tasks(
 
 
 def _fitting(
-    split: str, drawn: Drawn, decoder: str, held: NDArray[np.int64], protocol: DrawerProtocol,
+    split: str, drawn: Drawn, held: NDArray[np.int64], protocol: DrawerProtocol,
     shapes: Mapping[str, EpisodeShape],
 ) -> Classes:  # fmt: skip
     """The classes of a split that fill its episodes, with the drawings that it shows."""
@@ -408,7 +407,7 @@ def _fitting(
 
     fewest = min(len(places[number]) for number in kept)
     return Classes(
-        [drawn.identities[number] for number in kept], fewest, pictures, decoder,
+        [drawn.identities[number] for number in kept], fewest, pictures,
         names=[drawn.names[number] for number in kept],
         support=[support[number] for number in kept] if apart else (),
     )  # fmt: skip

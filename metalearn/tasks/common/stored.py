@@ -1,5 +1,5 @@
-"""Pictures on disk: class folders decoded once into the cache, sets that `metalearn data` writes, and published files
-that torchvision reads.
+"""Pictures on disk: class folders decoded once into the cache, sets that `metalearn data` writes, and published
+files that torchvision reads.
 
 Every array is uint8 [n, h, w] or [n, h, w, 3] in a .npy file, which all workers of a host map into memory. Folders of
 ours have an index.json with the SHA-256 of every array and of itself. It is written last, so a folder without it is not
@@ -169,16 +169,9 @@ def decoded_classes(
         ranges = [range_of[label] for label in sorted(classes)]
         names = [class_name(label) for label in sorted(classes)]
         identities, fewest = [identity(FAMILY, name) for name in names], min(map(len, classes.values()))
-        return Classes(
-            identities, fewest, lambda label: pictures[slice(*ranges[label])], decoder(dataset), names=names
-        )  # fmt: skip
+        return Classes(identities, fewest, lambda label: pictures[slice(*ranges[label])], names=names)
 
     return {split: part(classes) for split, classes in splits.items()}
-
-
-def decoder(name: str) -> str:
-    """The name and version of the decoder of the dataset `name`."""
-    return f"{name}-v{DECODER}"
 
 
 def check_picture_shape(image_size: int, channels: int) -> None:
@@ -385,14 +378,11 @@ def pictures_by_split(
 
 
 def written_photographs(
-    name: str, root: Path, shapes: Mapping[str, EpisodeShape], family: str, decoder: str, *, image_size: int,
+    name: str, root: Path, shapes: Mapping[str, EpisodeShape], *, image_size: int,
     channels: int,
 ) -> dict[str, Classes] | None:  # fmt: skip
     """The classes of every split of the photographs `name`, in the folder of that name in `root`, or in `root` itself;
     None if they are not there.
-
-    Args:
-        family: that of the classes' identities; see `metalearn.tasks.common.identities.identity`.
 
     Raises:
         DataError: the set is damaged, or too small for the episodes or for `image_size`.
@@ -413,9 +403,9 @@ def written_photographs(
         raise DataError(str(Invalid("dataset.image_size", image_size, allowed, advice)))
 
     def part(classes: Sequence[DrawnClass], pictures: Callable[[int], Images]) -> Classes:
-        identities = [identity(family, one.key) for one in classes]
+        identities = [identity(FAMILY, one.key) for one in classes]
         fewest = min((len(one.drawers) for one in classes), default=0)
-        return Classes(identities, fewest, pictures, decoder, names=[one.name for one in classes])
+        return Classes(identities, fewest, pictures, names=[one.name for one in classes])
 
     by_split = pictures_by_split(folder, index, image_size, channels, advice)
     splits = {split: part(*of_split) for split, of_split in by_split.items()}

@@ -23,7 +23,6 @@ from metalearn.datasets import photographs
 from metalearn.datasets.layouts import PublishedPictures
 from metalearn.datasets.photographs import SETS, Source, collect
 from metalearn.errors import DataError, DiskError
-from metalearn.tasks.cifar100 import cifar_fs, fc100
 from metalearn.tasks.common.episodes import EpisodeSpec, HoldsClasses, shapes_of
 from metalearn.tasks.common.identities import published_list
 from metalearn.tasks.common.stored import PICTURES, DrawnClass, read_pictures, read_set, write_set, written_photographs
@@ -37,8 +36,7 @@ SIZES = {"train": 3, "val": 2, "test": 2}
 PER_CLASS = 2
 SIDE = 20
 MAKERS: dict[str, Make] = {
-    "mini_imagenet": mini_imagenet, "tiered_imagenet": tiered_imagenet, "cifar_fs": cifar_fs, "fc100": fc100,
-    "cub": cub,
+    "mini_imagenet": mini_imagenet, "tiered_imagenet": tiered_imagenet, "cub": cub,
 }  # fmt: skip
 
 Array = NDArray[np.uint8]
@@ -53,7 +51,7 @@ def tiny(name: str) -> Source:
     return source._replace(
         published=replace(
             source.published,
-            side=32 if source.published.numbered else SIDE,
+            side=SIDE,
             split_of=classes, counts=dict.fromkeys(classes, (PER_CLASS, PER_CLASS)),
             totals={split: size * PER_CLASS for split, size in SIZES.items()},
         )
@@ -148,37 +146,13 @@ def named_pickles(root: Path, whole: Whole) -> None:
     put(root / "miniImageNet_category_split_train_phase_val.pickle", b"other pictures of training classes")
 
 
-def numbered_pickles(root: Path, whole: Whole, stem: str) -> None:
-    """With the numbers of CIFAR-100's own files."""
-    names = sorted(row["class"] for row in published_list("cifar100_classes.csv"))
-    for split, classes in whole.items():
-        images, labels = stacked(classes)
-        numbers = [names.index(list(classes)[label]) for label in labels]
-        put(root / f"{stem}_{split}.pickle", pickle.dumps({"labels": np.array(numbers), "data": images}, 4))
-
-
-def own_files(root: Path, whole: Whole) -> None:
-    """CIFAR-100's own."""
-    names = [row["class"] for row in published_list("cifar100_classes.csv")]
-    everyone = {name: pictures for classes in whole.values() for name, pictures in classes.items()}
-    for file, part in (("train", slice(0, 1)), ("test", slice(1, 2))):
-        data = np.concatenate([pictures[part] for pictures in everyone.values()])
-        labels = [names.index(name) for name, pictures in everyone.items() for _ in pictures[part]]
-        content = {"data": data.transpose(0, 3, 1, 2).reshape(len(data), -1), "fine_labels": labels}
-        put(root / "cifar-100-python" / file, pickle.dumps(content, 2))
-    put(root / "cifar-100-python" / "meta", pickle.dumps({"fine_label_names": names}, 2))
-
-
-def encoded_pickles(root: Path, whole: Whole, *, npz: bool = False, words: bool = True) -> None:
+def encoded_pickles(root: Path, whole: Whole, *, words: bool = True) -> None:
     names = sorted(row["class"] for row in published_list("tiered_imagenet_classes.csv"))
     texts = {name: f"thing {number}" for number, name in enumerate(names)}
     for split, classes in whole.items():
         images, labels = stacked(classes)
-        if npz:
-            np.savez(root / f"{split}_images.npz", images=images[..., ::-1])
-        else:
-            pngs = [np.frombuffer(png(image), np.uint8)[:, None] for image in images]
-            put(root / f"{split}_images_png.pkl", pickle.dumps(pngs, 2))
+        pngs = [np.frombuffer(png(image), np.uint8)[:, None] for image in images]
+        put(root / f"{split}_images_png.pkl", pickle.dumps(pngs, 2))
         content = {
             "label_specific": np.array(labels, np.int32), "label_general": np.zeros(len(labels), np.int32),
             "label_specific_str": [texts[name] for name in classes], "label_general_str": ["everything"],
@@ -203,13 +177,6 @@ LAYOUTS: dict[str, tuple[str, str, Callable[[Path, Whole], None]]] = {
         "tiered_imagenet", "class folders side by side",
         lambda p, w: (flat_folders(p / "CLS-LOC" / "train", w), put(p / "CLS-LOC" / "val" / "1.JPEG", b""))[0]),
     "tiered, encoded": ("tiered_imagenet", "pickles of encoded pictures", encoded_pickles),
-    "tiered, arrays": ("tiered_imagenet", "npz files of arrays", lambda p, w: encoded_pickles(p, w, npz=True)),
-    "cifar_fs, data": ("cifar_fs", "class folders side by side", lambda p, w: flat_folders(p / "cifar100" / "data", w)),
-    "cifar_fs, pickles": ("cifar_fs", "pickles of arrays", lambda p, w: numbered_pickles(p, w, "CIFAR_FS")),
-    "cifar_fs, own": ("cifar_fs", "CIFAR-100's own files", own_files),
-    "fc100, folders": ("fc100", "class folders in train, val and test", split_folders),
-    "fc100, pickles": ("fc100", "pickles of arrays", lambda p, w: numbered_pickles(p, w, "FC100")),
-    "fc100, own": ("fc100", "CIFAR-100's own files", own_files),
     "cub, images": ("cub", "class folders side by side", bird_folders),
     "cub, lists": ("cub", "lists beside a folder images", lists),
 }  # fmt: skip
@@ -266,8 +233,7 @@ def tasks(name: str, root: Path, **given: Any) -> TaskSource:
         "ways": 2, "shots": 1, "queries": 1, "channels": 3, "rotations": False, "seed": 0, "eval_seed": 1,
         "image_size": tiny(name).published.side,
     }  # fmt: skip
-    more = {"download": False} if name in ("cifar_fs", "fc100") else {}
-    return source_of(MAKERS[name], root=str(root), **usual | more | given)
+    return source_of(MAKERS[name], root=str(root), **usual | given)
 
 
 @pytest.fixture
@@ -396,7 +362,7 @@ def test_what_is_missing_or_too_much_is_named_and_left_out(tmp_path: Path, caplo
     assert collect(source, tmp_path / "data", tmp_path / "out", partly=True) == made
     shapes = shapes_of(EpisodeSpec(2, 1, 1))
     with pytest.raises(DataError, match="the split 'val' has classes of 1"):
-        written_photographs("mini_imagenet", tmp_path / "out", shapes, "x", "x", image_size=20, channels=3)
+        written_photographs("mini_imagenet", tmp_path / "out", shapes, image_size=20, channels=3)
     assert f"mini_imagenet: is not as published, as ATTRIBUTION.txt says in {tmp_path / 'out'}" in caplog.text
 
 
@@ -457,23 +423,11 @@ def test_an_unknown_layout_says_what_was_looked_for(tmp_path: Path) -> None:
     for name, place, parts in (
         ("mini_imagenet", "data", ["in no layout that is known", "train.csv, val.csv and test.csv", "class folders",
                                    "mini-imagenet-cache-SPLIT.pkl"]),
-        ("tiered_imagenet", "data", ["SPLIT_images_png.pkl"]), ("fc100", "data", ["cifar-100-python"]),
+        ("tiered_imagenet", "data", ["SPLIT_images_png.pkl"]),
         ("cub", "nowhere", ["there is no such folder"]),
     ):  # fmt: skip
         message = refusal(SETS[name](), tmp_path / place, tmp_path / "out")
         assert all(part in message for part in parts), message
-
-
-def test_a_folder_named_like_a_class_is_no_set(tmp_path: Path) -> None:
-    """CIFAR-100 has a class train."""
-    source = tiny("cifar_fs")
-    numbered_pickles(tmp_path / "data", drawn(source.published), "CIFAR_FS")
-    for place in ("data", "other"):
-        (tmp_path / place / "train").mkdir(parents=True)
-    assert collect(source, tmp_path, tmp_path / "out", partly=False).total == 14
-    split_folders(tmp_path / "a", drawn(source.published))
-    message = refusal(source, tmp_path, tmp_path / "again")
-    assert f"several times: {tmp_path / 'a'} and {tmp_path / 'data'}; type --from={tmp_path / 'a'}" in message
 
 
 def test_damaged_pictures_are_named(tmp_path: Path) -> None:
@@ -559,8 +513,7 @@ def test_wrong_options_are_named(command: str, said: str, capsys: pytest.Capture
 def test_the_lists_are_as_published() -> None:
     sizes = {name: [len(SETS[name]().published.of(split)) for split in SPLITS] for name in PHOTOGRAPHS}
     assert sizes == {
-        "mini_imagenet": [64, 16, 20], "tiered_imagenet": [351, 97, 160], "cifar_fs": [64, 16, 20],
-        "fc100": [60, 20, 20], "cub": [100, 50, 50],
+        "mini_imagenet": [64, 16, 20], "tiered_imagenet": [351, 97, 160], "cub": [100, 50, 50],
     }  # fmt: skip
     categories = {row["category"]: row["split"] for row in published_list("tiered_imagenet_classes.csv")}
     assert [list(categories.values()).count(split) for split in SPLITS] == [20, 6, 8]

@@ -1,4 +1,4 @@
-"""The digest of what a dataset shows, and the pictures that are there twice."""
+"""The digest of what a dataset shows."""
 
 from collections.abc import Mapping
 
@@ -24,7 +24,7 @@ def pictures() -> dict[str, Images]:
 def source(shown: dict[str, Images], *, drawn: bool = False) -> TaskSource:
     def load() -> Mapping[str, Classes]:
         return {
-            split: Classes([f"{split}{n}" for n in range(CLASSES)], PICTURES, values.__getitem__, "v1", drawn)
+            split: Classes([f"{split}{n}" for n in range(CLASSES)], PICTURES, values.__getitem__, drawn)
             for split, values in shown.items()
         }
 
@@ -40,7 +40,6 @@ def test_any_other_picture_is_another_content(place: tuple[str, int, int]) -> No
     after = content_of(source(changed))
     assert after.digest != before.digest == content_of(source(pictures())).digest
     assert before.is_known_otherwise(after.digest) and not before.is_known_otherwise(before.digest)
-    assert (before.copies, before.shared) == ("", "")
 
 
 def test_digests_that_were_made_in_another_way_are_not_compared() -> None:
@@ -57,23 +56,6 @@ def test_the_first_and_last_pictures_of_each_class_count(monkeypatch: pytest.Mon
     end["test"][8, PICTURES - 1] = 0
     digests = [content_of(source(shown)).digest for shown in (whole, middle, end)]
     assert digests[0] == digests[1] != digests[2]
-
-
-def test_copies_in_a_class_and_in_others_are_named() -> None:
-    shown = pictures()
-    shown["train"][4, 5] = shown["train"][4, 2]
-    shown["test"][3, 0] = shown["train"][6, 1]
-    content = content_of(source(shown))
-    assert "number 5 of class 4 of train is number 2 of class 4 of train" in content.copies
-    assert content.copies.startswith("a picture is the copy of one in its class")
-    assert "number 0 of class 3 of test is number 1 of class 6 of train" in content.shared
-
-
-def test_few_copies_in_a_large_dataset_are_no_word(monkeypatch: pytest.MonkeyPatch) -> None:
-    shown = pictures()
-    shown["train"][4, 5] = shown["train"][4, 2]
-    monkeypatch.setattr(identities, "FEW", 2 / (3 * CLASSES * PICTURES))
-    assert content_of(source(shown)).copies == ""
 
 
 def test_drawn_pictures_are_known_by_their_first_tasks() -> None:

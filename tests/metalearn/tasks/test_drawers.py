@@ -1,6 +1,5 @@
 """Classes that several people have drawn: who is held back is seen nowhere but where the test says so."""
 
-import csv
 import logging
 from pathlib import Path
 from typing import Any
@@ -8,7 +7,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from PIL import Image
 
 from metalearn.app.preflight import REPORT, check_unseen, seen_drawers, seen_in, warn_of_seen_drawers
 from metalearn.config.build import build
@@ -44,9 +42,9 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def source(root: Path, *overrides: str, dataset: str = "emoji") -> TaskSource:
+def source(root: Path, *overrides: str) -> TaskSource:
     config = compose_config([
-        f"dataset={dataset}", f"dataset.root={root}", "dataset.image_size=84", "dataset.ways=3", "dataset.queries=2",
+        "dataset=emoji", f"dataset.root={root}", "dataset.image_size=84", "dataset.ways=3", "dataset.queries=2",
         *overrides,
     ]).config  # fmt: skip
     found: TaskSource = build(config, "dataset")
@@ -136,43 +134,7 @@ def test_pictures_are_reduced_once(root: Path, tmp_path: Path, monkeypatch: pyte
     assert len(list((tmp_path / "cache").glob("emoji-*-32.npy"))) == 1
 
 
-@pytest.fixture(scope="module")
-def folders(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The pictures of 24 classes in folders CLASS/DRAWER, and in a table without such folders."""
-    root = tmp_path_factory.mktemp("folders")
-    with (root / "table.csv").open("w", newline="") as file:
-        table = csv.writer(file)
-        table.writerow(["path", "class", "drawer"])
-        for label in range(24):
-            for drawer, name in enumerate(DRAWERS):
-                place = root / "by_folder" / f"c{label:02d}" / name / "1.png"
-                place.parent.mkdir(parents=True)
-                Image.fromarray(coloured(label, drawer)[:12, :12]).save(place)
-                table.writerow([place.relative_to(root / "by_folder"), f"c{label:02d}", name])
-    return root
-
-
-def test_folders_and_tables_tell_class_and_drawer(folders: Path, tmp_path: Path) -> None:
-    rows = (folders / "table.csv").read_text().splitlines()[1:]
-    (tmp_path / "wide.csv").write_text("path, class , drawer\n" + "\n".join(f"{row}  " for row in rows))  # has blanks
-
-    def episode(table: object) -> Episode:
-        held = [HELD, "dataset.test=cross", f"dataset.table={table}", "dataset.image_size=12"]
-        return source(folders / "by_folder", *held, dataset="drawn_folder").episodes("test", torch.arange(5))
-
-    of_folders = episode("null")
-    drawers, labels = shown(of_folders)
-    assert set(drawers[0]) <= {0, 2, 4} and set(drawers[1]) <= {1, 3, 5} and set(labels[0]) == set(labels[1])
-    for other in map(episode, (folders / "table.csv", tmp_path / "wide.csv")):
-        assert torch.equal(of_folders.query.x, other.query.x) and torch.equal(of_folders.support.x, other.support.x)
-    (tmp_path / "bad.csv").write_text("path,class,drawer\n../x.png,a,ann\n")
-    with pytest.raises(DataError, match=r"the row \.\./x\.png,a,ann must name a file below"):
-        episode(tmp_path / "bad.csv")
-
-
-def test_a_test_says_whose_pictures_the_training_has_shown(
-    root: Path, folders: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_test_says_whose_pictures_the_training_has_shown(root: Path, caplog: pytest.LogCaptureFixture) -> None:
     held_back = source(root, HELD, "dataset.test=cross")
     seen = from_meta({KEY: to_meta(seen_in(held_back, 1))})
     assert check_unseen(seen, held_back, "test", REPORT).keys() == {KEY}
@@ -188,35 +150,7 @@ def test_a_test_says_whose_pictures_the_training_has_shown(
     assert SEEN_DRAWERS not in check_unseen(everyone, source(root, HELD), "test", REPORT)  # it shows everybody
     assert seen_drawers(seen_in(source(root), 0), held_back, "test") == []
 
-    # Of plain samples, and of a folder of one's own, whose people are others.
+    # Of plain samples.
     assert isinstance(held_back, GivesSamples)
     plain, _ = held_back.samples("tasks")
     assert seen_drawers(seen_in(plain, 1), other, "test") == ["cid", "eve"]
-    own = source(folders / "by_folder", HELD, "dataset.test=held", "dataset.queries=1", dataset="drawn_folder")
-    assert seen_drawers(seen_in(source(root), 1), own, "test") == []
-
-
-def test_a_class_in_two_lists_is_refused(folders: Path, tmp_path: Path) -> None:
-    for number, split in enumerate(("train", "val", "test")):
-        (tmp_path / f"{split}.txt").write_text(
-            "".join(f"c{label:02d}\n" for label in range(7 * number, 7 * number + 8))
-        )
-    with pytest.raises(DataError, match="the class c07 is in 'train' and in 'val'; name it once in the lists of"):
-        source(folders / "by_folder", f"dataset.split={tmp_path}", dataset="drawn_folder").episodes(
-            "train", torch.arange(1)
-        )
-
-
-def test_omniglot_drawers(omniglot_root: Path) -> None:
-    tasks = source(
-        omniglot_root, "dataset.held_drawers=[1,20]", "dataset.test=held", "dataset.image_size=28",
-        "dataset.queries=1", "dataset.rotations=false", dataset="omniglot_drawers",
-    )  # fmt: skip
-    assert len(tasks.classes_of("train").pictures(0)) == 18  # type: ignore[attr-defined]
-    test = tasks.classes_of("test")  # type: ignore[attr-defined]
-    assert len(test.pictures(0)) == 2 and len(test.identities) == 423
-    episode = tasks.episodes("test", torch.arange(1))
-    pictures = {
-        picture.numpy().tobytes() for batch in episode for picture in (batch.x[0, :, 0] * 255).round().to(torch.uint8)
-    }
-    assert pictures <= {picture.tobytes() for label in range(423) for picture in test.pictures(label)}

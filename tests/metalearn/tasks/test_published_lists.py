@@ -17,13 +17,12 @@ import pytest
 import torch
 import torchvision
 from numpy.typing import NDArray
-from PIL import Image
 
 from metalearn.errors import DataError
 from metalearn.tasks import cifar100 as cifar100_module
 from metalearn.tasks.cifar100 import cifar_fs, classes_of, fc100
-from metalearn.tasks.photographs import mini_imagenet, published_splits
-from metalearn.types import Batch, TaskSource
+from metalearn.tasks.photographs import published_splits
+from metalearn.types import Batch
 from tests.metalearn.flat import Make, source_of
 from tests.runs import slow
 
@@ -184,105 +183,3 @@ def test_missing_cifar_files_are_named_with_their_place(
             source_of(make, root=str(tmp_path), **CIFAR | {"download": download}).episodes("train", torch.tensor([0]))
         for part in (f"dataset.root={tmp_path}: ", "train, test and meta", str(tmp_path / "cifar-100-python"), said):
             assert part in str(caught.value)
-
-
-# mini-ImageNet's folders
-
-WORDNET_IDS = sorted(published_splits("mini_imagenet"))
-PER_CLASS = 3
-
-
-def photograph(number: int) -> Image.Image:
-    """A picture whose grey is the number of its class."""
-    return Image.new("RGB", (10, 9), (2 * number,) * 3)
-
-
-def write_published(root: Path) -> None:
-    """`images` and the three lists."""
-    (root / "images").mkdir(parents=True)
-    lines = {split: ["filename,label"] for split in SPLITS}
-    for number, name in enumerate(WORDNET_IDS):
-        for picture in range(PER_CLASS):
-            file = f"{name}{picture * 7 + 1:08}.jpg"
-            photograph(number).save(root / "images" / file, quality=95)
-            lines[published_splits("mini_imagenet")[name]].append(f"{file},{name}")
-    for split, listed in lines.items():
-        (root / f"{split}.csv").write_text("\n".join(listed) + "\n")
-
-
-def write_folders(root: Path, *, by_split: bool) -> None:
-    for number, name in enumerate(WORDNET_IDS):
-        folder = root / published_splits("mini_imagenet")[name] / name if by_split else root / name
-        folder.mkdir(parents=True)
-        for picture in range(PER_CLASS):
-            photograph(number).save(folder / f"{name}_{picture}.JPEG", quality=95)
-
-
-@pytest.fixture(autouse=True)
-def own_mini_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("METALEARN_CACHE", str(tmp_path / "cache"))
-
-
-def mini(root: Path, **given: Any) -> TaskSource:
-    return source_of(mini_imagenet, root=str(root), **MINI | given)
-
-
-def shown(batch: Batch) -> NDArray[np.str_]:
-    """The classes of all pictures [t, n], read from their grey."""
-    grey = batch.x.mul(255 / 2).round().to(torch.int64)
-    assert (grey == grey[:, :, :1, :1, :1]).all()
-    return np.array(WORDNET_IDS)[grey[:, :, 0, 0, 0].numpy()]
-
-
-@pytest.mark.parametrize("layout", ["published", "flat", "by split", "below images"])
-def test_every_layout_gives_the_classes_of_the_split(layout: str, tmp_path: Path) -> None:
-    root = tmp_path / "data" / "deep"
-    if layout == "published":
-        write_published(root)
-    else:
-        write_folders(root / "images" if layout == "below images" else root, by_split=layout == "by split")
-        for split in SPLITS:
-            (root / f"{split}.csv").write_text("filename,label\n")  # is not read where there are class folders
-    (tmp_path / "data" / "n99999999").mkdir()
-    for split in SPLITS:
-        support, query = mini(tmp_path / "data").episodes(split, torch.arange(150))
-        assert support.x.shape == (150, 5, 3, 8, 8)
-        names = shown(support)
-        assert all(len(set(task)) == 5 for task in names.tolist())
-        assert set(names.flat) == {name for name, part in published_splits("mini_imagenet").items() if part == split}
-        assert (np.repeat(names, 2, axis=1) == shown(query)).all()
-
-
-def refusal(root: Path, **given: Any) -> str:
-    with pytest.raises(DataError) as caught:
-        mini(root, **given).episodes("train", torch.tensor([0]))
-    return str(caught.value)
-
-
-def test_missing_classes_and_pictures_and_double_ones_are_named(tmp_path: Path) -> None:
-    message = refusal(tmp_path / "no")
-    assert "is not there" in message and "METALEARN_DATA=" in message and "n01532829" in message
-    write_folders(tmp_path / "data", by_split=True)
-    assert "type dataset.train_queries=1 or fewer" in refusal(tmp_path / "data", queries=1, shots=2, train_queries=2)
-    (tmp_path / "data" / "more" / "n01532829").mkdir(parents=True)
-    message = refusal(tmp_path / "data")
-    assert "1 classes have several folders" in message and "data/more/n01532829" in message
-    shutil.rmtree(tmp_path / "data" / "more")
-    for name in ("n01532829", "n04418357"):
-        shutil.rmtree(tmp_path / "data" / published_splits("mini_imagenet")[name] / name)
-    assert "2 of the 100 classes of mini-ImageNet are missing: n01532829, n04418357" in refusal(tmp_path / "data")
-
-
-def test_lists_that_are_not_the_published_ones_are_refused(tmp_path: Path) -> None:
-    write_published(tmp_path / "data")
-    lists = {split: (tmp_path / "data" / f"{split}.csv").read_text() for split in SPLITS}
-    (tmp_path / "data" / "val.csv").write_text(lists["test"])
-    assert "does not list the published classes of the split 'val': 36 " in refusal(tmp_path / "data")
-    (tmp_path / "data" / "val.csv").write_text("name,class\na,b\n")
-    assert "val.csv: is not a list of filename,label" in refusal(tmp_path / "data")
-    (tmp_path / "data" / "val.csv").write_text(lists["val"])
-    (tmp_path / "data" / "images" / "n0153282900000008.jpg").unlink()
-    message = refusal(tmp_path / "data")
-    assert "1 pictures" in message and "n0153282900000008.jpg" in message
-    write_published(tmp_path / "data" / "again")
-    assert "again" in refusal(tmp_path / "data")

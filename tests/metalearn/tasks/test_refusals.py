@@ -25,7 +25,6 @@ WRONG: list[tuple[str, dict[str, Any], dict[str, list[Any]]]] = [
         "split": [[0.5, 0.5], [0.6, 0.3, 0.3], [1.2, -0.1, -0.1], "", 3], "image_size": [4], "channels": [2, True],
         "seed": [-1]}),
     ("image_folder", {"root": "nowhere", "table": "a.csv"}, {"split": ["folders"]}),
-    ("drawn_folder", {"root": "nowhere"}, {"split": ["folders"]}),
     ("glyph_characters", {}, CHARACTERS),
     ("omniglot_characters", {}, CHARACTERS | {"split": ["papers"]}),
     ("mnist", {}, PHOTOGRAPHS),
