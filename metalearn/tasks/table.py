@@ -106,7 +106,7 @@ def table(
     """Tasks of the rows of a file.
 
     Args:
-        file: `.csv` with a line of names, `.parquet` (needs pyarrow), or `.npz` with an array [n] for each column.
+        file: `.csv` with a line of names.
         task: the column that names a row's task.
         target: the column to predict.
         targets: `numbers`, or `classes`, which all tasks share.
@@ -124,8 +124,8 @@ def table(
     for key, value in (("file", file), ("task", task), ("target", target)):
         if not isinstance(value, str) or not value:
             raise Invalid(key, value, "must be a name", "type KEY=NAME")
-    if Path(file).suffix not in _READERS:
-        raise Invalid("file", file, f"must end with {', '.join(_READERS)}", "type KEY=PATH.csv, for example")
+    if not file.endswith(".csv"):
+        raise Invalid("file", file, "must end with .csv", "type KEY=PATH.csv; metalearn.arrays takes other tables")
     if features is not None and (isinstance(features, str) or not features):
         raise Invalid("features", features, "must be a list of columns, or null", "type KEY=[age,height]")
     one_of("targets", targets, ("numbers", "classes"))
@@ -284,104 +284,58 @@ def _standardized(x: NDArray[np.float64], rows: NDArray[np.int64]) -> NDArray[np
 
 
 class _Cells:
-    """The columns of a file."""
+    """The columns of a CSV file, in texts."""
 
     def __init__(self, file: Path) -> None:
+        # Not pandas: it fills a short row with missing values, and plain installations have none.
         self._file = file
         try:
-            self.columns = _READERS[file.suffix](file)
-        except OSError as error:
-            why = f"cannot be read ({error.strerror}); type the path of a table"
-            raise DataError(f"dataset.file={file}: {why}") from error
-        if len(sizes := {len(column) for column in self.columns.values()}) != 1 or sizes == {0}:
-            raise DataError(f"dataset.file={file}: has columns of {sorted(sizes)} rows; all need the same number")
+            with file.open(encoding="utf-8-sig", newline="") as text:
+                reader = csv.reader(text, strict=True)
+                names = [name.strip() for name in next(reader, [])]
+                rows = [[cell.strip() for cell in row] for row in reader if row]
+        except (OSError, csv.Error, UnicodeDecodeError) as error:
+            raise DataError(f"dataset.file={file}: is no CSV file in UTF-8 ({error})") from error
+        if len(set(names)) != len(names) or not names:
+            raise DataError(f"dataset.file={file}: its first line must name each column, and no two alike: {names}")
+        for number, row in enumerate(rows, start=1):
+            if len(row) != len(names):
+                what = f"row {number} has {len(row)} cells, and the first line names {len(names)} columns"
+                raise DataError(f"{file}: {what}")
+        if not rows:
+            raise DataError(f"dataset.file={file}: has no rows below its first line")
+        self.columns = dict(zip(names, zip(*rows, strict=True), strict=True))
 
-    def _of(self, name: str) -> Sequence[Any]:
+    def _of(self, name: str) -> Sequence[str]:
         if name not in self.columns:
             raise DataError(f"dataset.file={self._file}: has no column {name!r}; it has {', '.join(self.columns)}")
         return self.columns[name]
 
-    def texts(self, name: str) -> list[str]:
-        """A column in which nothing is missing, as texts."""
-        cells = [_text(cell) for cell in self._of(name)]
-        for row, cell in enumerate(cells, start=1):
-            if not cell:
-                raise self._wrong(row, name, "is missing; take the row out")
+    def texts(self, name: str) -> Sequence[str]:
+        """A column in which nothing is missing."""
+        cells = self._of(name)
+        if "" in cells:
+            raise self._wrong(cells.index("") + 1, name, "is missing; take the row out")
         return cells
 
     def numbers(self, name: str, missing: str) -> NDArray[np.float64]:
         """A column of numbers [n]; NaN where they are missing, if that is allowed."""
         values = np.empty(len(self._of(name)))
         for row, cell in enumerate(self._of(name), start=1):
-            text = _text(cell)
-            if text.lower() in MISSING:
+            if cell.lower() in MISSING:
                 if missing == "refuse":
                     raise self._wrong(row, name, "is missing; type dataset.missing=mean, or take the row out")
                 values[row - 1] = math.nan
                 continue
             try:
-                values[row - 1] = float(text)
+                values[row - 1] = float(cell)
             except ValueError:
                 raise self._wrong(
-                    row, name, f"is {text[:40]!r}, and must be a number; take the column out of dataset.features"
+                    row, name, f"is {cell[:40]!r}, and must be a number; take the column out of dataset.features"
                 ) from None
             if not math.isfinite(values[row - 1]):
-                raise self._wrong(row, name, f"is {text[:40]}, and must be finite")
+                raise self._wrong(row, name, f"is {cell[:40]}, and must be finite")
         return values
 
     def _wrong(self, row: int, column: str, what: str) -> DataError:
         return DataError(f"{self._file}: row {row}, column {column!r}: {what}")
-
-
-def _text(cell: Any) -> str:
-    if isinstance(cell, str):
-        return cell.strip()
-    if isinstance(cell, float) and cell.is_integer():
-        return str(int(cell))  # so that 3 and 3.0 are one task
-    return "" if cell is None or cell != cell else str(cell)  # NaN is missing
-
-
-def _csv(file: Path) -> dict[str, Sequence[Any]]:
-    # Not pandas: it fills a short row with missing values, and plain installations have none.
-    try:
-        with file.open(encoding="utf-8-sig", newline="") as text:
-            reader = csv.reader(text, strict=True)
-            names = [name.strip() for name in next(reader, [])]
-            rows = [row for row in reader if row]
-    except (csv.Error, UnicodeDecodeError) as error:
-        raise DataError(f"dataset.file={file}: is no CSV file in UTF-8 ({error})") from error
-    if len(set(names)) != len(names) or not names:
-        raise DataError(f"dataset.file={file}: its first line must name each column, and no two alike: {names}")
-    for number, row in enumerate(rows, start=1):
-        if len(row) != len(names):
-            raise DataError(f"{file}: row {number} has {len(row)} cells, and the first line names {len(names)} columns")
-    return dict(zip(names, map(list, zip(*rows, strict=True)), strict=False)) if rows else dict.fromkeys(names, ())
-
-
-def _npz(file: Path) -> dict[str, Sequence[Any]]:
-    try:
-        with np.load(file, allow_pickle=False) as archive:
-            columns = {name: archive[name] for name in archive.files}
-    except OSError:
-        raise
-    except Exception as error:  # numpy and zipfile raise many types for what they cannot read
-        raise DataError(f"dataset.file={file}: holds no plain arrays of numpy ({error})") from error
-    if wrong := [name for name, column in columns.items() if column.ndim != 1]:
-        raise DataError(f"dataset.file={file}: {wrong[0]} has {columns[wrong[0]].ndim} dimensions; a column has one")
-    return {name: column.tolist() for name, column in columns.items()}
-
-
-def _parquet(file: Path) -> dict[str, Sequence[Any]]:
-    try:
-        from pyarrow import ArrowException, parquet
-    except ImportError:
-        advice = "the package pyarrow is not installed; type pip install pyarrow"
-        raise DataError(f"dataset.file={file}: {advice}") from None
-    try:
-        columns: dict[str, Sequence[Any]] = parquet.read_table(file).to_pydict()
-    except ArrowException as error:
-        raise DataError(f"dataset.file={file}: is no Parquet file ({str(error).splitlines()[0]})") from error
-    return columns
-
-
-_READERS = {".csv": _csv, ".npz": _npz, ".parquet": _parquet}  # by the end of a file's name

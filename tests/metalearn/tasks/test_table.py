@@ -1,7 +1,6 @@
 """Tasks of the rows of a table: what a task has, counted by hand; and what of a file is refused, with its place."""
 
 import csv
-import importlib.util
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -27,17 +26,8 @@ def rows_of(tasks: int = 10, each: int = 6) -> list[list[Any]]:
 
 
 def write(file: Path, rows: list[list[Any]], names: list[str] = NAMES) -> Path:
-    if file.suffix == ".npz":
-        np.savez(file, **{name: np.array(column) for name, column in zip(names, zip(*rows, strict=True), strict=True)})
-    elif file.suffix == ".parquet":
-        pyarrow = pytest.importorskip("pyarrow", reason="Parquet needs the package pyarrow")
-        from pyarrow import parquet
-
-        columns = dict(zip(names, map(list, zip(*rows, strict=True)), strict=True))
-        parquet.write_table(pyarrow.table(columns), file)
-    else:
-        with file.open("w", newline="", encoding="utf-8") as stream:
-            csv.writer(stream).writerows([names, *rows])
+    with file.open("w", newline="", encoding="utf-8") as stream:
+        csv.writer(stream).writerows([names, *rows])
     return file
 
 
@@ -55,9 +45,8 @@ def tasks_in(episode: Episode) -> list[set[int]]:
     return [set((row // 100).tolist()) for row in ages.int()]
 
 
-@pytest.mark.parametrize("ending", ["csv", "npz", "parquet"])
-def test_a_task_has_different_rows_of_one_value(ending: str, tmp_path: Path) -> None:
-    found = source(write(tmp_path / f"t.{ending}", rows_of()))
+def test_a_task_has_different_rows_of_one_value(tmp_path: Path) -> None:
+    found = source(write(tmp_path / "t.csv", rows_of()))
     seen: dict[str, set[int]] = {}
     for split in ("train", "val", "test"):
         episode = found.episodes(split, torch.arange(40))
@@ -73,7 +62,7 @@ def test_a_task_has_different_rows_of_one_value(ending: str, tmp_path: Path) -> 
         seen[split] = set.union(*owners)
     assert [len(numbers) for numbers in seen.values()] == [6, 2, 2]
     assert set.union(*seen.values()) == set(range(10)), "each task in one split, and every one drawn"
-    again = source(tmp_path / f"t.{ending}").episodes("val", torch.tensor([7]))
+    again = source(tmp_path / "t.csv").episodes("val", torch.tensor([7]))
     one = found.episodes("val", torch.arange(8))
     assert all(torch.equal(a.x[0], b.x[7]) for a, b in zip(again, one, strict=True))
 
@@ -117,7 +106,6 @@ def test_features_are_standardized_over_the_training_tasks(tmp_path: Path) -> No
 def test_the_digest_covers_every_number(tmp_path: Path) -> None:
     rows = rows_of(tasks=40)
     before = content_of(source(write(tmp_path / "t.csv", rows)))
-    assert content_of(source(write(tmp_path / "t.npz", rows))) == before
     rows[-1][1] += 0.5
     assert before.is_known_otherwise(content_of(source(write(tmp_path / "t.csv", rows))).digest)
 
@@ -142,7 +130,7 @@ def broken(change: Any) -> list[list[Any]]:
         (rows_of(tasks=2), {}, "of 2 tasks (by who) none is left for"),
         (rows_of(), {"split": "note"}, "the task p0 has rows with the splits a, b; all rows of a task must have one"),
         (rows_of(), {"features": ["age", "effect"]}, "must be columns, without those of task, target and split"),
-        ([], {}, "all need the same number"),
+        ([], {}, "has no rows below its first line"),
     ],
 )  # fmt: skip
 def test_what_is_wrong_in_a_file_is_named(rows: Any, changes: dict[str, Any], message: str, tmp_path: Path) -> None:
@@ -153,18 +141,11 @@ def test_what_is_wrong_in_a_file_is_named(rows: Any, changes: dict[str, Any], me
 
 
 def test_what_is_no_table_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "t.npz").write_bytes(b"no arrays")
-    np.savez(tmp_path / "o.npz", who=np.array([{}], dtype=object))
     (tmp_path / "t.csv").write_bytes(b"\xff\xfe\x00")
-    for name, message in (("t.npz", "holds no plain arrays"), ("o.npz", "holds no plain arrays"), ("t.csv", "UTF-8")):
-        with pytest.raises(DataError, match=message):
-            source(tmp_path / name).classes("train")
+    with pytest.raises(DataError, match="UTF-8"):
+        source(tmp_path / "t.csv").classes("train")
     with pytest.raises(DataError, match="No such file or directory"):
         source(tmp_path / "absent.csv").classes("train")
-    if importlib.util.find_spec("pyarrow") is None:
-        (tmp_path / "t.parquet").touch()
-        with pytest.raises(DataError, match="pyarrow is not installed; type pip install pyarrow"):
-            source(tmp_path / "t.parquet").classes("train")
 
 
 def test_none_and_nan_are_names_of_tasks_and_classes(tmp_path: Path) -> None:
