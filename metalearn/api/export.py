@@ -37,8 +37,6 @@ LICENCES = {
 }
 """Licences of the data behind the datasets of `conf/`."""
 
-SAME_DATA = {"omniglot_pretraining": "omniglot", "glyph_pretraining": "glyphs"}
-
 _FIGURES = (*METRIC_NAMES, "ci95", "tasks", "transductive")
 
 
@@ -75,7 +73,7 @@ def export(
         "preprocessing": described(learner.form) if learner.form else None,
         "any_ways": learner.form is not None and learner.ways is None, "step": step, "seed": config.get("seed"),
         "test": _test_of(folder, step),
-        "licence": licence or LICENCES.get(SAME_DATA.get(dataset, dataset)),
+        "licence": licence or LICENCES.get(dataset),
         "versions": ({"metalearn": version} if (version := own_version()) else {}) | meta.get("versions", {}),
     }  # fmt: skip
     if KEY in meta:

@@ -26,9 +26,7 @@ from metalearn.tasks.common.pictures import (
 )
 from metalearn.types import TaskSource
 
-DRAWINGS = (
-    "omniglot", "omniglot_pretraining", "glyphs", "glyph_pretraining", "kanji", "scripts",
-)  # fmt: skip
+DRAWINGS = ("omniglot", "glyphs", "kanji", "scripts")
 """Datasets of ink on paper: the whole drawing is shown, and ink is 1. The others show photographs."""
 
 LARGEST_SIZE = 1024  # the most pixels of a side of a network's picture

@@ -9,9 +9,9 @@ from functools import cache, partial
 import numpy as np
 
 from metalearn.checks import enough_classes, only, whole_number
-from metalearn.tasks.common.episodes import Classes, EpisodeShape, EpisodeSpec, Images, Seeds, check_filled, shapes_of
+from metalearn.tasks.common.episodes import Classes, EpisodeSpec, Images, Seeds, check_filled, shapes_of
 from metalearn.tasks.common.identities import identity
-from metalearn.tasks.common.samples import drawn_samples, few_shot, pretraining_on_drawings
+from metalearn.tasks.common.samples import drawn_samples, few_shot
 from metalearn.types import TaskSource
 
 CLASSES = {"train": 400, "val": 100, "test": 200}
@@ -104,24 +104,3 @@ def glyph_characters(
         lambda: partial(character, size=image_size), identities("train")[:ways], DRAWINGS, train=train_drawings,
         val=val_drawings, known=known, seeds=seeds,
     )  # fmt: skip
-
-
-def glyph_pretraining(
-    *, train_classes: int, episode: EpisodeShape, image_size: int, channels: int, rotations: bool, seeds: Seeds
-) -> TaskSource:  # fmt: skip
-    """Trains on plain samples, all 20 drawings of each training character; validates and tests on tasks of `glyphs`.
-
-    Args:
-        train_classes: the number of training characters; the first ones are taken.
-        image_size, channels, seeds: as for `glyphs`.
-        rotations: as for `glyphs`, for validation and test tasks; training samples are not turned.
-
-    Raises:
-        ValueError: more characters than there are, or an episode that they cannot fill.
-    """
-    tasks = glyphs(
-        episode=EpisodeSpec(*episode), image_size=image_size, channels=channels, rotations=rotations, seeds=seeds
-    )  # fmt: skip
-    whole_number("train_classes", train_classes, at_least=2, at_most=CLASSES["train"])
-    names = identities("train")[:train_classes]  # the first characters
-    return pretraining_on_drawings(lambda: partial(character, size=image_size), names, DRAWINGS, tasks, seeds)

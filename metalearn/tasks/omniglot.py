@@ -22,7 +22,6 @@ from metalearn.checks import enough_classes, one_of, only, true_or_false, whole_
 from metalearn.errors import DataError
 from metalearn.tasks.common.episodes import (
     Classes,
-    EpisodeShape,
     EpisodeSpec,
     Images,
     Seeds,
@@ -34,7 +33,6 @@ from metalearn.tasks.common.identities import identity, published_list
 from metalearn.tasks.common.samples import (
     drawn_samples,
     few_shot,
-    pretraining_on_drawings,
 )
 from metalearn.tasks.common.stored import DataPlace, cached_array
 from metalearn.types import TaskSource
@@ -282,28 +280,3 @@ def omniglot_characters(
         lambda: drawings_of(place, image_size, numbers), identities(numbers[:ways]), DRAWINGS, train=train_drawings,
         val=val_drawings, known=known, seeds=seeds, names=names_of((number, 0) for number in numbers[:ways]),
     )  # fmt: skip
-
-
-def omniglot_pretraining(
-    *, place: DataPlace, split: str, train_classes: int, episode: EpisodeShape, image_size: int, channels: int,
-    rotations: bool, seeds: Seeds,
-) -> TaskSource:  # fmt: skip
-    """Trains on plain samples, all 20 drawings of each training character; validates and tests on tasks of `omniglot`.
-
-    Args:
-        train_classes: the number of training characters; the first ones are taken.
-        place, split, image_size, channels, seeds: as for `omniglot`.
-        rotations: as for `omniglot`, for validation and test tasks; training samples are not turned.
-
-    Raises:
-        ValueError: more characters than there are, or an episode that they cannot fill.
-        DataError: when the first sample is made: pictures are missing, unreadable or not the published ones.
-    """
-    tasks = omniglot(
-        place=place, split=split, episode=EpisodeSpec(*episode), image_size=image_size, channels=channels,
-        rotations=rotations, seeds=seeds,
-    )  # fmt: skip
-    numbers = [number for number, _ in classes_of(split, "train", rotations=False)]
-    whole_number("train_classes", train_classes, at_least=2, at_most=len(numbers))
-    names = identities(numbers[:train_classes])
-    return pretraining_on_drawings(lambda: drawings_of(place, image_size, numbers), names, DRAWINGS, tasks, seeds)

@@ -37,8 +37,7 @@ RUNS = {
     "maml": ("algorithm=maml",),
     "protonet": ("algorithm=protonet", "dataset.train_ways=8"),
     "finetune": (
-        "algorithm=finetune", "dataset=glyph_pretraining", "dataset.train_classes=30", "trainer.meta_batch_size=30",
-        "trainer.task_chunk=8", "model.ways=30", "workers=2",
+        "algorithm=finetune", "trainer.meta_batch_size=30", "trainer.task_chunk=8", "workers=2",
     ),
 }  # fmt: skip
 

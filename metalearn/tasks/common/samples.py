@@ -265,18 +265,6 @@ def drawn_samples(
     return samples(splits, sizes, identities, known=known, seeds=seeds, names=names)
 
 
-def pretraining_on_drawings(
-    load: Callable[[], Callable[[int], Images]], identities: Sequence[str], drawings: int, tasks: TaskSource,
-    seeds: Seeds,
-) -> TaskSource:  # fmt: skip
-    """Trains on all `drawings` of each class as plain samples, and evaluates on `tasks`; `load` and `identities` are
-    those of `drawn_samples`."""
-    sizes = {"train": len(identities) * drawings, "val": 0, "test": 0}
-    places = [np.arange(drawings)] * len(identities)
-    plain = samples(lambda: {"train": Chosen(load(), places)}, sizes, identities, known=1, seeds=seeds)
-    return Pretraining(plain, tasks)
-
-
 # Tasks of classes that several people have drawn; some of them can be held back, so that no training shows their hand
 
 TESTS = ("all", "held", "cross")

@@ -81,7 +81,7 @@ def cached_array(
         return np.asarray(np.memmap(file, np.uint8, "r", len(head), shape))
 
 
-@functools.cache  # one line, although omniglot_pretraining maps its file twice
+@functools.cache  # one line for each file
 def _log_read(title: str, path: Path, unread: str | None) -> None:
     gone = unread is not None and not Path(unread).is_dir()
     note = "" if unread is None else f"; dataset.root={unread} is not read" + ", and there is no such folder" * gone

@@ -297,8 +297,7 @@ def test_wrong_settings_are_named() -> None:
 
 @pytest.mark.parametrize("name", ["finetune", "baseline_pp", "simpleshot", "tim", "laplacian_shot"])
 def test_what_is_trained_on_samples_is_evaluated_on_tasks(name: str) -> None:
-    tasks = metalearn.named("glyph_pretraining", train_classes=20)
     sizes = {"meta_batch_size": 30, "task_chunk": 15, "val_tasks": 4, "test_tasks": 4}
-    network = metalearn.named("conv4", filters=8, ways=20)
-    learned = metalearn.train(metalearn.named(name), network, tasks, steps=2, progress=False, **sizes)
+    network = metalearn.named("conv4", filters=8, ways=400)
+    learned = metalearn.train(metalearn.named(name), network, "glyphs", steps=2, progress=False, **sizes)
     assert learned.evaluate()["tasks"] == 4

@@ -37,9 +37,6 @@ def test_the_fields_of_a_named_tuple_are_keys() -> None:
         assert built.classes(split) == ways and torch.equal(one.query.x, other.query.x)
 
 
-PRETRAINING = {"_target_": "metalearn.tasks.glyphs.glyph_pretraining", "train_classes": 6}
-
-
 @pytest.mark.parametrize(
     ("keys", "message"),
     [
@@ -48,7 +45,6 @@ PRETRAINING = {"_target_": "metalearn.tasks.glyphs.glyph_pretraining", "train_cl
         ({"image_size": None}, "dataset.image_size: missing; "),
         ({"wayz": 3}, "dataset.wayz: metalearn.tasks.glyphs.glyphs does not take it; did you mean ways?"),
         ({"episode": 3}, "dataset.episode: metalearn.tasks.glyphs.glyphs does not take it"),
-        (PRETRAINING | {"train_ways": 3}, f"dataset.train_ways: {PRETRAINING['_target_']} does not take it"),
         ({"ways": 1}, "dataset.ways=1: must be a whole number of at least 2; type dataset.ways=2 or more"),
         ({"seed": -1}, "dataset.seed=-1: "),
     ],

@@ -135,7 +135,7 @@ def test_a_run_can_start_from_a_published_model(run_dir: Path, published: Path, 
     [
         ["experiment=maml_sinusoid"],
         ["algorithm=r2d2", "model=resnet12", "model.widths=[4,4,4,4]"],
-        ["algorithm=finetune", "dataset=glyph_pretraining", "model.ways=${dataset.train_classes}"],
+        ["algorithm=finetune", "model.ways=400"],
         ["algorithm=fomaml", "dataset=mini_imagenet", "dataset.image_size=32", "model.filters=4", "precision=float64"],
         ["algorithm=protonet", "dataset.image_size=32", "model=torchvision", "model.name=shufflenet_v2_x0_5"],
         ["algorithm=anil", "inner=momentum", "model=module", "model.network._target_=tests.own_network.Small"],

@@ -94,5 +94,5 @@ def test_the_average_is_that_of_an_unpaused_run(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("key", ["trainer.ema_decay=0.9", "optimizer.clip_norm=1"])
 def test_a_split_network_has_no_average_and_no_clipping(key: str, tmp_path: Path) -> None:
-    message = run(tmp_path / "run", "experiment=split_omniglot", "dataset=glyph_pretraining", key, code=2)
+    message = run(tmp_path / "run", "experiment=split_omniglot", "dataset=glyph_characters", key, code=2)
     assert "strategy=split" in message
