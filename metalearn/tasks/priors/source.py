@@ -119,15 +119,7 @@ def one_by_one(table: Callable[[np.random.Generator, Shape], Any]) -> Callable[.
     """The `tables` of a rule that draws one table, x [rows, features] and y [rows]."""
 
     def tables(rngs: Sequence[np.random.Generator], shape: Shape) -> Any:
-        drawn = [table(rng, shape) for rng in rngs]
-        if not all(isinstance(pair, tuple | list) and len(pair) == 2 for pair in drawn):
-            return drawn[0]
-        try:
-            return tuple(np.stack([np.asarray(values) for values in part]) for part in zip(*drawn, strict=True))
-        except ValueError:  # of the wrong shape alone, so that the message names it
-            right = [(shape.rows, shape.features), (shape.rows,)]
-            wrong = next(pair for pair in drawn if [np.shape(values) for values in pair] != right)
-            return tuple(np.asarray(values)[None] for values in wrong)
+        return tuple(map(np.stack, zip(*(table(rng, shape) for rng in rngs), strict=True)))
 
     return tables
 
@@ -169,26 +161,14 @@ class PriorTasks(UnlimitedTasks):
             DataError: it does not.
         """
         group = index // self._group
-        one, again = (self._of(split, group, [index]) for _ in range(2))
+        one, again, other = (self._of(split, n // self._group, [n]) for n in (index, index, index + 1))
         if self._shape(split, group) != self._shape(split, group) or not _alike(one, again):
             raise self._wrong(
                 f"two calls for task {index} of {split} differ; let it draw from `rng` alone, and not from the clock, "
                 "a global generator or what an earlier call has left"
             )
-        beside = index ^ 1  # of the same group, unless this is the last task of an odd one
-        if beside // self._group == group:
-            both = self._of(split, group, [index, beside])
-            first, second = (Episode(*(Batch(x[n : n + 1], y[n : n + 1]) for x, y in both)) for n in range(2))
-            if not _alike(one, first):
-                raise self._wrong(f"task {index} of {split} differs where `tables` draws another one beside it")
-        else:
-            beside = index + 1
-            first, second = one, self._of(split, group + 1, [beside])
-        if _alike(first, second):
-            raise self._wrong(f"tasks {index} and {beside} of {split} are alike; let it draw from `rng`")
-        if is_constant(first) and is_constant(second):
-            value = first.query.y.flatten()[0]
-            raise self._wrong(f"the targets of task {index} of {split} are all {value:g}; nothing can be learned")
+        if _alike(one, other):
+            raise self._wrong(f"tasks {index} and {index + 1} of {split} are alike; let it draw from `rng`")
 
     def _shape(self, split: str, group: int) -> Shape:
         shape = self.prior.shape(self._seeds.generator(split, group, _SHAPE))
@@ -198,11 +178,9 @@ class PriorTasks(UnlimitedTasks):
             value = getattr(shape, name)
             if not isinstance(value, int | np.integer) or value < least:
                 raise self._wrong(f"shape(rng) gives {name}={value!r}; give a whole number of at least {least}")
-        context, is_count = shape.known, isinstance(shape.known, int | np.integer)
-        is_part = isinstance(context, float | np.floating) and 0 < context < 1
-        if not is_part and not (is_count and 1 <= context < shape.rows):
+        if not 0 < shape.known < (shape.rows if isinstance(shape.known, int | np.integer) else 1):
             raise self._wrong(
-                f"shape(rng) gives known={context!r} of {shape.rows} rows; give a whole number from 1 to "
+                f"shape(rng) gives known={shape.known!r} of {shape.rows} rows; give a whole number from 1 to "
                 f"{shape.rows - 1}, or a part of all rows, such as 0.6"
             )
         if (shape.classes is None) != (self._classes is None) or (shape.classes or 0) > (self._classes or 0):
@@ -227,34 +205,26 @@ class PriorTasks(UnlimitedTasks):
 
     def _validated(self, drawn: Any, shape: Shape, split: str, numbers: Sequence[int]) -> Tables:
         """The tables of a rule as float32, and their targets as int64 or float32."""
-        if not isinstance(drawn, tuple | list) or len(drawn) != 2:
-            raise self._wrong(f"a table is a {type(drawn).__name__}; give the pair x, y")
-        x, y, tasks = *map(np.asarray, drawn), len(numbers)
+        x, y = map(np.asarray, drawn)
         for name, values, expected in (("x", x, [shape.rows, shape.features]), ("y", y, [shape.rows])):
             if values.dtype.kind not in "biuf":
-                cell = values.flat[0] if values.size else None
-                raise self._wrong(
-                    f"{name} holds {values.dtype} ({cell!r:.40}), and must hold numbers; give each text a number, and "
-                    "NaN where a value is missing"
-                )
-            if list(values.shape) != [tasks, *expected]:
+                advice = "give each text a number, and NaN where a value is missing"
+                raise self._wrong(f"{name} holds {values.dtype}, and must hold numbers; {advice}")
+            if list(values.shape) != [len(numbers), *expected]:
                 raise self._wrong(f"{name} has the shape {list(values.shape[1:])}, and shape(rng) says {expected}")
         with np.errstate(over="ignore"):  # what float32 does not hold is infinite, and refused below
             x, y = x.astype(np.float32), y.astype(np.float32) if shape.classes is None else y
-        bad = np.isinf(x) if shape.missing else ~np.isfinite(x)
-        if bad.any():
-            advice = "" if shape.missing else "; if it stands for a missing value, give Shape(…, missing=True)"
-            raise self._wrong(f"x of task {numbers[int(np.argwhere(bad)[0, 0])]} of {split} has {x[bad][0]}{advice}")
+        bad_x = np.isinf(x) if shape.missing else ~np.isfinite(x)
+        for name, values, bad in (("x", x, bad_x), ("y", y, ~np.isfinite(y))):
+            if bad.any():
+                task, advice = numbers[int(np.argwhere(bad)[0, 0])], "a missing cell of x needs Shape(…, missing=True)"
+                raise self._wrong(f"{name} of task {task} of {split} has {values[bad][0]}; {advice}")
         if shape.classes is None:
-            if not np.isfinite(y).all():
-                task = numbers[int(np.argwhere(~np.isfinite(y))[0, 0])]
-                raise self._wrong(f"y of task {task} of {split} has numbers that are not finite")
             return x, y
-        if y.dtype.kind == "f":
-            raise self._wrong(f"y holds {y.dtype}, and classes={shape.classes} wants whole numbers; give y.astype(int)")
-        if y.min() < 0 or y.max() >= shape.classes:
+        if y.dtype.kind == "f" or y.min() < 0 or y.max() >= shape.classes:
             raise self._wrong(
-                f"y runs from {y.min()} to {y.max()}, and {shape.classes} classes are 0 to {shape.classes - 1}"
+                f"y holds {y.dtype} from {y.min()} to {y.max()}; {shape.classes} classes are the whole numbers 0 to "
+                f"{shape.classes - 1}"
             )
         return x, y.astype(np.int64)
 
