@@ -3,7 +3,6 @@
     metalearn data emoji                     one idea, drawn by up to nine designers: npm packages
     metalearn data kanji                     characters in the designs of many fonts: Debian packages
     metalearn data scripts                   letters of six scripts in the designs of the same fonts
-    metalearn data emoji --classes 20 --out try/emoji      the first 20 classes of each split
     metalearn data mini_imagenet --from ~/downloads        photographs that you have, in any layout that circulates
     metalearn data cub --from CUB_200_2011 --partial       what there is of them, if it is not as published
 
@@ -36,7 +35,6 @@ def main(arguments: Sequence[str]) -> int:
     parser = command_parser("data", __doc__)
     parser.add_argument("name", choices=[*DRAWN, *PHOTOGRAPHS], help="the data set")
     parser.add_argument("--out", type=Path, metavar="FOLDER", help="where it is made (default: METALEARN_DATA/NAME)")
-    parser.add_argument("--classes", type=whole(1), metavar="N", help="drawn sets: of each split; default: all")
     parser.add_argument("--from", type=Path, dest="source", metavar="FOLDER", help="photographs: where they lie")
     parser.add_argument("--partial", action="store_true", help="photographs: also those that are not as published")
     options = parser.parse_args(arguments)
@@ -44,15 +42,13 @@ def main(arguments: Sequence[str]) -> int:
         parser.error(f"{options.name} is drawn here: --from and --partial are for {', '.join(PHOTOGRAPHS)}")
     if options.name in PHOTOGRAPHS and options.source is None:
         parser.error(f"{options.name}: nothing is downloaded; type --from=/path/to/the/photographs")
-    if options.name in PHOTOGRAPHS and options.classes:
-        parser.error(f"{options.name} is written whole: --classes is for {', '.join(DRAWN)}")
 
     def make_set() -> int:
         logging.basicConfig(level=logging.INFO, format="%(message)s")
         out = options.out or Path(os.environ.get("METALEARN_DATA", "data"), options.name)
         from metalearn.datasets import make  # imports torch
 
-        made = make(options.name, out, source=options.source, classes=options.classes, partly=options.partial)
+        made = make(options.name, out, source=options.source, partly=options.partial)
         print(f"{out}: {len(made.classes)} classes, {made.total} pictures, SHA-256 {made.digest}")
         return OK
 

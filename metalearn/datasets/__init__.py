@@ -10,12 +10,11 @@ if TYPE_CHECKING:
     from metalearn.tasks.common.stored import DrawnSet
 
 
-def make(name: str, out: Path, *, source: Path | None, classes: int | None, partly: bool) -> "DrawnSet":
+def make(name: str, out: Path, *, source: Path | None, partly: bool) -> "DrawnSet":
     """Builds the set `name` in the folder `out`, or goes on with it.
 
     Args:
         source: where photographs lie; None: the set is drawn.
-        classes: of each split of a drawn set; None: all.
         partly: also photographs that are not as published.
 
     Raises:
@@ -28,5 +27,4 @@ def make(name: str, out: Path, *, source: Path | None, classes: int | None, part
         return collect(SETS[name](), source, out, partly=partly)
     from metalearn.datasets.designs import emoji, kanji, scripts
 
-    recipe = {"emoji": emoji, "kanji": kanji, "scripts": scripts}[name]
-    return recipe(classes).build(out)
+    return {"emoji": emoji, "kanji": kanji, "scripts": scripts}[name]().build(out)

@@ -37,7 +37,6 @@ from metalearn.datasets.drawing import (
     Listed,
     SetRecipe,
     designs_of,
-    few,
     listed,
     members,
 )
@@ -48,8 +47,8 @@ EMOJI_SIDE = 84
 RENDERER = "0.5.0"  # the version of resvg-py that has drawn the published pictures
 
 
-def emoji(classes: int | None = None) -> SetRecipe:
-    """The recipe of the emoji; None: all `classes` of each split, else the first ones.
+def emoji() -> SetRecipe:
+    """The recipe of the emoji.
 
     Raises:
         ConfigError: the renderer is missing, or is another version.
@@ -65,7 +64,7 @@ def emoji(classes: int | None = None) -> SetRecipe:
             f"resvg-py is version {resvg_py.__version__}, and {RENDERER} draws the published pictures: "
             f"pip install resvg-py=={RENDERER}"
         )
-    rows = few(listed(HERE / "emoji_classes.csv"), classes)
+    rows = listed(HERE / "emoji_classes.csv")
     designs = designs_of(HERE / "emoji_designs.csv")
     return SetRecipe(
         "emoji", f"resvg-py {RENDERER}", (EMOJI_SIDE, EMOJI_SIDE, 3), NPM, designs, rows, draw_emoji, distinct=False,
@@ -111,18 +110,18 @@ _SCALE, _EM = 2, 50
 _LEAST_INK = 12  # a character with less ink, in full pixels, is one that the font lists and does not draw
 
 
-def kanji(classes: int | None = None) -> SetRecipe:
-    """The recipe of the kanji; `classes` as for `emoji`."""
-    return _characters("kanji", classes)
+def kanji() -> SetRecipe:
+    """The recipe of the kanji."""
+    return _characters("kanji")
 
 
-def scripts(classes: int | None = None) -> SetRecipe:
-    """The recipe of the letters of six scripts; `classes` as for `emoji`."""
-    return _characters("scripts", classes)
+def scripts() -> SetRecipe:
+    """The recipe of the letters of six scripts."""
+    return _characters("scripts")
 
 
-def _characters(name: str, classes: int | None) -> SetRecipe:
-    rows = few(listed(HERE / f"{name}_classes.csv"), classes)
+def _characters(name: str) -> SetRecipe:
+    rows = listed(HERE / f"{name}_classes.csv")
     renderer = f"FreeType {features.version('freetype2')}"
     return SetRecipe(
         name, renderer, (CHARACTER_SIDE, CHARACTER_SIDE), APT, designs_of(HERE / "fonts.csv"), rows, draw_characters,

@@ -1,8 +1,8 @@
 """From packages of public registries to a drawn set: fetched, drawn design after design, put together, described.
 
 Packages are fetched by the registry's own client and read without unpacking. Nothing of a package is run. Version and
-SHA-256 of each are known before, and it is opened only if they are right. What has been fetched and drawn is kept in
-the folder .work until the set is whole, so that the same command goes on after any end.
+SHA-256 of each are known before, and it is opened only if they are right. What has been fetched is kept in the folder
+.work until the set is whole.
 """
 
 import csv
@@ -14,7 +14,6 @@ import os
 import shutil
 import subprocess
 import tarfile
-import zipfile
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
@@ -185,15 +184,10 @@ def designs_of(path: Path) -> list[Design]:
 
 
 def listed(path: Path) -> list[Listed]:
-    """The classes of a list, whose columns `key`, `name`, `split` and `digest` are read here."""
+    """The classes of a list, split after split; its columns `key`, `name`, `split` and `digest` are read here."""
     with path.open(encoding="utf-8", newline="") as file:
-        rows = list(csv.DictReader(file))
+        rows = sorted(csv.DictReader(file), key=lambda row: SPLITS[row["split"]])
     return [Listed(DrawnClass(row["key"], row["name"], row["split"], ()), row, row["digest"]) for row in rows]
-
-
-def few(classes: Sequence[Listed], count: int | None) -> list[Listed]:
-    """The first `count` classes of each split; None: all."""
-    return [one for split in SPLITS for one in [one for one in classes if one.one.split == split][:count]]
 
 
 def first_of_copies(drawn: Images) -> list[int]:
@@ -275,9 +269,9 @@ class SetRecipe:
         files = fetched(sorted(packages), self.client, work)
         parts = []
         for number, design in enumerate(self.designs, 1):
-            parts.append(self._part(design, files[design.package], work))
-            count = len(parts[-1][0])
-            log.info("%s: %s, %d drawings (%d of %d)", self.name, design.name, count, number, len(self.designs))
+            numbers, pictures = self.draw(design, files[design.package], self.classes)
+            parts.append((np.array(numbers, np.int64), pictures))
+            log.info("%s: %s, %d drawings (%d of %d)", self.name, design.name, len(numbers), number, len(self.designs))
         places, left_out = self._placed(parts)
         for row, of_class in zip(self.classes, places, strict=True):
             if len(of_class) < FEWEST:
@@ -296,23 +290,6 @@ class SetRecipe:
         write_atomically(out / ATTRIBUTION, self._attribution(made))
         shutil.rmtree(work, ignore_errors=True)
         return made
-
-    def _part(self, design: Design, package: Path, work: Path) -> tuple[NDArray[np.int64], Images]:
-        """What a design has of the classes: drawn before, or now."""
-        keys = [one.one.key for one in self.classes]
-        made_of = repr((self.name, self.version, self.shape, design, keys))
-        path = work / f"{design.name}-{hashlib.sha256(made_of.encode()).hexdigest()[:16]}.npz"
-        try:
-            with path.open("rb") as part, np.load(part, allow_pickle=False) as saved:  # numpy leaves half files open
-                return saved["classes"], saved["pictures"]
-        except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile):
-            pass  # not there, or not whole
-        numbers, pictures = self.draw(design, package, self.classes)
-        temporary = path.with_suffix(".tmp")
-        with writing(temporary), temporary.open("wb") as file:
-            np.savez(file, classes=np.array(numbers, np.int64), pictures=pictures)
-        temporary.replace(path)
-        return np.array(numbers, np.int64), pictures
 
     def _placed(self, parts: Sequence[tuple[NDArray[np.int64], Images]]) -> tuple[list[list[tuple[int, int]]], int]:
         """The drawings of each class as (design, place in its part), and how many copies are left out."""

@@ -497,7 +497,6 @@ def test_the_command_writes_finds_and_refuses(
         ("cub", "cub: nothing is downloaded; type --from=/path/to/the/photographs"),
         ("emoji --from x", "emoji is drawn here: --from and --partial are for mini_imagenet, "),
         ("kanji --partial", "kanji is drawn here"),
-        ("cub --from x --classes 2", "cub is written whole: --classes is for emoji, kanji, scripts"),
         ("imagenet --from x", "invalid choice: 'imagenet'"),
     ],
 )
