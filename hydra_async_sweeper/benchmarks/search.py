@@ -33,21 +33,20 @@ Search = Callable[[Problem, int], float]
 
 def random_search(problem: Problem, seed: int) -> float:
     """Every parameter uniform in its limits: an island that never has enough individuals to breed."""
-    settings, nobody = IslandSettings(seed=seed, pop_size=problem.evaluations), Populations(((),))
+    settings, nobody = IslandSettings(seed=seed, pop_size=problem.evaluations), Populations(((),), ())
     return min(loss_of(problem, offspring(n, nobody, problem.space, settings)) for n in range(problem.evaluations))
 
 
 def island_search(problem: Problem, seed: int, *, num_islands: int, pollination: bool = True) -> float:
     """Our islands of one worker each."""
     settings = IslandSettings(seed=seed, pop_size=POP_SIZE, num_islands=num_islands, pollination=pollination)
-    populations = Populations(((),) * num_islands)
-    best = float("inf")
+    trials: list[ScoredTrial] = []
+    losses: list[float] = []
     for number in range(problem.evaluations):
-        params = offspring(number, populations, problem.space, settings)
-        loss = loss_of(problem, params)
-        populations = fold([ScoredTrial(number, number, params, loss)], settings, populations)
-        best = min(best, loss)
-    return best
+        params = offspring(number, fold(trials, settings), problem.space, settings)
+        losses.append(loss_of(problem, params))
+        trials.append(ScoredTrial(number, number, params, losses[-1]))
+    return min(losses)
 
 
 def tpe(problem: Problem, seed: int) -> float:

@@ -15,7 +15,6 @@ from search_functions import PROBLEMS
 from hydra_async_sweeper.islands import (
     Individual,
     IslandSettings,
-    Populations,
     ScoredTrial,
     breed,
     fold,
@@ -78,17 +77,15 @@ def search(space: Space, settings: IslandSettings, count: int, slots: int = 1, f
     order = random.Random(slots)
     finished: list[ScoredTrial] = []
     running: list[tuple[int, Params]] = []
-    populations = Populations(((),) * settings.num_islands)
     number = 0
     while len(finished) < count:
         while len(running) < slots:
-            running.append((number, offspring(number, populations, space, settings)))
+            running.append((number, offspring(number, fold(finished, settings), space, settings)))
             number += 1
         ended, params = running.pop(order.randrange(slots))
         failed = failing and ended % failing == failing - 1
         loss = (None, math.nan, math.inf, -math.inf)[ended // failing % 4] if failed else loss_of(params)
         finished.append(ScoredTrial(len(finished), ended, params, loss))
-        populations = fold(finished[-1:], settings, populations)
     return finished
 
 
@@ -215,16 +212,6 @@ def test_the_first_trials_are_random_while_all_have_failed() -> None:
     settings = IslandSettings(seed=5, pop_size=2)
     failed = [ScoredTrial(told, told, suggest(told, [], PLAIN, settings), math.nan) for told in range(20)]
     assert suggest(20, failed, PLAIN, settings) == suggest(20, [], PLAIN, settings)
-
-
-@pytest.mark.parametrize("pollination", [True, False])
-@pytest.mark.parametrize("slots", [1, 4])
-def test_a_fold_continues_from_any_prefix(slots: int, pollination: bool) -> None:
-    settings = IslandSettings(seed=6, pop_size=4, num_islands=4, pollination=pollination)
-    finished = search(PLAIN, settings, 60, slots=slots)
-    whole = fold(finished, settings)
-    for cut in range(0, 61, 7):
-        assert fold(finished[cut:], settings, fold(finished[:cut], settings)) == whole
 
 
 def test_a_search_continues_from_what_a_file_holds() -> None:

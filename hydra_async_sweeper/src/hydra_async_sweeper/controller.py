@@ -53,11 +53,7 @@ class PruningWatch:
     """
 
     def __init__(
-        self,
-        study: Study,
-        pruner: optuna.pruners.BasePruner,
-        folder_of: Callable[[int], Path],
-        metric: str,
+        self, study: Study, pruner: optuna.pruners.BasePruner, folder_of: Callable[[int], Path], metric: str
     ) -> None:
         self._study, self._pruner, self._folder_of, self._metric = study, pruner, folder_of, metric
         self._read: dict[int, tuple[int, int]] = {}  # a trial's file, by its inode, and how far it was read
@@ -115,18 +111,10 @@ class SweepController:
     """
 
     def __init__(
-        self,
-        study: Study,
-        slots: TrialSlots,
-        settings: SweeperSettings,
-        *,
-        overrides_of: Callable[[StartedTrial], list[str]],
-        search: Search,
-        watch: PruningWatch | None,
-        view: "SweepView",
-        record: Callable[[], None],
-        again: str = "the same command",
-    ) -> None:
+        self, study: Study, slots: TrialSlots, settings: SweeperSettings, *,
+        overrides_of: Callable[[StartedTrial], list[str]], search: Search, watch: PruningWatch | None,
+        view: "SweepView", record: Callable[[], None], again: str = "the same command",
+    ) -> None:  # fmt: skip
         self._study, self._slots, self._settings, self._search = study, slots, settings, search
         self._overrides_of, self._watch, self._view, self._record = overrides_of, watch, view, record
         self._free, self._again = deque(range(settings.n_jobs)), again
@@ -197,7 +185,6 @@ class SweepController:
         return None if choice is None else self._study.begin(number, *choice)
 
     def _is_running(self, trial: StartedTrial) -> bool:
-        """Whether a trial with the same values is under way."""
         return any(other.params == trial.params for other, _ in self._running.values())
 
     def _start(self, trial: StartedTrial) -> None:

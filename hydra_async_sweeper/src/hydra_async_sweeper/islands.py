@@ -75,11 +75,10 @@ class Exchange(NamedTuple):
 
 
 class Populations(NamedTuple):
-    """The active individuals of each island, every exchange so far, and the place of the last result."""
+    """The active individuals of each island, and every exchange so far."""
 
-    islands: tuple[tuple[Individual, ...], ...]
-    exchanges: tuple[Exchange, ...] = ()
-    told: int = -1
+    islands: Sequence[Sequence[Individual]]
+    exchanges: Sequence[Exchange]
 
 
 def topology_of(count: int) -> list[list[int]]:
@@ -115,27 +114,19 @@ def breed(rng: random.Random, active: Sequence[Individual], space: Space, settin
     return _random(rng, space) if rng.random() < settings.random_init else child
 
 
-def fold(finished: Iterable[ScoredTrial], settings: IslandSettings, before: Populations | None = None) -> Populations:
+def fold(finished: Iterable[ScoredTrial], settings: IslandSettings) -> Populations:
     """The populations after the results, in the order in which they were told.
 
     A trial without a finite loss changes nothing.
-
-    Args:
-        before: the fold of all earlier results, to continue from.
     """
-    start = before or Populations(((),) * settings.num_islands)
-    assert len(start.islands) == settings.num_islands
-    populations = [list(island) for island in start.islands]
-    exchanges = list(start.exchanges)
-    told = start.told
+    populations: list[list[Individual]] = [[] for _ in range(settings.num_islands)]
+    exchanges: list[Exchange] = []
     for trial in finished:
-        assert trial.told > told, "the results are sorted by told"
-        told = trial.told
         if trial.loss is not None and math.isfinite(trial.loss):
             home = trial.number % settings.num_islands
             populations[home].append(Individual(trial.number, home, trial.params, trial.loss))
-            exchanges += _exchange(told, home, populations, settings)
-    return Populations(tuple(map(tuple, populations)), tuple(exchanges), told)
+            exchanges += _exchange(trial.told, home, populations, settings)
+    return Populations(populations, exchanges)
 
 
 def _exchange(told: int, source: int, populations: list[list[Individual]], settings: IslandSettings) -> list[Exchange]:
