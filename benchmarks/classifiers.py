@@ -1,7 +1,6 @@
 """What few pictures of a dozen classes are worth, by several ways to learn them: a table in Markdown.
 
     python benchmarks/classifiers.py --seeds 20
-    python benchmarks/classifiers.py --minutes 5
 
 The twelve classes of tests/drawn_pictures.py are drawn for each seed: eight pictures of each to learn from, ten to be
 asked. All ways have the same features, those of EfficientNet-Lite0.
@@ -29,7 +28,7 @@ from metalearn.api.results import wilson
 from metalearn.classifier.backbones import features_of
 from metalearn.classifier.classifier import PictureClassifier
 from metalearn.classifier.heads import HEADS, centred
-from metalearn.cli.arguments import real, whole
+from metalearn.cli.arguments import whole
 from metalearn.reporting.provenance import made_with
 from tests import drawn_pictures
 
@@ -126,14 +125,13 @@ def measure_seed(options: argparse.Namespace, seed: int) -> tuple[dict[str, tupl
     """For each way the right answers and the seconds; the rest as of `measure`."""
     support, asked = drawn(seed)
     began = time.process_time()
-    ours = PictureClassifier(seed=seed, minutes=options.minutes or 0).fit(support.images, support.y.tolist())
+    ours = PictureClassifier(seed=seed).fit(support.images, support.y.tolist())
     seconds = time.process_time() - began
-    tuned = ours.report_.get("tuning", {}).get("kept", False)
-    backbone = PictureClassifier().opened() if tuned else ours.opened()
+    backbone = ours.opened()
     q = features_of(backbone, all_seen(asked.images, backbone.form, "X"))
-    z = features_of(backbone, all_seen(support.images, backbone.form, "X")) if tuned else ours._features
+    z = ours._features
     problem = Problem(support, asked, z, q)
-    predicted = ours.predict(asked.images) if tuned else _asked(ours, q)
+    predicted = _asked(ours, q)
     right = int((torch.from_numpy(np.asarray(predicted)) == asked.y).sum())
     results = {OURS: (right, seconds)}
     low, high = ours.report_["interval95"]
@@ -176,7 +174,6 @@ def promises(promised: Sequence[Promise]) -> Iterator[str]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=whole(1), default=3, help="how many times (default: 3)")
-    parser.add_argument("--minutes", type=real, help="of tuning, as for metalearn fit")
     options = parser.parse_args()
     torch.set_num_threads(1)
     load = os.getloadavg()[0]

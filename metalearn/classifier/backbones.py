@@ -4,7 +4,6 @@ import copy
 import difflib
 import hashlib
 import importlib
-import importlib.util
 import io
 import logging
 from collections.abc import Mapping, Sequence
@@ -66,30 +65,15 @@ class Backbone:
         features: Tensor = self.network(pictures.permute(0, 3, 1, 2).float() / 255)
         return features
 
-    def with_weights(self, weights: Mapping[str, Tensor]) -> "Backbone":
-        """This one, with these weights in place of those of the same names.
-
-        Raises:
-            ConfigError: it has no such weights.
-        """
-        network = copy.deepcopy(self.network)
-        parameters, digest = dict(network.named_parameters()), hashlib.sha256(self.digest.encode())
-        for name in sorted(weights):
-            value, old = weights[name], parameters.get(name)
-            if old is None or old.shape != value.shape or old.dtype != value.dtype:
-                raise ConfigError(f"backbone={self.name}: has no weight {name}, {list(value.shape)}, that was tuned")
-            old.data.copy_(value)
-            digest.update(name.encode() + value.numpy().tobytes())
-        return replace(self, network=network, digest=digest.hexdigest(), note=f"{self.note}; its last layers tuned")
-
 
 def backbone_of(name: str | nn.Module | Backbone = DEFAULT, weights: str | None = None) -> Backbone:
-    """A backbone by its name: `efficientnet_lite0`; a key of `HEADS`, a network of torchvision; or `timm:NAME`. Or
-    one of code: a module is shown pictures as `of_module` does by default.
+    """A backbone by its name: `efficientnet_lite0`; a key of `HEADS`, a network of torchvision; or `timm:NAME`.
+    Or one of code: a module is shown pictures as `of_module` does by default.
 
     Args:
-        weights: None: those that the name stands for, downloaded by its library if they are not there. Else the path
-            of a state dict, or torchvision's name of weights, or for timm `pretrained`.
+        weights: None: those that the name stands for, downloaded by its library if they are not there. Of
+            `efficientnet_lite0`, or a network of torchvision or timm: the path of a state dict, or torchvision's name
+            of weights, or for timm `pretrained`.
 
     Raises:
         ValueError: a name that is not known, weights that are not there or not of this network, a missing package.
@@ -254,7 +238,11 @@ def _of_torchvision(name: str, weights: str | None) -> Backbone:
 
 def _of_timm(name: str, weights: str | None) -> Backbone:
     """A network of timm without its classifier: its features are pooled as timm does."""
-    timm, key = _package("timm", f"timm:{name}"), f"backbone=timm:{name}"
+    key = f"backbone=timm:{name}"
+    try:
+        timm: Any = importlib.import_module("timm")
+    except ImportError as error:
+        raise ConfigError(f"{key}: timm is not installed; type {install('backbones')}") from error
     if not timm.is_model(name):
         near = ", ".join(difflib.get_close_matches(name, timm.list_models(), n=3, cutoff=0))
         raise ConfigError(f"{key}: timm has no such network; nearest are {near}")
@@ -292,12 +280,6 @@ class _Normalised(nn.Module):
     def forward(self, pictures: Tensor) -> Tensor:
         features: Tensor = self.network((pictures - self.get_buffer("mean")) / self.get_buffer("std"))
         return features.mean(dim=(2, 3)) if features.dim() == 4 else features
-
-
-def _package(name: str, backbone: str) -> Any:
-    if importlib.util.find_spec(name) is None:
-        raise ConfigError(f"backbone={backbone}: {name} is not installed; type {install('backbones')}")
-    return importlib.import_module(name)
 
 
 def _not_there(key: str, error: BaseException, advice: str) -> ConfigError:

@@ -7,9 +7,8 @@ import os
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -19,7 +18,7 @@ from torch import Tensor, nn
 
 from metalearn.api.pictures import all_seen, listed, seen, support_in
 from metalearn.checks import one_of, real_number, whole_number
-from metalearn.classifier import tuning, validation
+from metalearn.classifier import validation
 from metalearn.classifier.backbones import DEFAULT, OF_CODE, Backbone, backbone_of, features_from_cache, features_of
 from metalearn.classifier.heads import AUTO, HEADS, State, centred, class_means
 from metalearn.classifier.saved import MOST_CLASSES, MOST_SHOWN, Saved, Weights
@@ -121,26 +120,22 @@ class Answer(NamedTuple):
 
 
 class PictureClassifier:
-    """Classes of pictures, learned from a few pictures of each: features of a pretrained network, which stays as it is
-    unless there are `minutes`, and the head that is right most often in cross-validation over these classes.
+    """Classes of pictures, learned from a few pictures of each: features of a pretrained network, which stays as it is,
+    and the head that is right most often in cross-validation over these classes.
 
     It has the methods of scikit-learn's classifiers. A picture is a path, one of Pillow's, an array [h, w, 3] or
     [h, w], the bytes of a file, or an open file. Several threads may ask it at once.
 
     Args:
-        backbone: `efficientnet_lite0`, which the extra `pictures` brings; a network of torchvision
-            that takes pretrained weights, such as `resnet18`; `timm:NAME`; an nn.Module;
-            or what `metalearn.classifier.backbones.of_module` gives.
+        backbone: `efficientnet_lite0`, which the extra `pictures` brings; a network of torchvision that takes
+            pretrained weights, such as `resnet18`; `timm:NAME`; an nn.Module; or what
+            `metalearn.classifier.backbones.of_module` gives.
         weights: of a network by name, as `backbone_of` takes them.
         head: one of `metalearn.classifier.heads.HEADS`, or `auto`, which compares them.
         folds: parts of the cross-validation.
-        seed: of the division into folds, and of the episodes of tuning.
-        minutes: for tuning the last layers of the network on episodes of these classes; 0: they stay as they are.
-            They also stay so if nested cross-validation does not find the tuned ones better. Ctrl-C ends the tuning as
-            the end of the time does.
+        seed: of the division into folds.
         threshold: the similarity to the nearest class mean, from -1 to 1, below which a picture is none of the classes;
             `auto`: cross-validation chooses it; None: every picture is named.
-        steps: of tuning, at most. As many steps give the same bits, on the same processor and with as many threads.
 
     Attributes:
         classes_: the labels, sorted.
@@ -155,15 +150,10 @@ class PictureClassifier:
         head: str = AUTO,
         folds: int = validation.FOLDS,
         seed: int = 0,
-        minutes: float = 0,
-        steps: int = tuning.STEPS,
         threshold: float | str | None = AUTO,
     ) -> None:
         self.backbone, self.weights, self.head, self.folds, self.seed = backbone, weights, head, folds, seed
-        self.minutes, self.steps, self.threshold = minutes, steps, threshold
-
-    _tuned: Mapping[str, Tensor] = MappingProxyType({})
-    """Weights in place of those of the backbone."""
+        self.threshold = threshold
 
     # Learning
 
@@ -187,16 +177,9 @@ class PictureClassifier:
 
     def fit_collected(self, collected: Collected) -> "PictureClassifier":
         """As `fit`, from decoded pictures."""
-        real_number("minutes", self.minutes, at_least=0)
-        whole_number("steps", self.steps, at_least=1)
         if self.threshold not in (AUTO, None):
             real_number("threshold", self.threshold, at_least=-1)
-        if self._tuned:  # by what it has learned before
-            self._tuned = {}
-            self.__dict__.pop("_opened", None)
         self._learn_features(features_from_cache(self.opened(), collected.pictures), collected.labels, collected.names)
-        if self.minutes:
-            self._tune(collected)
         self._shown: dict[str, Tensor] = {}
         return self._show(collected)
 
@@ -209,37 +192,11 @@ class PictureClassifier:
         order = torch.argsort(y, stable=True)  # so that the folds are the same, in whatever order the classes came
         self.classes_ = np.array(classes)
         self._features, self._y, self._names = features[order], y[order], [names[i] for i in order.tolist()]
-        self.report_: dict[str, Any] = (
-            validation.report_of_changed(self.report_, self._y, len(classes))
-            if self._tuned
-            else validation.report_of(self._features, self._validation())
-        )
+        heads, named = list(HEADS) if self.head == AUTO else [self.head], [str(label) for label in classes]
+        over = validation.Validation(self._y, named, self._names, heads, self.folds, self.seed)
+        self.report_: dict[str, Any] = validation.report_of(self._features, over)
         self._learn(self.report_["head"])
         self._origin = made_with()
-
-    def _validation(self) -> validation.Validation:
-        classes, heads = [str(label) for label in self.classes_.tolist()], list(HEADS)
-        if self.head != AUTO:
-            heads = [self.head]
-        return validation.Validation(self._y, classes, self._names, heads, self.folds, self.seed)
-
-    def _tune(self, collected: Collected) -> None:
-        """Tunes the last layers, and keeps them if they are better."""
-        backbone, over = self.opened(), self._validation()
-        order = torch.argsort(_sorted_classes(collected.labels)[1], stable=True)
-        pictures = [collected.pictures[i] for i in order.tolist()]
-        made = tuning.tune(
-            backbone, pictures, self._y, over.fold(), minutes=self.minutes, steps=self.steps, seed=self.seed
-        )
-        if made is None:
-            self.report_["tuning"] = {"steps": 0, "kept": False}
-            return
-        self.report_ = validation.report_with_tuned(self.report_, self._features, made.by_fold, over)
-        self.report_["tuning"]["steps"] = made.steps
-        if self.report_["tuning"]["kept"]:
-            self._tuned, self._opened = made.weights, backbone.with_weights(made.weights)
-            self._features = features_from_cache(self._opened, pictures)
-            self._learn(self.report_["head"])
 
     def _show(self, collected: Collected) -> "PictureClassifier":
         """Notes in the report a picture near the mean of each class, and the known picture nearest to each one
@@ -364,8 +321,7 @@ class PictureClassifier:
     def opened(self) -> Backbone:
         """The backbone, read once."""
         if not hasattr(self, "_opened"):
-            backbone = backbone_of(self.backbone, self.weights)
-            self._opened = backbone.with_weights(self._tuned) if self._tuned else backbone
+            self._opened = backbone_of(self.backbone, self.weights)
         return self._opened
 
     # Changing
@@ -431,16 +387,15 @@ class PictureClassifier:
         self._check_fitted()
         backbone = self.opened()
         weights = None if backbone.packaged or not backbone.state else Weights(backbone.state, backbone.licence)
-        folder = Path(path)
-        self._saved().write(folder, replace=replace, weights=weights, command=command)
-        if replace and (folder / CARD).exists():
+        self._saved().write(Path(path), replace=replace, weights=weights, command=command)
+        if replace and (Path(path) / CARD).exists():
             log.warning("%s: %s tells of the classifier before; type metalearn export for a new one", path, CARD)
 
     def _saved(self) -> Saved:
         backbone, settings = self.opened(), {name: getattr(self, name) for name in SETTINGS}
         return Saved(
             backbone.name, backbone.named, backbone.digest, settings, self.classes_.tolist(), self._names,
-            self.report_, self._origin, self._features, self._y, self._tuned, self._shown,
+            self.report_, self._origin, self._features, self._y, self._shown,
         )  # fmt: skip
 
     def export(
@@ -515,7 +470,6 @@ class PictureClassifier:
             "Network": f"{backbone.name}, {backbone.named or 'weights'}; SHA-256, with how pictures are shown, "
             f"{backbone.digest}",
             "Head": report["head"],
-            "Tuning": validation.compared(report["tuning"]) if report.get("tuning") else "",
             "Licence of the weights": licence or "not known",
             **{item.capitalize(): origin.get(item, "not known") for item in ("date", "commit", "versions", "hardware")},
         }
@@ -592,20 +546,19 @@ class PictureClassifier:
         Raises:
             ValueError: the folder is damaged, or the weights are not those that it was made with.
         """
-        saved, brought = Saved.read(Path(path), key)
+        saved, its_weights = Saved.read(Path(path), key)
         if backbone is None and saved.backbone.startswith(OF_CODE):
             raise ConfigError(
                 f"{key}={path}: was made with {saved.backbone}; give it in Python: load(…, backbone=network)"
             )
-        if weights is None and backbone is None and brought is not None:
-            weights = str(brought)
+        if weights is None and backbone is None and its_weights is not None:
+            weights = str(its_weights)
         if saved.backbone != DEFAULT and weights is None and backbone is None:
             raise ConfigError(
                 f"{key}={path}: was made with {saved.backbone} and weights that are not in it; name them: "
                 f"weights={saved.weights}"
             )
         made = cls(backbone or saved.backbone, weights=weights, **saved.settings)
-        made._tuned = saved.tuned
         if made.opened().digest != saved.digest or made.opened().width != saved.features.shape[1]:
             raise ConfigError(f"{key}={path}: was made with other weights of {saved.backbone}; name those")
         made.classes_, made.report_, made._origin = np.array(saved.classes), saved.report, saved.origin

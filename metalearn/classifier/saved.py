@@ -12,7 +12,7 @@ from torch import Tensor
 
 from metalearn.checks import one_of
 from metalearn.classifier.heads import HEADS
-from metalearn.classifier.validation import compared, strangers_in_words, twice_in_words
+from metalearn.classifier.validation import strangers_in_words, twice_in_words
 from metalearn.errors import ConfigError
 from metalearn.models.common.pretrained import LICENCE, NAMED
 from metalearn.reporting.charts import Line, chart
@@ -30,7 +30,7 @@ CLASSIFIER = Kind("classifier", 2, {
 
 WEIGHTS, REPORT = "backbone.safetensors", "report.html"
 
-_TUNED, _SHOWN = "tuned.", "shown."  # begin the names of tuned weights, and of small pictures
+_SHOWN = "shown."  # begins the names of small pictures
 
 
 class Weights(NamedTuple):
@@ -51,7 +51,6 @@ class Saved:
         report: as `validation.report_of` gives it.
         origin: of the report: as `metalearn.reporting.provenance.made_with` gives it.
         features, labels: of the pictures, float32 [n, width], and their places in `classes`, int64 [n].
-        tuned: weights in place of the network's own, float32, by name; empty if it was not tuned.
         shown: small pictures of the page, uint8 [h, w, 3], by name.
     """
 
@@ -65,26 +64,23 @@ class Saved:
     origin: dict[str, str]
     features: Tensor
     labels: Tensor
-    tuned: Mapping[str, Tensor]
     shown: Mapping[str, Tensor]
 
-    def write(self, folder: Path, *, replace: bool, weights: Weights | None, command: str | None) -> None:
+    def write(self, folder: Path, *, replace: bool, weights: Weights | None, command: str) -> None:
         """Writes the folder: a reader, also after a kill, finds the classifier before or this one.
 
         Args:
             replace: the folder may hold a classifier, which this one was made of.
             weights: of the network, if the folder is to have them.
-            command: that has made it so, empty if that was none; None: the folder has no page, as of `fill`.
+            command: that has made it so, empty if that was none.
 
         Raises:
             ConfigError: there is something else there, or it cannot be written.
         """
-        place = form.replacing("path", folder, CLASSIFIER) if replace else whole_folder("path", folder)
-        with place as temporary:
-            old, commands = replace and kind_of(folder) == CLASSIFIER.name, None
-            if command is not None:
-                before_it = form.load_meta(folder, CLASSIFIER)["commands"] if old else []
-                commands = [*before_it, *([command] if command else [])]
+        old = replace and kind_of(folder) == CLASSIFIER.name
+        with form.replacing("path", folder, CLASSIFIER) if replace else whole_folder("path", folder) as temporary:
+            before = form.load_meta(folder, CLASSIFIER)["commands"] if old else []
+            commands = [*before, *([command] if command else [])]
             self.fill(temporary, weights, commands, folder.resolve().name)
 
     def fill(
@@ -94,7 +90,6 @@ class Saved:
         commands, which name folders of this machine, it has no page and no pictures."""
         content = {field: value for field, value in vars(self).items() if not isinstance(value, Tensor)}
         tensors = {"features": self.features, "labels": self.labels}
-        tensors |= {_TUNED + key: value for key, value in content.pop("tuned").items()}
         shown = content.pop("shown")
         if weights is not None:
             whole = {key: value.contiguous() for key, value in weights.state.items()}
@@ -108,7 +103,7 @@ class Saved:
 
     @classmethod
     def read(cls, folder: Path, key: str) -> tuple["Saved", Path | None]:
-        """What a folder holds, and the file of its weights, if it has one.
+        """What a folder holds, and the file of its network's weights, if it has one.
 
         Raises:
             ConfigError: it is damaged, or not one that `write` has written.
@@ -128,11 +123,8 @@ class Saved:
             raise ConfigError(
                 f"{key}={folder}: is no classifier that can be used: {error}; make it again by metalearn fit"
             ) from error
-        tuned = {name.removeprefix(_TUNED): tensors.pop(name) for name in list(tensors) if name.startswith(_TUNED)}
-        content = meta | tensors | {"tuned": tuned, "shown": shown}
-        brought = place / WEIGHTS
-        saved = cls(**{item.name: content[item.name] for item in fields(cls)})
-        return saved, brought if brought.exists() else None
+        content, weights = meta | tensors | {"shown": shown}, place / WEIGHTS
+        return cls(**{item.name: content[item.name] for item in fields(cls)}), weights if weights.exists() else None
 
 
 def _named(names: Sequence[str], tensors: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -176,7 +168,6 @@ def classifier_page(
     names = list(map(str, classes))
     about = {
         "head": report["head"],
-        **({"tuning": compared(report["tuning"])} if report.get("tuning") else {}),
         "learned from": f"{report['learned_from']} pictures of {report['classes']} classes",
         "“none of these”": strangers_in_words(report["strangers"], threshold),
         "calibration": f"probabilities are off by {report['calibration_error']:.1%} (expected calibration error)",

@@ -22,7 +22,6 @@ SHARPEST = 1000.0  # the largest sharpness that is tried
 _SHARP = 10.0  # the sharpness of scores where no picture is left to measure it with
 _DRAWS = 5  # random choices of the pictures for each point of the learning curve
 _ONE_EACH = "every class has one picture; add pictures"
-_OTHER_CLASSES = "its network was tuned on these pictures, so it would be too good; fit again to measure it"
 
 log = logging.getLogger("metalearn")
 
@@ -73,14 +72,11 @@ class Validation(NamedTuple):
     folds: int
     seed: int
 
-    def fold(self) -> Tensor:
-        """As `folds_of`."""
-        return folds_of(self.y, len(self.classes), most=self.folds, seed=self.seed)
-
 
 def report_of(features: Tensor, over: Validation) -> dict[str, Any]:
     """Chooses the head by the features [n, width] of the pictures, and says what to expect of it, as plain values."""
-    y, k, fold = over.y, len(over.classes), over.fold()
+    y, k = over.y, len(over.classes)
+    fold = folds_of(y, k, most=over.folds, seed=over.seed)
     asked = fold >= 0
     if not asked.any():
         log.warning("every class has one picture, so there is none to measure the accuracy with; add pictures")
@@ -90,7 +86,7 @@ def report_of(features: Tensor, over: Validation) -> dict[str, Any]:
     head = chosen_head(validated, y, asked)
     unknown = strangers(features, y, k, validated.near)
     curve = learning_curve(features, y, k, head, seed=over.seed)
-    figures = _figures(validated, validated.scores[head].argmax(dim=1), head, asked, over)
+    figures = _figures(validated, head, asked, over)
     return {
         "head": head, "classes": k, "learned_from": len(y), **figures,
         "threshold": None if unknown is None else unknown.threshold,
@@ -100,66 +96,12 @@ def report_of(features: Tensor, over: Validation) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def report_of_changed(report: Mapping[str, Any], y: Tensor, k: int) -> dict[str, Any]:
-    """The report of a classifier whose network was tuned, after pictures came or went: it has no new figures.
-
-    Args:
-        report: the one before.
-        y: the classes of its pictures, [n] int64, of `k`.
-    """
-    log.warning("accuracy: not known: %s", _OTHER_CLASSES)
-    stays = {name: report[name] for name in ("head", "sharpness", "threshold", "tuning")}
-    if k < 3:  # as in `strangers`
-        stays["threshold"] = None
-    return stays | {"accuracy": None, "classes": k, "learned_from": len(y), "unknown": _OTHER_CLASSES}
-
-
-def report_with_tuned(
-    report: Mapping[str, Any], features: Tensor, by_fold: Sequence[Tensor], over: Validation
-) -> dict[str, Any]:
-    """The report, after the frozen network was compared with tuned ones by nested cross-validation: for each fold, the
-    others choose the head, and a network that they have tuned gives the features.
-
-    Args:
-        report: of the frozen network, which `report_of` has made of these `features`.
-        by_fold: for each fold the features [n, width] of its network.
-
-    Returns:
-        With `tuning`: the accuracy of both, and whether the tuned one is better by more than one standard error of the
-        difference; if so, all other figures are of the tuned one.
-    """
-    y, k, heads, fold = over.y, len(over.classes), over.heads, over.fold()
-    asked = fold >= 0
-    validated = [cross_validated(of_network, y, k, heads, fold) for of_network in (features, by_fold)]
-    answers = [torch.zeros_like(y) for _ in validated]
-    for number in range(len(by_fold)):
-        head = _head_for_fold(features, fold != number, over)
-        for answer, scored in zip(answers, validated, strict=True):
-            answer[fold == number] = scored.scores[head][fold == number].argmax(dim=1)
-    right = [(answer == y)[asked] for answer in answers]
-    gained, lost = int((right[1] & ~right[0]).sum()), int((right[0] & ~right[1]).sum())
-    better = gained - lost > math.sqrt(gained + lost)
-    comparison = {"frozen": _fraction(right[0]), "tuned": _fraction(right[1]), "kept": better}
-    if not better:
-        return dict(report) | {"tuning": comparison}
-    tuned = validated[1]
-    # The network has learned every class, so none is left to be a stranger: this threshold loses as many pictures of
-    # the classes.
-    threshold, unknown = None, None
-    if report["strangers"] is not None:
-        near = tuned.near[asked]
-        threshold = near.quantile(report["strangers"]["wrong"]).item()
-        unknown = {"found": None, "wrong": (near < threshold).double().mean().item()}
-    return dict(report) | _figures(tuned, answers[1], report["head"], asked, over) | {
-        "threshold": threshold, "strangers": unknown, "by_shots": {}, "with_twice": None, "tuning": comparison,
-    }  # fmt: skip
-
-
-def _figures(validated: CrossValidation, answers: Tensor, head: str, asked: Tensor, over: Validation) -> dict[str, Any]:
-    """The figures of the answers [n] to the pictures that are `asked`, and of the probabilities by this head."""
+def _figures(validated: CrossValidation, head: str, asked: Tensor, over: Validation) -> dict[str, Any]:
+    """The figures of the answers by this head to the pictures that are `asked`."""
     classes, names = over.classes, over.names
     places, k = torch.nonzero(asked).flatten().tolist(), len(classes)
-    answers, truth, scores = answers[asked], over.y[asked], validated.scores[head][asked]
+    truth, scores = over.y[asked], validated.scores[head][asked]
+    answers = scores.argmax(dim=1)
     right, sharpness = answers == truth, sharpness_of(scores, truth)
     far_first = right[validated.near[asked].argsort(stable=True)]
     refused = sorted({len(right) * part // _PARTS for part in range(_PARTS)})
@@ -188,16 +130,6 @@ def _fraction(right: Tensor) -> float:
 # Words
 
 
-def compared(tuning: Mapping[str, Any]) -> str:
-    """The comparison of the frozen network with the tuned one, in words."""
-    if "tuned" not in tuning:
-        return "no step fitted into the time; the network stays as it is"
-    return (
-        f"{tuning['steps']} steps; nested cross-validation: frozen {tuning['frozen']:.1%}, tuned "
-        f"{tuning['tuned']:.1%}; the {'tuned' if tuning['kept'] else 'frozen'} network is kept"
-    )
-
-
 def twice_in_words(report: Mapping[str, Any]) -> str:
     """What to expect of twice as many pictures, in words; else empty."""
     value = report.get("with_twice")
@@ -212,12 +144,8 @@ def strangers_in_words(figures: Mapping[str, Any] | None, threshold: float | str
         return f"said of pictures whose similarity to every class is below {threshold:g}"
     if figures is None:
         return "needs three classes or more"
-    share = figures["found"]
-    if share is None:
-        words = "how many of other things is not known, since its network was tuned on all classes"
-    else:
-        words = f"of {share:.0%} of those of a class left out"
-    return f"said of about {figures['wrong']:.0%} of new pictures of these classes, and {words}"
+    share = f"{figures['found']:.0%} of those of a class left out"
+    return f"said of about {figures['wrong']:.0%} of new pictures of these classes, and of {share}"
 
 
 # Cross-validation
@@ -239,28 +167,13 @@ def folds_of(y: Tensor, k: int, *, most: int = FOLDS, seed: int = 0) -> Tensor:
     return fold
 
 
-def _head_for_fold(features: Tensor, others: Tensor, over: Validation) -> str:
-    """The head that cross-validation over the other pictures chooses."""
-    y, k, heads = over.y[others], len(over.classes), over.heads
-    inner = folds_of(y, k, most=over.folds, seed=over.seed)
-    if len(heads) == 1 or not (inner >= 0).any():
-        return heads[0]
-    return chosen_head(cross_validated(features[others], y, k, heads, inner), y, inner >= 0)
-
-
-def cross_validated(
-    features: Tensor | Sequence[Tensor], y: Tensor, k: int, heads: Sequence[str], fold: Tensor
-) -> CrossValidation:
-    """Each picture scored by heads that have learned from the other folds.
-
-    Args:
-        features: [n, width], or these for each fold.
-    """
+def cross_validated(features: Tensor, y: Tensor, k: int, heads: Sequence[str], fold: Tensor) -> CrossValidation:
+    """Each picture scored by heads that have learned from the other folds."""
     scores = {head: torch.full((len(y), k), float("nan"), dtype=torch.float64) for head in heads}
     near = torch.full((len(y),), float("nan"), dtype=torch.float64)
     for number in range(int(fold.max()) + 1):
-        asked, of_fold = fold == number, features if isinstance(features, Tensor) else features[number]
-        near[asked], of_heads = _asked_of_others(of_fold, y, k, heads, fold != number, asked)
+        asked = fold == number
+        near[asked], of_heads = _asked_of_others(features, y, k, heads, fold != number, asked)
         for head, values in zip(heads, of_heads, strict=True):
             scores[head][asked] = values
     return CrossValidation(scores, near)

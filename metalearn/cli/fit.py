@@ -4,7 +4,6 @@ The features of a pretrained network stay as they are; a head learns from them. 
 chooses the head, and says what to expect of new pictures. `metalearn predict` asks the classifier.
 
   metalearn fit animals --out classifier
-  metalearn fit animals --out classifier --minutes 5
   metalearn predict classifier new_pictures --out answers.csv
   metalearn add classifier more_animals
   metalearn remove classifier cat dog
@@ -23,8 +22,8 @@ from typing import TYPE_CHECKING
 
 from metalearn.app import fit_table
 from metalearn.app.process import BAD_CONFIG, FAILED, OK, exit_code_of_process, importing, report_error, set_up_process
-from metalearn.cli.arguments import command_parser, names, real, similarity, typed, whole
-from metalearn.errors import ConfigError, log_to_stderr, printable
+from metalearn.cli.arguments import command_parser, names, similarity, typed, whole
+from metalearn.errors import log_to_stderr, printable
 from metalearn.storage.files import refuse_used
 
 if TYPE_CHECKING:
@@ -65,10 +64,6 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument(
         "--strict", action="store_true", help="refuse damaged pictures and copies; else they are passed over"
     )
-    parser.add_argument(
-        "--minutes", type=real, help="tune the last layers of the network for this time, and keep that if it helps"
-    )
-    parser.add_argument("--steps", type=whole(1), help="tune for at most this number of steps (default: 100)")
     parser.add_argument("--threads", type=whole(1), default=1, help="threads of torch (default: 1)")
     add_threshold(parser, "auto")
     of_table = parser.add_argument_group("of a table")
@@ -81,30 +76,25 @@ def main(arguments: Sequence[str]) -> int:
     of_table.add_argument("--plugins", type=names, metavar="PACKAGE,…", help="packages of yours, whose code may run")
     options = parser.parse_args(arguments)
     if options.folder.suffix.lower() in fit_table.SUFFIXES:
-        for_pictures = ("backbone", "weights", "head", "strict", "minutes", "steps", "threshold")
+        for_pictures = ("backbone", "weights", "head", "strict", "threshold")
         others = [f"--{name}" for name in for_pictures if getattr(options, name) != parser.get_default(name)]
         return fit_table.fit(options, others)
     others = [f"--{name}" for name in ("target", "network", "plugins") if getattr(options, name) is not None]
     if others:
         parser.error(f"{', '.join(others)}: of a table; type a file that ends in .csv or .parquet, or leave it out")
     refuse_used("--out", options.out)
-    if options.steps is not None and options.minutes is None:
-        raise ConfigError(f"--steps={options.steps}: is for tuning; type --minutes 5 as well")
     set_up(options.threads)
     from metalearn.classifier.backbones import DEFAULT
     from metalearn.classifier.classifier import PictureClassifier, collect
-    from metalearn.classifier.tuning import STEPS
 
     classifier = PictureClassifier(
         options.backbone or DEFAULT, weights=options.weights, head=options.head, folds=options.folds,
-        minutes=options.minutes or 0, steps=options.steps or STEPS, threshold=options.threshold,
+        threshold=options.threshold,
     )  # fmt: skip
     backbone = classifier.opened()
     print(f"features: {backbone.note}", flush=True)
     collected = collect(options.folder, backbone.form, key="FOLDER=", strict=options.strict)
     print(f"{len(set(collected.labels))} classes, {len(collected.pictures)} pictures", flush=True)
-    if options.minutes:
-        print(f"tuning for {options.minutes:g} minutes at most; Ctrl-C ends it, and keeps what helps", flush=True)
     classifier.fit_collected(collected)
     classifier.save(options.out, command=typed("fit", arguments))
     print(printable("\n".join([*summary(classifier), f"all in {options.out}; open report.html there"])))
@@ -193,7 +183,7 @@ def set_up(threads: int) -> None:
 
 def summary(classifier: "PictureClassifier") -> list[str]:
     """What the cross-validation has found, in lines."""
-    from metalearn.classifier.validation import compared, strangers_in_words, twice_in_words
+    from metalearn.classifier.validation import strangers_in_words, twice_in_words
 
     report = classifier.report_
     if report["accuracy"] is None:
@@ -207,8 +197,6 @@ def summary(classifier: "PictureClassifier") -> list[str]:
             f"{'*' if name == report['head'] else ''}{name} {value:.1%}" for name, value in report["by_head"].items()
         ),
     ]
-    if "tuning" in report:
-        lines.append(f"tuning: {compared(report['tuning'])}")
     if report["by_shots"]:
         curve = [f"{shots}: {value:.1%}" for shots, value in report["by_shots"].items()]
         lines.append("pictures a class: " + ", ".join([*curve, *filter(None, [twice_in_words(report)])]))

@@ -94,7 +94,7 @@ REFUSED: dict[str, tuple[Callable[[], object], str]] = {
     "mean": (lambda: of_module(nn.Flatten(), mean=(0.5,)), "must have 3 numbers"),
     "resample": (lambda: of_module(nn.Flatten(), resample="magic"), "resample='magic'"),
     "a module with weights": (lambda: backbone_of(nn.Flatten(), "w.pth"), "is a module, which has its own"),
-    "no such network": (lambda: backbone_of("resnet19"), "timm:NAME"),
+    "no such network": (lambda: backbone_of("resnet19"), "swin_t, vit_b_16, timm:NAME"),
     "without timm": (lambda: backbone_of("timm:x"), f"timm {MISSING}"),
 }
 """What is made, and a part of the message."""

@@ -188,8 +188,8 @@ def test_fit_in_code_is_that_of_the_command(made: Path, pictures: Path, others: 
     again = pickle.loads(pickle.dumps(fitted))
     np.testing.assert_array_equal(again.predict_proba(query), fitted.predict_proba(query))
     assert fitted.get_params() == {
-        "backbone": "efficientnet_lite0", "weights": None, "head": "auto", "folds": 5, "seed": 0, "minutes": 0,
-        "steps": 100, "threshold": "auto",
+        "backbone": "efficientnet_lite0", "weights": None, "head": "auto", "folds": 5, "seed": 0,
+        "threshold": "auto",
     }  # fmt: skip
 
 
@@ -276,7 +276,6 @@ REFUSED: dict[str, tuple[Callable[[list[str]], int], tuple[str, ...], str]] = {
     "no head": (fit.main, ("two", "--out", "o", "--head", "magic"), "head='magic'"),
     "no weights": (fit.main, ("two", "--out", "o", "--weights", "w"), "weights=w: "),
     "no weights of it": (fit.main, ("two", "--out", "o", "--backbone", "resnet18", "--weights", "no.pth"), "no.pth"),
-    "steps alone": (fit.main, ("two", "--out", "o", "--steps", "3"), "--steps=3: is for tuning; type --minutes 5"),
     "no classifier": (predict.main, ("nowhere", "two"), "CLASSIFIER=nowhere: there is no such folder"),
     "another folder": (predict.main, ("two", "two"), "CLASSIFIER=two: is no classifier that can be used"),
     "no picture": (predict.main, ("MADE", "nowhere"), "PICTURES=nowhere: there is no such file or folder"),

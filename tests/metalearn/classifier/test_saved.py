@@ -17,7 +17,6 @@ from torch import nn
 from metalearn.classifier.backbones import Backbone, of_module
 from metalearn.classifier.classifier import Collected, PictureClassifier
 from metalearn.classifier.saved import WEIGHTS, Saved, Weights
-from metalearn.classifier.validation import report_of_changed
 from metalearn.cli import export, fit, predict
 from metalearn.errors import ConfigError, DataError
 from metalearn.saved import form
@@ -73,7 +72,7 @@ def test_a_kill_while_it_is_replaced_leaves_a_whole_one(
     weights = [Weights({"w": torch.full((2,), float(number))}, None) for number in range(2)]
     for calls in range(4):
         shutil.rmtree(folder, ignore_errors=True)
-        made[0].write(folder, replace=False, weights=weights[0], command=None)
+        made[0].write(folder, replace=False, weights=weights[0], command="")
         (folder / "notes.txt").write_text("mine")
         left, rename = [calls], Path.rename
 
@@ -86,21 +85,21 @@ def test_a_kill_while_it_is_replaced_leaves_a_whole_one(
         with monkeypatch.context() as patch:
             patch.setattr(Path, "rename", killed)
             try:
-                made[1].write(folder, replace=True, weights=weights[1], command=None)
+                made[1].write(folder, replace=True, weights=weights[1], command="")
             except Killed:
                 pass
             else:
                 assert calls == 2  # the number of renamings
                 break
-        found, brought = Saved.read(folder, "path")
-        assert found.classes == made[0].classes and brought is not None
-        assert torch.equal(load_file(brought)["w"], weights[0].state["w"])
-        made[0].write(folder, replace=True, weights=weights[0], command=None)
+        found, file = Saved.read(folder, "path")
+        assert found.classes == made[0].classes and file is not None
+        assert torch.equal(load_file(file)["w"], weights[0].state["w"])
+        made[0].write(folder, replace=True, weights=weights[0], command="")
         assert (folder / "notes.txt").read_text() == "mine"
         assert [path.name for path in tmp_path.iterdir()] == ["c"]
-    found, brought = Saved.read(folder, "path")
-    assert found.classes == made[1].classes and torch.equal(load_file(brought or "")["w"], torch.ones(2))
-    made[1].write(folder, replace=True, weights=None, command=None)
+    found, file = Saved.read(folder, "path")
+    assert found.classes == made[1].classes and torch.equal(load_file(file or "")["w"], torch.ones(2))
+    made[1].write(folder, replace=True, weights=None, command="")
     assert Saved.read(folder, "path")[1] is None and not (folder / WEIGHTS).exists()
 
 
@@ -135,21 +134,12 @@ def test_a_picture_that_is_known_is_in_no_other_class(backbone: Backbone) -> Non
 
 
 def test_a_refused_fit_leaves_what_was_learned(backbone: Backbone) -> None:
-    """Also of a network that was tuned, whose weights a new fit gives up."""
     made, pictures = fitted(backbone, 3), np.random.default_rng(1).integers(0, 256, (4, 8, 8, 3), np.uint8)
-    made._tuned = {name: value + 1 for name, value in backbone.network.state_dict().items()}
-    before, tuned = made.predict_proba(list(pictures)), made._tuned
+    before = made.predict_proba(list(pictures))
     for labels in (["a"], ["a"] * 4, ["a", 1, "a", 1]):
         with pytest.raises(ValueError, match="y: "):
             made.fit(list(pictures), labels)
-    assert made._tuned is tuned and np.array_equal(made.predict_proba(list(pictures)), before)
-
-
-def test_two_classes_are_left_without_a_threshold() -> None:
-    known = {"head": "linear", "sharpness": 1.0, "threshold": 0.6, "tuning": {}}
-    labels = torch.tensor([0, 0, 1, 1])
-    assert report_of_changed(known, labels, 2)["threshold"] is None
-    assert report_of_changed(known, labels, 3)["threshold"] == 0.6
+    assert np.array_equal(made.predict_proba(list(pictures)), before)
 
 
 def test_labels_that_are_numbers_are_answered_as_plain_values(backbone: Backbone) -> None:
