@@ -11,7 +11,7 @@ from optuna.samplers import RandomSampler
 from hydra_async_sweeper.controller import SweepController, SweepView
 from hydra_async_sweeper.settings import SweeperSettings, settings_of
 from hydra_async_sweeper.slots import TrialSlots
-from hydra_async_sweeper.space import Number, Space
+from hydra_async_sweeper.space import Category, Dimension, Number, Space
 from hydra_async_sweeper.study import ParamChoice, Search, Study
 from hydra_async_sweeper.trials import FinishedTrials, StartedTrial
 from hydra_plugins.async_sweeper import AsyncSweeperConf, PbtSweeperConf
@@ -19,6 +19,13 @@ from hydra_plugins.async_sweeper import AsyncSweeperConf, PbtSweeperConf
 Work = Callable[[int, Sequence[str]], Any]
 
 LINE: Space = {"lr": Number(0.0, 1.0)}
+
+
+def contains(dimension: Dimension, value: Any) -> bool:
+    """Whether a value is one of the dimension's."""
+    if isinstance(dimension, Category):
+        return value in dimension.options
+    return dimension.low <= value <= dimension.high and (isinstance(value, int) or not dimension.whole)
 
 
 def settings(

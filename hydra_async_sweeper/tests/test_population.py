@@ -3,12 +3,13 @@
 import random
 
 import pytest
+from by_hand import contains
 from hypothesis import given
 from hypothesis import strategies as st
 
 from hydra_async_sweeper.islands import ScoredTrial
 from hydra_async_sweeper.population import Decision, PopulationSettings, decide
-from hydra_async_sweeper.space import Category, Number, Params, Space, contains
+from hydra_async_sweeper.space import Category, Number, Params, Space
 
 SPACE: Space = {
     "rate": Number(1e-4, 1e-1, log=True),
@@ -100,12 +101,3 @@ def test_parameters_move_by_a_factor_or_are_resampled() -> None:
     fresh = [decide(3, before, SPACE, settings(2, seed=seed, resample=1.0)) for seed in range(60)]
     assert len({found.params["rate"] for found in fresh if found}) == 60
     assert {found.params["model"] for found in fresh if found} == {"conv4", "mlp"}
-
-
-def test_one_member_follows_a_schedule() -> None:
-    schedule = [PARAMS, PARAMS | {"rate": 1e-3}]
-    own = settings(1, rounds=2, schedule=schedule)
-    assert decide(0, [], SPACE, own) == Decision(schedule[0], None)
-    assert decide(1, [], SPACE, own) is None
-    assert decide(1, [ScoredTrial(0, 0, PARAMS, None)], SPACE, own) is None
-    assert decide(1, [ScoredTrial(0, 0, PARAMS, 0.5)], SPACE, own) == Decision(schedule[1], 0)

@@ -1,6 +1,5 @@
 """The search space is what Hydra's own syntax says; and the keys of the sweeper are checked."""
 
-import json
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -86,7 +85,6 @@ REFUSED: dict[str, dict[str, Any]] = {
     "resample=-0.1": {"pbt": True, "resample": -0.1},
     "factors=[]": {"pbt": True, "factors": []},
     "factors=[0.0]": {"pbt": True, "factors": [0.0]},
-    "replay=nowhere": {"pbt": True, "replay": "nowhere"},
     "sampler=pbt": {"pbt": True, "objective": ["a", "b"]},
 }
 """From the key that the message names to keys of the sweeper."""
@@ -116,17 +114,6 @@ def test_an_impossible_dimension_is_refused(override: str) -> None:
     with pytest.raises(SpaceError) as caught:
         plan(override)
     assert str(caught.value).startswith(f"{override}: ")
-
-
-def test_a_recorded_schedule_must_lie_in_the_space(tmp_path: Path) -> None:
-    lineage = [{"params": {"x": 0.25}}, {"params": {"x": 0.5}}]
-    (tmp_path / "optimization_results.yaml").write_text(json.dumps({"lineage": lineage}))
-    population = settings(plan("x=interval(0.0,1.0)"), pbt=True, replay=str(tmp_path)).population
-    assert population is not None and population.schedule == [{"x": 0.25}, {"x": 0.5}]
-    assert (population.members, population.rounds) == (1, 2)
-    for other in ("x=interval(0.0,0.3)", "y=interval(0.0,1.0)"):
-        with pytest.raises(SpaceError, match=r"^hydra\.sweeper\.replay=.*x=0\."):
-            settings(plan(other), pbt=True, replay=str(tmp_path))
 
 
 def test_overrides_keep_the_order_of_the_command_line() -> None:

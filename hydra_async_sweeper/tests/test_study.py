@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from by_hand import settings
+from by_hand import contains, settings
 from optuna.pruners import NopPruner
 from optuna.samplers import BaseSampler, RandomSampler
 
@@ -14,7 +14,7 @@ from hydra_async_sweeper.controller import PruningWatch
 from hydra_async_sweeper.islands import IslandSettings, fold, offspring
 from hydra_async_sweeper.settings import PACKAGES
 from hydra_async_sweeper.slots import TrialExit
-from hydra_async_sweeper.space import Category, Number, Space, combinations, contains
+from hydra_async_sweeper.space import Category, Number, Space, combinations
 from hydra_async_sweeper.study import Study, search_of
 from hydra_async_sweeper.trials import COMPLETED, DIVERGED, FAILED, PRUNED, StudyError, TrialResult, result_of
 

@@ -50,8 +50,8 @@ def test_each_round_starts_from_its_parents_checkpoint(undisturbed: tuple[Path, 
     assert len(taken) == 2  # the worst of both first rounds
 
 
-def test_the_winners_lineage_alone_gives_its_bits(undisturbed: tuple[Path, str]) -> None:
-    folder, text = undisturbed
+def test_the_results_have_the_winners_lineage(undisturbed: tuple[Path, str]) -> None:
+    folder, _ = undisturbed
     table = rows(folder)
     best = min(table[6:], key=lambda row: float(row["val.mse"]))
     results = yaml.safe_load((folder / "optimization_results.yaml").read_text())
@@ -61,12 +61,6 @@ def test_the_winners_lineage_alone_gives_its_bits(undisturbed: tuple[Path, str])
         chain.insert(0, int(parent))
     assert [entry["trial"] for entry in results["lineage"]] == chain and len(chain) == 3
     assert (folder / "plots/population.png").exists()
-    assert f"the winner's lineage alone: {results['command']}" in text
-
-    replay = folder.parent / "replay"
-    completed(replay, *SPACE, *SEARCH, f"hydra.sweeper.replay={folder}")
-    whole, alone = params(folder), params(replay)
-    assert [alone[f"trial_{n:04d}"] for n in range(3)] == [whole[f"trial_{n:04d}"] for n in chain]
 
 
 @slow

@@ -23,7 +23,6 @@ class PopulationSettings(NamedTuple):
     quantile: after a round this share of the members, the worst, takes over from this share, the best.
     factors: a number that is taken over is multiplied by one of them.
     resample: the probability that a parameter that is taken over is drawn afresh.
-    schedule: the parameters of each round; one member then follows them, and decides nothing.
     """
 
     seed: int
@@ -32,7 +31,6 @@ class PopulationSettings(NamedTuple):
     quantile: float = 0.25
     factors: Sequence[float] = (0.8, 1.2)
     resample: float = 0.25
-    schedule: Sequence[Params] | None = None
 
     @property
     def replaced(self) -> int:
@@ -63,9 +61,6 @@ def decide(number: int, finished: Iterable[ScoredTrial], space: Space, settings:
     """
     round_ = number // settings.members
     parent = number - settings.members
-    if settings.schedule is not None:
-        ready = round_ == 0 or any(trial.number == parent and trial.loss is not None for trial in finished)
-        return Decision(settings.schedule[round_], parent if round_ else None) if ready else None
     rng = random.Random(f"{settings.seed}-{number}")
     if round_ == 0:
         return Decision({key: uniform(rng, dimension) for key, dimension in space.items()}, None)

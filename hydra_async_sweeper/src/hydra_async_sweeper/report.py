@@ -1,11 +1,11 @@
 """What a sweep leaves behind: its tables, and its plots, which are Optuna's where it has one. A sweep imports neither
-optuna nor matplotlib by this file. As a command, it rebuilds them from study.journal; the sweep may still be running.
+optuna nor matplotlib by this file. As a command, it draws the plots from study.journal; the sweep may still be running.
 
     python -m hydra_async_sweeper.report outputs/maml_omniglot/sweep
     python -m hydra_async_sweeper.report outputs/maml_omniglot/sweep --study-name second
 
-Writes trials.csv, optimization_results.yaml and plots/*.png into the folder, and only reads the journal. Exit codes:
-0 written; 2 the folder holds no such study, the journal is damaged, or a file cannot be written.
+Writes plots/*.png into the folder, and only reads the journal. Exit codes: 0 written; 2 the folder holds no such study,
+the journal is damaged, or a file cannot be written.
 """
 
 import argparse
@@ -149,16 +149,6 @@ def _plain(text: str) -> str | int | float | bool | None:
     except HydraException:
         return text
     return value if isinstance(value, str | int | float | None) else text
-
-
-def best_command(folder: Path, number: int) -> str | None:
-    """The command in optimization_results.yaml, where trial `number` is its best one, or its first solution."""
-    try:
-        results = yaml.safe_load((folder / RESULTS).read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        return None
-    best = results["solutions"][0]["trial"] if results.get("solutions") else results.get("best_trial")
-    return results["command"] if best == number else None
 
 
 # Plots. Optuna draws by pyplot, which has a global state and may open windows: a sweep runs the command below for them.
@@ -327,11 +317,10 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("folder", type=Path, metavar="FOLDER", help="the folder of the sweep")
     parser.add_argument("--study-name", metavar="NAME", help="of the study, if the journal holds several")
     parser.add_argument("--storage", type=Path, metavar="FILE", help=f"the journal, if it is not FOLDER/{JOURNAL}")
-    parser.add_argument("--only-plots", action="store_true", help="leave the tables as they are")
     options = parser.parse_args(arguments)
     try:
         study = open_study(options.storage or options.folder / JOURNAL, options.study_name)
-        written = rebuild(options.folder, study, tables=not options.only_plots)
+        written = redraw(options.folder, study)
     except (OSError, ValueError) as error:
         print(f"error: {error}", file=sys.stderr)
         return BAD_USAGE
@@ -369,35 +358,18 @@ def open_study(journal: Path, name: str | None) -> "optuna.Study":
     return study
 
 
-def rebuild(folder: Path, study: "optuna.Study", *, tables: bool = True) -> list[Path]:
-    """Writes the tables and plots; returns their files."""
+def redraw(folder: Path, study: "optuna.Study") -> list[Path]:
+    """Draws the plots; returns their files."""
     from hydra_async_sweeper.study import finished_of
 
     identity: Mapping[str, Any] = study.user_attrs["identity"]
     frozen = study.get_trials(deepcopy=False)
     trials = sorted((finished_of(t) for t in frozen if t.state.is_finished()), key=lambda t: (t.told, t.number))
     directions = [direction.name.lower() for direction in study.directions]
-    lanes = ONE_LANE
-    if identity["sampler"] == PBT:
-        lanes = Lanes("member", identity["population"]["members"], by_round=True)
-    elif identity["islands"]:
-        lanes = Lanes("island", identity["islands"]["num_islands"])
+    by_round = identity["sampler"] == PBT
+    lanes = Lanes("member", identity["population"]["members"], by_round=True) if by_round else ONE_LANE
     ended = FinishedTrials(trials, identity["objective"] or ["value"], directions, lanes)
-
-    def folder_of(number: int) -> str:
-        """`trial_0007` where the program names folders so, else `7`."""
-        name = f"trial_{number:04d}"
-        return name if (folder / name).is_dir() else str(number)
-
-    folder.mkdir(parents=True, exist_ok=True)
-    if tables:
-        best = ended.best()
-        write_tables(
-            folder, ended, total=len(frozen), command=best_command(folder, best[0].number) if best else None,
-            folder_of=folder_of,
-        )  # fmt: skip
-    plots = draw(folder, study, ended, from_plain(identity["space"]))
-    return [*([folder / "trials.csv", folder / RESULTS] if tables else []), *plots]
+    return draw(folder, study, ended, from_plain(identity["space"]))
 
 
 if __name__ == "__main__":

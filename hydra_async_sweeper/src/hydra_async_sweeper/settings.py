@@ -3,15 +3,13 @@
 import importlib.util
 import math
 from collections.abc import Collection, Mapping, Sequence
-from pathlib import Path
 from typing import Any, NamedTuple
 
-import yaml  # type: ignore[import-untyped]
 from omegaconf import OmegaConf
 
 from hydra_async_sweeper.islands import IslandSettings, topology_of
 from hydra_async_sweeper.population import PopulationSettings
-from hydra_async_sweeper.space import Params, Space, SpaceError, contains, size
+from hydra_async_sweeper.space import Space, SpaceError, size
 from hydra_async_sweeper.trials import ONE_LANE, Direction, Lanes, direction_of
 
 CHOICES = {
@@ -129,9 +127,6 @@ def _population(keys: Mapping[str, Any], space: Space) -> PopulationSettings:
             "hydra/sweeper=pbt: no key has several values; type one, such as "
             "'optimizer.lr=tag(log,interval(1e-4,1e-2))'"
         )
-    if keys["replay"] is not None:
-        schedule = _recorded(Path(keys["replay"]), space)
-        return PopulationSettings(keys["seed"], members=1, rounds=len(schedule), schedule=schedule)
     factors = keys["factors"]
     if not factors or min(factors) <= 0:
         raise SpaceError(
@@ -140,30 +135,6 @@ def _population(keys: Mapping[str, Any], space: Space) -> PopulationSettings:
     return PopulationSettings(
         keys["seed"], keys["members"], keys["rounds"], keys["quantile"], factors, keys["resample"]
     )
-
-
-def _recorded(folder: Path, space: Space) -> list[Params]:
-    """The parameters of each round of the winner of a sweep that has ended.
-
-    Raises:
-        SpaceError: the folder holds no such sweep, or one of another space.
-    """
-    try:
-        results = yaml.safe_load((folder / RESULTS).read_text(encoding="utf-8"))
-        rounds: list[Params] = [dict(entry["params"]) for entry in results["lineage"]]
-    except (OSError, ValueError, TypeError, KeyError, yaml.YAMLError) as error:
-        raise SpaceError(
-            f"hydra.sweeper.replay={folder}: has no {RESULTS} with a lineage; type the folder of a sweep by "
-            "hydra/sweeper=pbt that has ended"
-        ) from error
-    for params in rounds:
-        if params.keys() != space.keys() or not all(contains(space[key], value) for key, value in params.items()):
-            trained = ", ".join(f"{key}={value!r}" for key, value in params.items())
-            raise SpaceError(
-                f"hydra.sweeper.replay={folder}: its winner has trained with {trained}, which the space of this "
-                "command does not hold; type the command of that sweep, with the same space"
-            )
-    return rounds
 
 
 def _sampler(name: str | None, n_trials: int | None, space: Space) -> str:

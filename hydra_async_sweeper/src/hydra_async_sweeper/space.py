@@ -218,15 +218,6 @@ def ends_of(dimension: Dimension) -> tuple[Value, ...]:
     return dimension.options if isinstance(dimension, Category) else (dimension.low, dimension.high)
 
 
-def contains(dimension: Dimension, value: object) -> bool:
-    """Whether a value is one of the dimension's."""
-    if isinstance(dimension, Category):
-        return value in dimension.options
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return False
-    return dimension.low <= value <= dimension.high and (isinstance(value, int) or not dimension.whole)
-
-
 def to_plain(space: Space) -> dict[str, Any]:
     """The space as nested plain values, for the journal."""
     return {

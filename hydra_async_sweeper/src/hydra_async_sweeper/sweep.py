@@ -182,8 +182,7 @@ class SweepRun:
             log.info("the trials, the best first:\n%s", report.text_table(self._ended()))
             log.info("tables and plots: %s", self._folder)
             if (command := self._command()) is not None:
-                what = "the winner's lineage alone" if settings.population else "the best configuration"
-                log.info("%s: %s", what, command)
+                log.info("the best configuration: %s", command)
             self._check_failures()
         returned = [job_return(controller.returned[number]) for number in sorted(controller.returned)]
         return [returned[i : i + settings.n_jobs] for i in range(0, len(returned), settings.n_jobs)]
@@ -248,29 +247,22 @@ class SweepRun:
     def _draw(self) -> None:
         """The plots of a sweep that has ended, by a process of its own: Optuna draws by pyplot, which has a global
         state and may open windows. No plot is worth a sweep's results."""
-        command = [sys.executable, "-P", "-m", "hydra_async_sweeper.report", str(self._folder), "--only-plots",
-                   "--storage", str(self._study.path), "--study-name", self._settings.study_name]  # fmt: skip
+        command = [sys.executable, "-P", "-m", "hydra_async_sweeper.report", str(self._folder), "--storage",
+                   str(self._study.path), "--study-name", self._settings.study_name]  # fmt: skip
         env = os.environ | {"PYTHONPATH": import_path(), "MPLBACKEND": "Agg"}
         run = subprocess.run(command, env=env, capture_output=True, text=True)
         if run.returncode or run.stderr:
             log.warning("not all plots could be drawn: %s", run.stderr.strip())
 
     def _command(self) -> str | None:
-        """The command that trains the best configuration; of several, the first. Of a population: that trains the
-        winner's lineage alone, if this is not such a command."""
-        best, settings, task = self._ended().best(), self._settings, self._task
-        if not best or (settings.population and settings.population.schedule):
+        """The command that trains the best configuration; of several, the first. None of a population, whose winner has
+        several."""
+        best, task = self._ended().best(), self._task
+        if not best or self._settings.population:
             return None
-        if settings.population:
-            old = tuple(f"hydra.{key}=" for key in ("mode", "sweep.dir", "sweeper.replay", "sweeper.study_name"))
-            hydra: Any = OmegaConf.to_container(self._config.hydra.overrides.hydra, resolve=False)
-            kept = [text for text in hydra if not text.startswith(old)]
-            new = [f"hydra.sweeper.replay={self._folder}", f"hydra.sweeper.study_name={settings.study_name}_replay"]
-            words = ["-m", *self._plan.arguments, *kept, *new]
-        else:
-            groups = tuple(f"{group}=" for group in task.groups_of_sweeps)
-            overrides = self._plan.overrides(best[0].params)  # in the order of the trial: a later one may count
-            words = [*(text for text in overrides if not text.startswith(groups)), *task.best_run]
+        groups = tuple(f"{group}=" for group in task.groups_of_sweeps)
+        overrides = self._plan.overrides(best[0].params)  # in the order of the trial: a later one may count
+        words = [*(text for text in overrides if not text.startswith(groups)), *task.best_run]
         return f"{task.program} {shlex.join(words)}".rstrip()
 
     def _check_failures(self) -> None:

@@ -69,7 +69,6 @@ class PbtSweeperConf(_Common):
     quantile: float = 0.25
     factors: List[float] = field(default_factory=lambda: [0.8, 1.2])  # noqa: UP006
     resample: float = 0.25
-    replay: Optional[str] = None  # noqa: UP045
 
 
 for name, node in (("async", AsyncSweeperConf), ("pbt", PbtSweeperConf)):
