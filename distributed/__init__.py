@@ -12,7 +12,6 @@ import torch.distributed as dist
 with suppress(ImportError):
     from distributed import api, autograd, world
     from distributed.api import (
-        as_completed,
         parallelize,
         parallelize_async,
         parallelize_sync,
@@ -20,21 +19,18 @@ with suppress(ImportError):
         remote_sync_call,
     )
     from distributed.calls.torch_rpc import rpc
-    from distributed.functions import async_execution, pure
+    from distributed.functions import pure
     from distributed.objects import RemoteObject, module_clone, remote_object
     from distributed.partition import (
-        DynamicPartitioner,
         Partitioner,
         PartitionFunction,
         TensorDimensionPartitioner,
         batch_partitioner,
         dim_partitioner,
-        dynamic_partitioner,
         exclusive_batch_partitioner,
         whole,
     )
     from distributed.reduce import (
-        add_in_order,
         mean_reducer,
         stack_reducer,
         sum_reducer,
@@ -60,23 +56,18 @@ with suppress(ImportError):
     )
 
 __all__ = [
-    "DynamicPartitioner",
     "PartitionFunction",
     "Partitioner",
     "RemoteObject",
     "TensorDimensionPartitioner",
     "WorldInfo",
-    "add_in_order",
     "api",
-    "as_completed",
-    "async_execution",
     "auto_init_rpc",
     "autograd",
     "barrier",
     "batch_partitioner",
     "dim_partitioner",
     "dist",
-    "dynamic_partitioner",
     "exclusive_batch_partitioner",
     "get_local_rank",
     "get_local_world_size",

@@ -2,29 +2,27 @@
 results. How items travel: see `calls.call`. The names are those of `torchopt.distributed.api`.
 """
 
+import copy
 import functools
 import inspect
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, ParamSpec, TypeVar, cast
 
 from torch.futures import Future
-from torch.utils import _pytree as pytree
 
-from distributed.calls.call import Call, Dealt
-from distributed.calls.futures import ResultFuture
+from distributed.calls.call import Call
 from distributed.calls.orders import Item
 from distributed.calls.session import current
 from distributed.errors import as_exception
-from distributed.functions import import_name, is_async
+from distributed.functions import import_name
 from distributed.partition import (
     Args,
     KwArgs,
     Partitioner,
     PartitionFunction,
     TensorDimensionPartitioner,
-    Whole,
     batch_partitioner,
     dim_partitioner,
     exclusive_batch_partitioner,
@@ -37,7 +35,6 @@ __all__ = [
     "PartitionFunction",
     "Partitioner",
     "TensorDimensionPartitioner",
-    "as_completed",
     "batch_partitioner",
     "dim_partitioner",
     "exclusive_batch_partitioner",
@@ -93,18 +90,15 @@ def _start(
     kwargs: KwArgs | None,
     partitioner: Partitioner | None,
     timeout: float | None,
-    **how: bool,
+    *,
+    compute_own_part: bool = False,
 ) -> Call:
     current()
     items: defaultdict[int, list[Item]] = defaultdict(list)
-    free: list[Item] = []
     for number, (name, part_args, part_kwargs) in enumerate(parts_of(partitioner, args or (), kwargs or {})):
-        item = Item(number, part_args or (), part_kwargs or {})
-        (free if name is None else items[get_worker_id(name)]).append(item)
-    leaves = (leaf for item in free for leaf in pytree.tree_leaves((item.args, item.kwargs)))
-    shared = list({id(leaf): leaf for leaf in leaves if isinstance(leaf, Whole)}.values())
+        items[get_worker_id(name)].append(Item(number, part_args or (), part_kwargs or {}))
     limit = None if timeout == UNSET_RPC_TIMEOUT else timeout
-    return Call(func, Dealt(items, free, shared), limit, **how)
+    return Call(func, items, limit, compute_own_part=compute_own_part)
 
 
 def remote_sync_call(
@@ -130,8 +124,7 @@ def remote_sync_call(
         func: a function that the workers can import.
         args, kwargs: its arguments.
         partitioner: a worker's rank or name; or a function that is called with the arguments and returns
-            parts `(worker, args or None, kwargs or None)`, with the worker None for the first free worker;
-            None: `batch_partitioner`.
+            parts `(worker, args or None, kwargs or None)`; None: `batch_partitioner`.
         reducer: from the list of results, in the order of the parts, to the value returned; None: the list.
         timeout: seconds that a worker may take for its part, from when that is sent; None: the session's. A part is
             sent when fewer than `session.MAX_WINDOW` others are under way to the worker. Waiting for that does not
@@ -163,7 +156,7 @@ def remote_async_call(
     It waits before that only if `session.MAX_WINDOW` calls to the same worker are under way already.
     """
     call = _start(func, args, kwargs, partitioner, timeout)
-    value: ResultFuture[Any] = ResultFuture()
+    value: Future[Any] = Future()
     call.note_unread(value)
 
     def finish() -> None:
@@ -171,7 +164,7 @@ def remote_async_call(
             results = call.results()
             value.set_result(results if reducer is None else reducer(results))
         except BaseException as error:  # an exit in the reducer must not leave who waits for the value waiting
-            value.set_exception(as_exception(error))
+            _set_exception(value, as_exception(error))
         finally:
             call.note_read(value)
 
@@ -179,30 +172,22 @@ def remote_async_call(
     return value
 
 
-def as_completed(
-    func: Callable[..., T],
-    *,
-    args: Args | None = None,
-    kwargs: KwArgs | None = None,
-    partitioner: Partitioner | None = None,
-    timeout: float | None = None,
-) -> Iterator[tuple[int, T]]:
-    """As `remote_sync_call`, but gives the number and the result of each item as soon as it is there.
+def _set_exception(value: Future[Any], error: Exception) -> None:
+    """As torch's, but each reader gets a copy of the exception."""
+    # The kept one must not collect the readers' frames. They hold the future, and Python cannot see that the future
+    # holds the exception, so none of them would ever be freed.
+    kept = error.with_traceback(None)
 
-        for number, loss in as_completed(task_loss, args=(tasks,), partitioner=dim_partitioner(0, exclusive=True)):
+    def raise_copy(_: Any) -> None:
+        try:
+            copied = copy.copy(kept)
+            same = copied.args == kept.args
+        except Exception:  # a class may raise anything
+            raise kept from kept.__cause__
+        raise (copied if same else kept) from kept.__cause__
 
-    One message goes to each worker, which runs its items in turn. Each result comes back by itself, while the worker
-    computes its next item. A second thread computes the caller's own items. The call begins when the loop asks for the
-    first result. If the loop is left early, each worker stops after its present item. The first failure is raised at
-    once. Under `autograd.context()` the results keep their graphs, but after a failure, or if the loop is left early,
-    that context has no backward pass.
-
-    Args: as for `remote_sync_call`. The time limit is for a worker's whole part, not for an item. Results on a GPU
-        need a device map from their worker to the caller.
-
-    Raises: as `remote_sync_call`.
-    """
-    yield from _start(func, args, kwargs, partitioner, timeout, streams=True).arrivals()
+    value._set_unwrap_func(raise_copy)
+    value.set_result(kept)
 
 
 # Decorators that make each call of a function a remote call
@@ -213,12 +198,10 @@ _UNDECORATED = "__undecorated__"
 
 @dataclass(frozen=True)
 class _Undecorated:
-    """Stands for the function under a `parallelize`; the worker finds the function by its name. The last field is the
-    mark of `async_execution`."""
+    """Stands for the function under a `parallelize`; the worker finds the function by its name."""
 
     module: str
     name: str
-    _wrapped_async_rpc_function: bool
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         function = import_name(self.module, self.name)
@@ -264,7 +247,7 @@ def _decorator(
                 f"parallelize({func!r}): workers find a function by its module and name, so it must be defined "
                 "with def at the top of a module or of a class"
             )
-        remote = _Undecorated(func.__module__, func.__qualname__, is_async(func))
+        remote = _Undecorated(func.__module__, func.__qualname__)
 
         @functools.wraps(func)
         def parallel(*args: P.args, **kwargs: P.kwargs) -> Any:

@@ -9,7 +9,6 @@ from typing import Any, TypeVar
 F = TypeVar("F", bound=Callable[..., Any])
 
 _PURE = "__pure__"
-_ASYNC = "_wrapped_async_rpc_function"  # the mark that torch's own decorator sets
 
 
 def pure(func: F) -> F:
@@ -20,39 +19,9 @@ def pure(func: F) -> F:
 
 
 def is_pure(func: Callable[..., Any]) -> bool:
-    return getattr(_inner(func), _PURE, False) is True
-
-
-def async_execution(func: F) -> F:
-    """Declares that the function returns a future, whose value is the result: `torch.futures.Future`, as from
-    `remote_async_call(…)` or its `then`. It may also return a value that it has at once.
-
-    The worker starts all items of its part, one after the other, and answers when all futures are done; the results
-    are in the order of the items, as ever. Until then the call holds no thread of the worker, so any number of futures
-    can be open in one call. The caller's limit of `session.MAX_WINDOW` messages to one worker holds nevertheless.
-
-    Two kinds of calls do hold their thread, and wait for each item's future before they start the next item: those
-    under `autograd.context()`, which belongs to the thread; and those with items for free workers
-    (`dynamic_partitioner`), since a worker that waits is not free.
-
-    A future that fails is a failure of the call, with its own exception. A future that is still open at the time limit
-    is a TimeoutError of the caller. `.then` of the futures of `remote_async_call` keeps the exceptions of its callback,
-    and remote calls in that callback count as nested; `.then` of torch's own futures does neither.
-
-    `torch.distributed.rpc.functions.async_execution` has the same effect.
-    """
-    setattr(func, _ASYNC, func)
-    return func
-
-
-def is_async(func: Callable[..., Any]) -> bool:
-    return bool(getattr(_inner(func), _ASYNC, False))
-
-
-def _inner(func: Callable[..., Any]) -> Callable[..., Any]:
     while isinstance(func, functools.partial):
         func = func.func
-    return func
+    return getattr(func, _PURE, False) is True
 
 
 # Names

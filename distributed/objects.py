@@ -15,7 +15,6 @@ from torch.utils import _pytree as pytree
 from distributed.api import remote_async_call, remote_sync_call
 from distributed.calls.session import current
 from distributed.calls.torch_rpc import rpc
-from distributed.functions import async_execution
 from distributed.world import get_worker_id
 
 M = TypeVar("M")
@@ -28,8 +27,7 @@ class RemoteObject:
     `handle.method(…)` runs the method there and waits; `handle.rpc_async().method(…)` gives a future. Both are remote
     calls as any other: with the session's time limit, exceptions of the same type, and graphs under
     `autograd.context()`. The methods run in threads of the worker, several at the same time if there are several calls.
-    The class then needs a lock of its own. A method under `async_execution` holds no
-    thread while its future is open. Names that begin with an underscore are not called remotely.
+    The class then needs a lock of its own. Names that begin with an underscore are not called remotely.
 
     A handle can be sent to other workers. The object ends with the last handle.
     """
@@ -119,7 +117,6 @@ def _build(holder: Reference, cls: Callable[..., Any], args: tuple[Any, ...], kw
     holder.local_value().value = cls(*args, **kwargs)
 
 
-@async_execution
 def _run_method(holder: Reference, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     return getattr(holder.local_value().value, name)(*args, **kwargs)
 

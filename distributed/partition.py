@@ -12,8 +12,8 @@ from distributed.info import get_world_rank, get_world_size
 
 Args = tuple[Any, ...]
 KwArgs = dict[str, Any]
-Part = tuple[int | str | None, Args | None, KwArgs | None]
-"""(worker, args, kwargs): one call of the function. The worker None means the first free worker."""
+Part = tuple[int | str, Args | None, KwArgs | None]
+"""(worker, args, kwargs): one call of the function."""
 PartitionFunction = Callable[..., Sequence[Part]]
 """Called with the arguments of the remote call; returns its parts."""
 Partitioner = int | str | PartitionFunction
@@ -142,35 +142,8 @@ def dim_partitioner(
     return TensorDimensionPartitioner(dim, exclusive=exclusive, keepdim=keepdim, workers=workers)
 
 
-class DynamicPartitioner:
-    """One call for each sample; the first free worker runs the next call. So a slow worker gets fewer calls.
-
-    Values that are not sliced go to each worker once. The results are in the order of the samples, as always.
-
-    Args:
-        dim: the dimension to slice, as in `TensorDimensionPartitioner`.
-        keepdim: whether a sample keeps the dimension (of size 1).
-    """
-
-    def __init__(self, dim: int = 0, *, keepdim: bool = True) -> None:
-        self._fixed = TensorDimensionPartitioner(dim, exclusive=True, keepdim=keepdim)
-        self.dim = dim
-
-    def __repr__(self) -> str:
-        return f"{type(self).__name__}({self.dim}, keepdim={self._fixed.keepdim})"
-
-    def __call__(self, *args: Any, **kwargs: Any) -> list[Part]:
-        once = pytree.tree_map(lambda x: x if _is_cut(x) or isinstance(x, Whole) else Whole(x), (args, kwargs))
-        return [(None, part_args, part_kwargs) for _, part_args, part_kwargs in self._fixed(*once[0], **once[1])]
-
-
 def _is_cut(leaf: Any) -> bool:
     return isinstance(leaf, Tensor) and not isinstance(leaf, nn.Parameter)
-
-
-def dynamic_partitioner(dim: int = 0, *, keepdim: bool = True) -> PartitionFunction:
-    """Makes a `DynamicPartitioner`."""
-    return DynamicPartitioner(dim, keepdim=keepdim)
 
 
 batch_partitioner = TensorDimensionPartitioner(0)

@@ -164,24 +164,6 @@ def _leafwise(
     return value
 
 
-def add_in_order(results: Iterable[T]) -> T:
-    """((r₀ + r₁) + r₂) + …, leaf by leaf: always the same bits, whichever worker computed which result.
-
-    The trainers use `tree_sum`, whose sums workers can begin.
-
-    Raises:
-        ValueError: there are no results.
-    """
-    remaining = iter(results)
-    try:
-        total = next(remaining)
-    except StopIteration:
-        raise ValueError("results=[]: there is nothing to add") from None
-    for result in remaining:
-        total = pytree.tree_map(lambda a, b: a + b, total, result)
-    return total
-
-
 # The reducers of the trainers, chosen in config
 
 

@@ -7,22 +7,16 @@ torch's engine waits until every message sent under a context has taken part in 
 every call must be answered, and every answer must be among the roots, by an anchor (see `distributed.autograd`).
 """
 
-import ctypes
 import functools
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
-from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor
 from torch.distributed import autograd
 from torch.futures import Future
-
-_NO_CONTEXT = -1
-_FORCE_CONTEXT = "_ZN5torch11distributed8autograd21DistAutogradContainer21forceCurrentContextIdEl"
 
 
 class Calls:
@@ -79,9 +73,6 @@ def current_context() -> int | None:
 _lock = threading.Lock()
 _contexts: dict[int, Calls] = {}
 _spoiled: dict[int, str] = {}
-_functions: list[Calls] = []
-"""The calls of each function that this process computes now."""
-
 _function: ContextVar[Calls | None] = ContextVar("function", default=None)
 """The calls of the function that this thread computes under a context."""
 
@@ -120,14 +111,10 @@ def computing(ctx: int | None) -> Iterator[Calls | None]:
     """While a function is computed by this thread: gives the record of the calls that it makes under the context."""
     calls = None if ctx is None else Calls(ctx)
     outer = _function.set(calls)
-    if calls is not None:
-        _functions.append(calls)
     try:
         yield calls
     finally:
         _function.reset(outer)
-        if calls is not None:
-            _functions.remove(calls)
 
 
 def spoil(ctx: int, reason: str) -> None:
@@ -142,66 +129,3 @@ def spoil(ctx: int, reason: str) -> None:
 def reason_against(ctx: int) -> str | None:
     """Why no backward pass of this context can end; None if it can."""
     return _spoiled.get(ctx)
-
-
-# Threads that a function under a context starts: torch does not know that they belong to the context.
-
-
-def of_a_function(tensors: Iterable[Tensor]) -> Calls | None:
-    """For a thread outside every context: the calls of the function that has made these tensors; None if none has.
-
-    Raises:
-        RuntimeError: the tensors have a graph, but it is not clear from which context.
-    """
-    functions = {calls.ctx: calls for calls in [*_functions]}
-    nodes = [tensor.grad_fn for tensor in tensors if tensor.grad_fn is not None]
-    if not functions or not nodes:
-        return None
-    if len(functions) > 1:
-        ctx = _receiver(nodes, [*functions])
-        if ctx is None:
-            raise RuntimeError(
-                "a remote call from a thread that a function has started: this worker computes for several autograd "
-                "contexts, and the arguments do not show which one is meant; call from the function's first thread"
-            )
-        return functions[ctx]
-    return next(iter(functions.values()))
-
-
-def _receiver(nodes: list[Any], contexts: list[int]) -> int | None:
-    """Which of the contexts has received a tensor that the graph behind these nodes begins with; None if none has."""
-    received = {
-        node: ctx for ctx in contexts if is_open(ctx)
-        for node in autograd._retrieve_context(ctx)._recv_functions().values()
-    }  # fmt: skip
-    seen = set(nodes)
-    while nodes:
-        node = nodes.pop()
-        if node in received:
-            return received[node]
-        new = {before for before, _ in node.next_functions if before is not None} - seen
-        seen |= new
-        nodes += new
-    return None
-
-
-@contextmanager
-def entered(ctx: int | None) -> Iterator[None]:
-    """Puts this thread into the context, unless it is in it. A thread that a function has started is in none.
-
-    Raises:
-        RuntimeError: this build of torch does not offer it.
-    """
-    if ctx is None or current_context() == ctx:
-        yield
-        return
-    # torch offers Python no way into a context that exists; its C++ library has one, see `_FORCE_CONTEXT`.
-    library = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"))
-    force = getattr(library, _FORCE_CONTEXT, None)
-    if force is None:
-        raise RuntimeError(f"ctx={ctx}: this torch cannot enter it in a second thread; make the call in the first")
-    force(ctypes.c_int64(ctx))
-    try:
-        yield
-    finally:
-        force(ctypes.c_int64(_NO_CONTEXT))

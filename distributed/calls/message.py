@@ -19,7 +19,6 @@ from torch.futures import Future
 from torch.utils import _pytree as pytree
 
 from distributed.errors import message_of
-from distributed.partition import Whole
 
 
 class Packed(NamedTuple):
@@ -41,12 +40,11 @@ Carries = Callable[[torch.device], bool]
 
 
 class _Pickler(pickle.Pickler):
-    def __init__(self, file: io.BytesIO, *, graphs: bool, carries: Carries, shared: Sequence[Whole]) -> None:
+    def __init__(self, file: io.BytesIO, *, graphs: bool, carries: Carries) -> None:
         super().__init__(file, protocol=pickle.HIGHEST_PROTOCOL)
         self.carried: list[Any] = []
         self._graphs = graphs
         self._carries = carries
-        self._shared = {id(whole): position for position, whole in enumerate(shared)}
 
     def reducer_override(self, obj: Any) -> Any:
         """The pickler calls this once for every object that is no plain Python value."""
@@ -54,8 +52,6 @@ class _Pickler(pickle.Pickler):
             self.carried.append(_sendable(obj, self._carries))
         elif isinstance(obj, rpc.PyRRef):
             self.carried.append(obj)
-        elif id(obj) in self._shared and isinstance(obj, Whole):
-            return _shared_value, (self._shared[id(obj)],)
         elif self._graphs and type(obj) is Tensor and obj.requires_grad:
             raise ValueError(f"a tensor of layout {obj.layout} loses its graph on the way; send a dense one")
         elif type(obj) is Tensor and obj.layout in _PARTS:
@@ -106,26 +102,21 @@ def _sendable(tensor: Tensor, carries: Carries) -> Tensor:
     return plain
 
 
-_reading: ContextVar[tuple[Sequence[Any], Sequence[Any]]] = ContextVar("reading")
-"""The carried and shared values of the message that this thread unpacks."""
+_reading: ContextVar[Sequence[Any]] = ContextVar("reading")
+"""The carried values of the message that this thread unpacks."""
 
 
 def _carried_value(position: int) -> Any:
-    return _reading.get()[0][position]
+    return _reading.get()[position]
 
 
-def _shared_value(position: int) -> Any:
-    return _reading.get()[1][position]
-
-
-def pack(value: Any, *, graphs: bool, carries: Carries, shared: Sequence[Whole] = ()) -> Packed:
+def pack(value: Any, *, graphs: bool, carries: Carries) -> Packed:
     """`value` as a message.
 
     Args:
         value: functions and classes in it are sent by name.
         graphs: whether parameters are sent as tensors with their graph, as under a distributed autograd context.
         carries: whether tensors on a device can be sent.
-        shared: values that the receiver has already; of these only the position is sent.
 
     Raises:
         ValueError: a tensor on a device that cannot be sent from; a tensor with a graph that is sparse.
@@ -134,7 +125,7 @@ def pack(value: Any, *, graphs: bool, carries: Carries, shared: Sequence[Whole] 
     if _is_plain(value):
         return Packed(b"", [_sendable(value, carries)])
     file = io.BytesIO()
-    pickler = _Pickler(file, graphs=graphs, carries=carries, shared=shared)
+    pickler = _Pickler(file, graphs=graphs, carries=carries)
     try:
         pickler.dump(value)
     except ValueError:
@@ -144,19 +135,15 @@ def pack(value: Any, *, graphs: bool, carries: Carries, shared: Sequence[Whole] 
     return Packed(file.getvalue(), pickler.carried)
 
 
-def unpack(packed: Packed, shared: Sequence[Any] = ()) -> Any:
+def unpack(packed: Packed) -> Any:
     """The value that was packed. Functions and classes are looked up by name in this process.
-
-    Args:
-        packed: the message.
-        shared: the values that the message names by their positions.
 
     Raises:
         Exception: a name does not exist here, or an object cannot be built.
     """
     if not packed.payload:
         return packed.carried[0]
-    outer = _reading.set((packed.carried, shared))
+    outer = _reading.set(packed.carried)
     try:
         return pickle.Unpickler(io.BytesIO(packed.payload)).load()  # noqa: S301 (from a worker of this world)
     finally:
@@ -164,15 +151,9 @@ def unpack(packed: Packed, shared: Sequence[Any] = ()) -> Any:
 
 
 def send(
-    to: rpc.WorkerInfo,
-    func: Callable[..., Any],
-    args: tuple[Any, ...],
-    packed: Packed,
-    timeout: float,
-    *,
-    opens: bool = False,
+    to: rpc.WorkerInfo, func: Callable[..., Any], args: tuple[Any, ...], packed: Packed, timeout: float
 ) -> Future[Any]:
-    """Calls `func(*args, *packed)` on a worker; `args` are plain Python values. If it `opens`, it returns a future.
+    """Calls `func(*args, *packed)` on a worker; `args` are plain Python values.
 
     As `rpc.rpc_async`, but faster: it skips torch's checks for TorchScript and its search for tensors.
     """
@@ -181,7 +162,7 @@ def send(
         payload, tensors = pickle.dumps(call, pickle.HIGHEST_PROTOCOL), packed.carried
     else:
         payload, tensors = internal.serialize(internal.PythonUDF(func, (*args, *packed), {}))
-    future: Future[Any] = _invoke_rpc_python_udf(to, payload, tensors, timeout, opens)  # type: ignore[arg-type]
+    future: Future[Any] = _invoke_rpc_python_udf(to, payload, tensors, timeout, False)  # type: ignore[arg-type]
     return future
 
 

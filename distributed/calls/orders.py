@@ -1,8 +1,7 @@
 """What a caller asks of a worker, and what that answers.
 
-An `Order` is a function and the worker's items; the message that brings it has a `Head` besides. `call.Call` packs an
-order for each worker (`pack_order`), and every item of its queue by itself (`pack_item`). `worker.serve` unpacks the
-order, computes its items, takes further items from the queue that the head names, and packs the outcome
+An order is a function and the worker's items; the message that brings it has a `Head` besides. `call.Call` packs an
+order for each worker (`pack_order`). `worker.serve` unpacks it, computes its items and packs the outcome
 (`pack_outcome`): the results of the items, or the first failure. The caller unpacks it (`read_answer`), and raises a
 failure as its own error (`raise_failure`). An answer also brings the anchor that `distributed.autograd` needs.
 """
@@ -19,7 +18,7 @@ from torch import Tensor
 from distributed.calls.message import Carries, Packed, pack, unpack
 from distributed.calls.session import current
 from distributed.errors import describe, message_of
-from distributed.partition import Args, KwArgs, Whole
+from distributed.partition import Args, KwArgs
 
 
 class Failure(NamedTuple):
@@ -78,11 +77,7 @@ def pack_results(results: dict[int, Any], ctx: int | None, carries: Carries) -> 
         packed = pack(values[1] if len(results) == 1 else values, graphs=ctx is not None, carries=carries)
     except (TypeError, ValueError) as error:
         number = _first_that_fails(results, carries)
-        is_future = number is not None and isinstance(results[number], torch._C.Future)
-        hint = "; write @distributed.async_execution above the def of a function that returns a future"
-        raise type(error)(
-            f"the result of {_item(number)} cannot be sent: {error}{hint if is_future else ''}"
-        ) from error
+        raise type(error)(f"the result of {_item(number)} cannot be sent: {error}") from error
     if ctx is not None:
         return packed
     plain = [v.detach() if isinstance(v, Tensor) and v.grad_fn is not None else v for v in packed.carried]
@@ -143,11 +138,6 @@ def _first_that_fails(results: dict[int, Any], carries: Carries) -> int | None:
 
 def _item(number: int | None) -> str:
     return "the call" if number is None else f"item {number}"
-
-
-def message_anchors(received: list[Tensor]) -> list[Tensor]:
-    """At most one anchor for a message with these tensors: an empty sum over one of them that has a graph."""
-    return [tensor.reshape(-1)[:0].sum().cpu() for tensor in received if tensor.requires_grad][:1]
 
 
 def anchor_of(received: list[Tensor], nested: list[Tensor], returned: list[Tensor]) -> Tensor | None:
@@ -212,67 +202,34 @@ class Item(NamedTuple):
     kwargs: KwArgs
 
 
-class Order(NamedTuple):
-    """A function with the items of one worker. All items of the caller's queue share the values in `shared`."""
-
-    func: Callable[..., Any]
-    items: list[Item]
-    shared: list[Any]
-
-
 class Head(NamedTuple):
-    """The fields of a message besides its order.
-
-    Attributes:
-        depth: how deep the call is nested.
-        caller, number: the caller's name, and its number for the call.
-        queue: the number of the caller's queue from which this worker takes items; None: it takes none.
-        ctx: the autograd context.
-        timeout: seconds that the caller waits for the answer.
-        streams: whether each result is delivered as soon as it is there, and the answer holds none.
-        opens: whether the function returns futures.
-    """
+    """The fields of a message besides its order: how deep the call is nested, the caller's name, the autograd context,
+    and the seconds that the caller waits for the answer."""
 
     depth: int
     caller: str
-    number: int
-    queue: int | None
     ctx: int | None
     timeout: float
-    streams: bool
-    opens: bool
 
 
-def pack_order(order: Order, to: str, *, graphs: bool) -> Packed:
-    """An order as a message to worker `to`. `graphs`: see `pack`.
+def pack_order(func: Callable[..., Any], items: Sequence[Item], to: str, *, graphs: bool) -> Packed:
+    """A function and one worker's items as a message to worker `to`. `graphs`: see `pack`.
 
     Raises:
         TypeError, ValueError: a value cannot be sent; the message names it.
     """
     packed = functools.partial(pack, graphs=graphs, carries=functools.partial(carries, to))
     try:
-        return packed((order.func, [tuple(item) for item in order.items], order.shared))
+        return packed((func, [tuple(item) for item in items]))
     except (TypeError, ValueError):  # only now is each value packed alone, to name the one that fails
         hint = "workers find a function by its module and name, so define it with def at the top of a module"
-        labelled = [(f"func={order.func!r}; {hint}", order.func)]
-        for item in order.items:
+        labelled = [(f"func={func!r}; {hint}", func)]
+        for item in items:
             for argument, value in [*enumerate(item.args), *item.kwargs.items()]:
                 labelled.append((f"argument {argument!r} of item {item.number}", value))
-        for what, value in [*labelled, *(("an argument sent whole", value) for value in order.shared)]:
+        for what, value in labelled:
             try:
                 packed(value)
             except (TypeError, ValueError) as error:
                 raise type(error)(f"{what}: cannot be sent to {to}: {error}") from error
         raise
-
-
-def pack_item(item: Item, shared: Sequence[Whole], *, graphs: bool) -> Packed:
-    """An item for any free worker, as a message. Its tensors must be on the CPU.
-
-    Raises:
-        TypeError, ValueError: a value cannot be sent; the message names the item.
-    """
-    try:  # the worker is not known yet, so no device map is
-        return pack(tuple(item), graphs=graphs, carries=lambda device: device.type == "cpu", shared=shared)
-    except (TypeError, ValueError) as error:
-        raise type(error)(f"item {item.number}: cannot be sent: {error}") from error

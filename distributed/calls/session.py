@@ -5,19 +5,21 @@ torchrun itself opens.
 
 A call nested `d` deep waits only for calls that are nested deeper. Every worker has separate handler threads for each
 depth: `window` threads for each caller, and no caller sends more messages than that at once. So calls always end,
-however many there are and however wide. Calls deeper than `MAX_DEPTH` are refused. A call that waits for futures of its
-function (`async_execution`) keeps its place among the messages, but not its thread.
+however many there are and however wide. Calls deeper than `MAX_DEPTH` are refused.
 
 At the end every worker calls `stop_rpc`: each other worker reports to rank zero that it has finished, or failed, and
 goes on serving calls; rank zero waits for all reports and dismisses the others; all leave together.
 """
 
 import contextlib
+import ctypes
 import itertools
 import logging
 import threading
+import time
 import warnings
-from collections.abc import Iterable, Iterator, Mapping
+from collections import Counter
+from collections.abc import Iterator, Mapping
 from datetime import timedelta
 from typing import Any, TypeVar
 
@@ -26,16 +28,8 @@ import torch.distributed as dist
 from torch.distributed import rpc
 from torch.distributed.rpc import api as rpc_api
 
-from distributed.calls.shutdown import is_stuck, shut_down
-from distributed.calls.watching import (
-    POLL_SECONDS,
-    DeafError,
-    Gathering,
-    Pinger,
-    forget_gatherings,
-    ping_errors,
-    wait_for,
-)
+from distributed.calls.message import Packed, pack, unpack
+from distributed.calls.watching import POLL_SECONDS, Pinger, ping_errors
 from distributed.errors import StoppedByLeader, describe
 from distributed.info import (
     DEFAULT_TIMEOUT,
@@ -50,7 +44,6 @@ from distributed.info import (
 )
 from distributed.launch.meeting import ended_after, meet
 from distributed.launch.processes import allow_sockets, share_arena
-from distributed.traffic import MessageSlots
 
 T = TypeVar("T")
 DeviceMaps = Mapping[str, Mapping[int | str | torch.device, int | str | torch.device]]
@@ -66,6 +59,7 @@ MAX_WINDOW = 8
 _CALL_THREADS = 256
 _OTHER_THREADS = 16
 _LAST_WORD_SECONDS = 1.0
+_GATHER_SECONDS = 0.002
 _SCHEME = "distributed"
 
 
@@ -81,7 +75,7 @@ class Session:
         gpu: the GPU of the thread that started the session; None if that thread has used none.
         finished: on rank zero, the ranks that have finished, and the failure of each, if any.
         stopped, failure: on the other ranks, whether rank zero has ended the session, and why.
-        whole: whether no worker is lost, so that torch can let all leave together.
+        gatherings: how many this process has come to, by their members.
     """
 
     def __init__(self, name: str, options: rpc.TensorPipeRpcBackendOptions, window: int) -> None:
@@ -93,13 +87,13 @@ class Session:
         self.workers: list[str] = []
         self.infos: list[rpc.WorkerInfo] = []
         places = itertools.product(range(get_world_size()), range(1, MAX_DEPTH + 1))
-        self.slots = {place: MessageSlots(window) for place in places}
+        self.slots = {place: threading.Semaphore(window) for place in places}
         self.gpu = torch.cuda.current_device() if torch.cuda.is_initialized() else None
         self.changed = threading.Condition()
         self.finished: dict[int, str | None] = {}
         self.stopped = False
         self.failure: str | None = None
-        self.whole = True
+        self.gatherings: Counter[str] = Counter()
 
     def failures(self) -> list[str]:
         """The failures that other workers have reported to rank zero."""
@@ -107,6 +101,9 @@ class Session:
 
 
 _session: Session | None = None
+
+serving: set[int] = set()
+"""The threads of this process that compute a remote call."""
 
 
 def current() -> Session:
@@ -141,17 +138,39 @@ def default_timeout() -> float:
 
 
 def gather(value: T, worker_names: set[str] | None = None) -> dict[str, T]:
-    """Every worker's value, by name. Waits until all workers, or those named, have called this; see `Gathering`.
+    """Every worker's value, by name. Waits until all workers, or those named, have called this.
 
     Raises:
+        ConnectionError: a worker is lost; the message names it.
+        RuntimeError: a worker has failed.
+        TimeoutError: a worker has not called this in time.
         ValueError: there is no such worker, or this worker is not among those named.
     """
-    session = current()
+    session, store = current(), _meeting_store
     group = sorted(worker_names or session.workers)
     if session.name not in group or not set(group) <= set(session.workers):
         allowed = ", ".join(session.workers)
         raise ValueError(f"worker_names={group}: must be some of {allowed}, with this worker, {session.name}")
-    return Gathering(session.name, group, session.timeout, session.failures).gather(value)
+    assert store is not None
+    members = " ".join(group)
+    number, session.gatherings[members] = session.gatherings[members], session.gatherings[members] + 1
+    keys = {name: f"gathering {number} of {members}: {name}" for name in group}
+    watch, deadline = Pinger(session.timeout), time.monotonic() + session.timeout
+    try:
+        store.set(keys[session.name], pack(value, graphs=False, carries=lambda _: False).payload.hex())
+        while missing := [name for name in group if not store.check([keys[name]])]:
+            lost = watch.lost(missing)
+            for failure in session.failures():  # first: that worker may have left since
+                raise RuntimeError(failure)
+            if lost is not None:
+                raise lost
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"{', '.join(missing)} did not come to the barrier within {session.timeout:g} s")
+            time.sleep(_GATHER_SECONDS)
+        answers = {name: bytes.fromhex(store.get(key).decode()) for name, key in keys.items()}
+        return {name: unpack(Packed(answer, [])) for name, answer in answers.items()}
+    except dist.DistError as error:
+        raise ConnectionError(f"{session.workers[0]} does not answer: {error}") from error
 
 
 # Start
@@ -188,7 +207,7 @@ def start_rpc(
         device_maps: worker's name → {own device: its device}, for tensors that go from GPU to GPU.
 
     Raises:
-        RuntimeError: RPC is already started, or a call of the last session has never returned.
+        RuntimeError: RPC is already started.
         ConnectionError: a worker did not join within the time limit.
     """
     global _session, _meeting_store
@@ -197,8 +216,6 @@ def start_rpc(
     check_timeout(timeout)
     if _session is not None:
         raise RuntimeError("RPC is already started in this process; stop_rpc() ends it")
-    if is_stuck():
-        raise RuntimeError("RPC cannot be started again in this process: a call of the last session has never returned")
     share_arena()  # before torch makes its threads
     stay_on_loopback()
     _meeting_store = meet(timedelta(seconds=timeout))
@@ -219,7 +236,6 @@ def start_rpc(
     for worker, devices in (device_maps or {}).items():
         options.set_device_map(worker, dict(devices))
     session = _session = Session(name or default_worker_name(**info._asdict()), options, window)
-    forget_gatherings()
     try:
         # Private names of torch, and a constant of a module that is no argument. It counts the starts and gatherings of
         # a process, but the other processes of this world may be new; and its own time limit for a start is weeks.
@@ -252,7 +268,7 @@ def start_rpc(
 
 def stop_rpc(failure: BaseException | None = None) -> None:
     """Ends the session. Serves the other workers until all have called this; then all leave together.
-    A call that runs beyond its time limit is ended, see `shutdown`.
+    A call that still runs after its time limit is left behind, and ends with the program.
 
     With `failure`, rank zero does not wait but stops the other workers, which then raise.
 
@@ -272,16 +288,39 @@ def stop_rpc(failure: BaseException | None = None) -> None:
             _dismiss_others(session, cause)
         else:
             _serve_until_dismissed(session, cause)
-        together = cause is None and session.whole
+        together = cause is None
     finally:
         try:
-            if together and _meeting_store is not None:
-                # All calls have ended by now, so torch's last barrier is short.
-                _meeting_store.set_timeout(timedelta(seconds=GOODBYE_SECONDS))
-            shut_down(graceful=together, timeout=session.timeout)
+            _shut_down(together, session.timeout)
         finally:
             _session = None
             set_worker_name(None)
+
+
+def _shut_down(together: bool, timeout: float) -> None:
+    """Shuts torch's RPC down, which waits without a limit for every call that is served."""
+
+    def shut_torch_down() -> None:
+        try:
+            rpc.shutdown(graceful=together, timeout=GOODBYE_SECONDS)
+        except RuntimeError as error:  # a worker died at the very end; torch has dropped the agent nevertheless
+            log.debug("shutdown: %s", error)
+
+    if together and _meeting_store is not None:  # all mains have ended, so torch's last barrier is short
+        _meeting_store.set_timeout(timedelta(seconds=GOODBYE_SECONDS))
+    ending = threading.Thread(target=shut_torch_down, daemon=True)
+    ending.start()
+    if together:
+        ending.join(timeout)
+    for thread in [*serving] if ending.is_alive() else ():  # ends Python code; a call that waits in C stays
+        ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), ctypes.py_object(SystemExit))
+    ending.join(GOODBYE_SECONDS)
+    if ending.is_alive():
+        log.warning("a call is still running, and ends with this process")
+        # The process ends with the program's exit code, before torch waits for its threads again.
+        libc = ctypes.CDLL(None)
+        if hasattr(libc, "on_exit"):  # of glibc; it passes the exit code on, which atexit does not know
+            libc.on_exit(ctypes.cast(libc._exit, ctypes.c_void_p), None)
 
 
 def _note_finished(rank: int, failure: str | None) -> None:
@@ -292,76 +331,50 @@ def _note_finished(rank: int, failure: str | None) -> None:
             _session.changed.notify_all()
 
 
-def _note_stop(failure: str | None, whole: bool) -> None:
+def _note_stop(failure: str | None) -> None:
     """Runs on the other ranks: rank zero ends the session."""
     if _session is not None:
         with _session.changed:
-            _session.stopped, _session.failure, _session.whole = True, failure, whole
+            _session.stopped, _session.failure = True, failure
             _session.changed.notify_all()
 
 
 def _dismiss_others(session: Session, cause: str | None) -> None:
     """Rank zero's part of a stop: waits until all others have finished, unless there is a `cause`; then stops them."""
     others = {rank: name for rank, name in enumerate(session.workers) if rank}
-    silent: set[str] = set()
-    missing = None if cause is not None else _await_others(session, others, silent)
-    session.whole = not silent
+    watch = Pinger(session.timeout)
+    missing: Exception | None = None
+    with session.changed:
+        while cause is None and missing is None and not any(session.finished.values()):
+            if session.changed.wait_for(lambda: others.keys() <= session.finished.keys(), POLL_SECONDS):
+                missing = next((error for _, error in ping_errors(others.values(), GOODBYE_SECONDS)), None)
+                break
+            missing = watch.lost(name for rank, name in others.items() if rank not in session.finished)
     failures = session.failures()
-    if failures:  # a worker that has failed may have left since; its report names the cause, its silence does not
-        missing = None
-    reason = cause or (str(missing) if missing else None) or (failures[0] if failures else None)
+    reason = cause or next(iter(failures), None) or (str(missing) if missing else None)
     patience = GOODBYE_SECONDS if reason is None else _LAST_WORD_SECONDS
     # All at once: a worker that hangs must not keep the others from hearing it.
     goodbyes = {
-        name: rpc.rpc_async(name, _note_stop, (reason, session.whole), timeout=patience)
+        name: rpc.rpc_async(name, _note_stop, (reason,), timeout=patience)
         for rank, name in others.items()
         if session.finished.get(rank) is None
     }
     for name, goodbye in goodbyes.items():
-        if name in silent:  # it has been waited for
-            continue
         try:
-            wait_for(goodbye, patience)
-        except (RuntimeError, DeafError) as error:  # a worker that has left already needs no goodbye
+            goodbye.wait()
+        except RuntimeError as error:  # a worker that has left already needs no goodbye
             log.debug("goodbye to %s: %s", name, error)
-    if missing is not None:
-        raise missing
     if cause is None and failures:
         raise RuntimeError(failures[0])
-
-
-def _await_others(session: Session, others: Mapping[int, str], silent: set[str]) -> Exception | None:
-    """Waits until all others have finished, or one has failed. Returns the error of a worker that is lost instead. Puts
-    those into `silent` that have finished and do not answer any more."""
-    watch = Pinger(session.timeout)
-    while True:
-        with session.changed:
-            if session.changed.wait_for(
-                lambda: others.keys() <= session.finished.keys() or any(session.finished.values()), POLL_SECONDS
-            ):
-                return None if any(session.finished.values()) else _killed_one(others.values(), silent)
-        missing = watch.lost(others.values())
-        if missing is not None:
-            return missing
-
-
-def _killed_one(names: Iterable[str], silent: set[str]) -> Exception | None:
-    """The error of a worker that was killed after it had finished, if there is one; see `_await_others`."""
-    # Without it the workers cannot leave together.
-    errors = dict(ping_errors(names, GOODBYE_SECONDS))
-    silent.update(errors)
-    return next((error for error in errors.values() if isinstance(error, ConnectionError)), None)
+    if missing is not None:
+        raise missing
 
 
 def _serve_until_dismissed(session: Session, cause: str | None) -> None:
     """The other ranks' part of a stop: reports to rank zero, then serves calls until rank zero ends the session."""
     first = session.workers[0]
     try:
-        report = rpc.rpc_async(first, _note_finished, (session.rank, cause), timeout=session.timeout)
-        wait_for(report, session.timeout)
-    except DeafError as error:
-        _leave_deaf(session, error)
-        return
+        rpc.rpc_sync(first, _note_finished, (session.rank, cause), timeout=session.timeout)
     except RuntimeError as error:
         raise ConnectionError(f"{first} does not answer: {error}") from error
     watch = Pinger(session.timeout)
@@ -370,19 +383,10 @@ def _serve_until_dismissed(session: Session, cause: str | None) -> None:
             if session.changed.wait_for(lambda: session.stopped, timeout=POLL_SECONDS):
                 break
         lost = watch.lost([first])
-        if isinstance(lost, DeafError):
-            _leave_deaf(session, lost)
-            return
         if lost is not None and not session.stopped:  # rank zero may leave right after its goodbye
             raise lost
     if session.failure is not None:
         raise StoppedByLeader(f"stopped by {first}: {session.failure}")
-
-
-def _leave_deaf(session: Session, error: DeafError) -> None:
-    """Ends the session of a worker that has ended well, but will not hear rank zero's goodbye."""
-    log.warning("%s; it leaves without a goodbye", error)
-    session.whole = False
 
 
 def missing_workers(seconds: float) -> tuple[str, bool]:

@@ -52,7 +52,6 @@ from distributed.strategies.common.work import (
     unflatten,
     unnoticed,
 )
-from distributed.traffic import tcp_bytes_sent
 
 _LAST_WORD_SECONDS = 1.0
 
@@ -99,7 +98,6 @@ class _Rank(ChunkStrategy):
     def __init__(self, work: Work, timeout: float, bucket_mb: float | None) -> None:
         self._work, self._timeout, self._bucket_mb = work, timeout, bucket_mb
         backend = start_process_group(timeout=timeout, device=work.device)
-        self._backend, self._tcp_bytes = backend, tcp_bytes_sent()
         self._device = work.device if backend == "nccl" else torch.device("cpu")
         self._rank, self._size = dist.get_rank(), dist.get_world_size()
         self._module: Overlapped | None = None
@@ -122,14 +120,8 @@ class _Rank(ChunkStrategy):
         return [total]
 
     def _row(self, cost: WorkerCost, values: Sequence[float] = ()) -> Tensor:
-        """What this rank tells all others in a step: its cost, and `values`. Its bytes are those that the kernel counts
-        since the last call, if it does."""
-        sent = cost.sent
-        if self._backend == "gloo":
-            now, before = tcp_bytes_sent(), self._tcp_bytes
-            self._tcp_bytes = now
-            sent = sent if now is None or before is None else now - before
-        return torch.tensor([cost.compute, sent, *values], dtype=torch.float64, device=self._device)
+        """What this rank tells all others in a step: its cost, and `values`."""
+        return torch.tensor([cost.compute, cost.sent, *values], dtype=torch.float64, device=self._device)
 
     def _by_tree(self, params: Tensors, chunks: Sequence[Tensor], step: int) -> tuple[Any, list[WorkerCost]]:
         """The sum over all chunks in the order of `distributed.reduce`, and every rank's cost."""

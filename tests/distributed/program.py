@@ -81,7 +81,6 @@ def strategies() -> None:
     partitioners = {
         "batch": partition.batch_partitioner,
         "exclusive": partition.exclusive_batch_partitioner,
-        "dynamic": partition.dynamic_partitioner(),
         "backwards": partition.function(name="tests.own_functions.deal_backwards"),
     }
     size = sum(p.numel() * p.element_size() for p in PARAMS.values())
@@ -221,35 +220,14 @@ def failing_main() -> None:
     main()
 
 
-@todist.auto_init_rpc()
-def endless(func: str) -> None:
+@todist.auto_init_rpc(rpc_backend_options=rpc.TensorPipeRpcBackendOptions(rpc_timeout=5))
+def endless() -> None:
     """Rank 1 serves a call that never returns; rank zero's main ends well."""
     if todist.get_rank() == 0:
         try:
-            todist.remote_sync_call(getattr(remote_functions, func), args=(1e9,), partitioner=1, timeout=0.5)
+            todist.remote_sync_call(remote_functions.sleep, args=(1e9,), partitioner=1, timeout=0.5)
         except TimeoutError:
             print("main has ended")
-
-
-def torch_never_ends() -> None:
-    """Rank zero's main ends well, all leave together, and the end of torch's own threads is then missed."""
-
-    @todist.auto_init_rpc(rpc_backend_options=rpc.TensorPipeRpcBackendOptions(rpc_timeout=900))
-    def main() -> None:
-        if todist.get_rank() == 0:
-            agent = rpc.api._get_current_rpc_agent()
-
-            class NeverEnds:
-                def __getattr__(self, name: str) -> Any:
-                    return getattr(agent, name)
-
-                def shutdown(self) -> None:
-                    time.sleep(1e9)
-
-            rpc.api._get_current_rpc_agent = NeverEnds
-            print("main has ended")
-
-    main()
 
 
 def first_failure() -> None:

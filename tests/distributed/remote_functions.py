@@ -8,13 +8,13 @@ import tempfile
 import threading
 import time
 import weakref
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NoReturn
 
 import torch
 from torch import Tensor, nn
 
 import distributed as todist
+from distributed.calls.worker import fetched
 
 
 class OwnError(Exception):
@@ -244,13 +244,6 @@ def leave() -> NoReturn:
     raise SystemExit(3)
 
 
-def slow_on(rank: int, number: Tensor) -> tuple[int, int, float, float]:
-    """Takes three times as long on worker `rank`; returns the item's number, the worker, and its start and end."""
-    began = time.monotonic()
-    time.sleep(0.15 if todist.get_rank() == rank else 0.05)
-    return int(number), todist.get_rank(), began, time.monotonic()
-
-
 def with_weights(weights: Tensor, number: Tensor) -> Tensor:
     return weights.sum() + number.sum()
 
@@ -299,17 +292,6 @@ def inner_sgd(net: Any, x: Tensor) -> Tensor:
     grads = torch.autograd.grad(product(net, x), params, create_graph=True)
     adapted = [p - 0.1 * g for p, g in zip(params, grads, strict=True)]
     return (x @ adapted[0].T + adapted[1]).square().sum()
-
-
-RUN_HERE: dict[int, int] = {}
-
-
-def fail_on(rank: int, number: Tensor) -> None:
-    """Fails on worker `rank`; counts its calls on every worker."""
-    RUN_HERE[int(number)] = RUN_HERE.get(int(number), 0) + 1
-    if todist.get_rank() == rank:
-        raise OwnError("not on this worker")
-    time.sleep(0.02)
 
 
 class _Traced(torch.autograd.Function):
@@ -370,14 +352,6 @@ def product_despite_a_late_call(net: Any, x: Tensor) -> Tensor:
     return product(net, x)
 
 
-def product_from_own_thread(net: Any, x: Tensor) -> Tensor:
-    """Calls the next worker from a thread of its own."""
-    other = (todist.get_rank() + 1) % todist.get_world_size()
-    with ThreadPoolExecutor(1) as pool:
-        (loss,) = pool.submit(todist.remote_sync_call, product, args=(net, x), partitioner=other).result()
-    return loss
-
-
 class _Copy(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:
@@ -434,3 +408,9 @@ def slow_backward(x: Tensor) -> Tensor:
 def backward_times() -> tuple[float, float]:
     """When the backward pass of `slow_backward` began and ended on this worker, on the host's clock."""
     return _SlowBackward.times
+
+
+def fetch_and_look(references: "list[todist.rpc.RRef[Tensor]]") -> tuple[Tensor, bool]:
+    """The value, and whether nothing here holds the reference any more."""
+    reference = weakref.ref(references[0])
+    return fetched(references, 10), reference() is None

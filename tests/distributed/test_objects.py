@@ -70,13 +70,6 @@ def test_handles_travel_and_the_object_ends_with_the_last() -> None:
     assert comes_true(lambda: alive() == 0), holders()
 
 
-def test_methods_that_return_futures_hold_no_thread() -> None:
-    counter = todist.remote_object(Counter, 0, on=1)
-    waiting = [counter.rpc_async().wait_for(30) for _ in range(3)]
-    assert counter.add(30) == 30
-    assert [future.wait() for future in waiting] == [30] * 3
-
-
 def test_a_module_on_a_worker_has_gradients() -> None:
     net = todist.remote_object(functions.Linear, 3, on=1)
     x = torch.randn(4, 3, requires_grad=True)

@@ -17,7 +17,7 @@ import distributed as todist
 from distributed.api import parallelize, remote_async_call, remote_sync_call
 from distributed.launch.elastic import LaunchConfig, launch
 from distributed.partition import TensorDimensionPartitioner, batch_partitioner, exclusive_batch_partitioner, whole
-from distributed.reduce import add_in_order, mean_reducer, stack_reducer, sum_reducer, weighted_mean_reducer
+from distributed.reduce import mean_reducer, stack_reducer, sum_reducer, weighted_mean_reducer
 from tests.distributed import remote_functions as functions
 from tests.distributed.worlds import WORLD, environment, run_program, run_ranks
 from tests.forks import Forked
@@ -86,16 +86,14 @@ def test_reducers_take_nested_tensors_and_numbers() -> None:
     mean, total = mean_reducer(results), sum_reducer(results)
     assert mean["a"].tolist() == [2.0, 3.0] and mean["b"] == (4, 5.0)
     assert total["a"].tolist() == [4.0, 6.0] and total["b"] == (8, 10.0)
-    for reducer in (mean_reducer, sum_reducer, add_in_order):
+    for reducer in (mean_reducer, sum_reducer):
         with pytest.raises(ValueError, match="nothing"):
             reducer([])
-    for reducer in (mean_reducer, sum_reducer, stack_reducer, add_in_order):
+    for reducer in (mean_reducer, sum_reducer, stack_reducer):
         assert repr(reducer(iter(results))) == repr(reducer(results))
         with pytest.raises(ValueError, match="nothing"):
             reducer(iter(()))
     assert weighted_mean_reducer((value, 1) for value in (2.0, 4.0)) == 3.0
-    values = [torch.tensor(v) for v in (1e8, 1.0, -1e8, 1.0)]
-    assert add_in_order(values).item() == 1.0  # in float32 1e8 swallows the first 1; any other order gives 0 or 2
 
 
 def test_many_tasks_that_call_back_finish(workers: list[Forked]) -> None:
@@ -230,23 +228,13 @@ def test_a_failing_main_on_another_rank_ends_rank_zero() -> None:
     assert "stopped by worker0" in results[2][1]
 
 
-@pytest.mark.parametrize(
-    ("func", "way"),
-    [
-        pytest.param("loop", "bare", marks=slow),
-        ("sleep", "bare"),
-        pytest.param("sleep", "launch", marks=slow),
-        pytest.param("sleep", "torchrun", marks=slow),
-    ],
-)
-def test_a_call_that_never_returns_does_not_keep_the_job_alive(
-    func: str, way: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    command = [str(ROOT / "tests/distributed/program.py"), "endless", func]
+@pytest.mark.parametrize("way", ["bare", pytest.param("launch", marks=slow), pytest.param("torchrun", marks=slow)])
+def test_a_call_that_never_returns_does_not_keep_the_job_alive(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    command = [str(ROOT / "tests/distributed/program.py"), "endless"]
     if way == "bare":
         (code, output), (other, reason) = run_ranks(command, 2)
         assert (code, output.splitlines()[0], other) == (0, "main has ended", 0), (output, reason)
-        assert ("cannot be ended" in reason and "time.sleep(seconds)" in reason) == (func == "sleep"), reason
+        assert "a call is still running" in reason, reason
         return
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
@@ -256,11 +244,6 @@ def test_a_call_that_never_returns_does_not_keep_the_job_alive(
     else:
         torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
         assert subprocess.run([sys.executable, *torchrun, *command], timeout=90).returncode == 0
-
-
-@slow
-def test_torchs_own_threads_do_not_keep_the_job_alive() -> None:
-    assert run_program("torch_never_ends", 2) == [(0, "main has ended\n"), (0, "")]
 
 
 def test_the_first_failure_is_raised_while_others_still_compute() -> None:
@@ -313,7 +296,7 @@ def test_who_does_not_come_to_a_barrier_is_named() -> None:
     late, lost = [line for line in output.splitlines() if "Error worker" in line]
     assert late == "TimeoutError worker1 did not come to the barrier within 3 s"
     assert lost.startswith("ConnectionError worker2 does not answer")
-    assert "RuntimeError worker2 does not answer" in second
+    assert "ConnectionError worker2 does not answer" in second
 
 
 @slow

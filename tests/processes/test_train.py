@@ -115,10 +115,10 @@ def is_cost(name: str) -> bool:
         pytest.param(["strategy=rpc", "workers=1"], None, marks=slow),
         (["strategy=rpc", "workers=2"], None),
         pytest.param(["partitioner=exclusive"], 2, marks=slow),
-        pytest.param(["strategy=rpc_autograd", "workers=2", "partitioner=dynamic"], None, marks=slow),
+        pytest.param(["strategy=rpc_autograd", "workers=2", "partitioner=exclusive"], None, marks=slow),
         pytest.param(["workers=2", *OWN_FUNCTIONS], None, marks=slow),
     ],
-    ids=["rpc-1", "rpc-2", "torchrun-2-exclusive", "rpc-autograd-dynamic", "own-functions"],
+    ids=["rpc-1", "rpc-2", "torchrun-2-exclusive", "rpc-autograd-exclusive", "own-functions"],
 )
 def test_every_way_to_run_gives_the_same_bits(
     overrides: list[str], torchrun: int | None, reference: Path, start: Start, tmp_path: Path

@@ -17,7 +17,7 @@ from distributed.calls.session import DeviceMaps, current, start_rpc, stop_rpc
 from distributed.functions import pure
 from distributed.info import default_worker_name, get_world_info, get_world_rank, get_world_size, on_one_host
 from distributed.launch.listening import Listener, listening_line, own_listeners, torchrun_listeners
-from distributed.partition import Args, DynamicPartitioner, PartitionFunction, TensorDimensionPartitioner, Whole, whole
+from distributed.partition import Args, PartitionFunction, TensorDimensionPartitioner, Whole, whole
 from distributed.reduce import partials_of_terms
 from distributed.strategies.common.work import (
     ChunkStrategy,
@@ -55,7 +55,7 @@ def current_work() -> Work:
 
 def check_partitioner(partitioner: PartitionFunction) -> None:
     """Raises ValueError for a partitioner that would split chunks."""
-    if isinstance(partitioner, TensorDimensionPartitioner | DynamicPartitioner) and partitioner.dim != 0:
+    if isinstance(partitioner, TensorDimensionPartitioner) and partitioner.dim != 0:
         raise ValueError(f"partitioner.dim={partitioner.dim}: chunks lie along dimension 0; type partitioner.dim=0")
 
 
@@ -65,8 +65,8 @@ def check_device_maps(device_maps: str) -> None:
         raise ValueError(f"device_maps={device_maps}: must be {' or '.join(DEVICE_MAPS)}")
 
 
-Dealt = list[tuple[int | str | None, list[int]]]
-"""Parts of a call: (worker, or None for the first free worker; the numbers of its chunks)."""
+Dealt = list[tuple[int | str, list[int]]]
+"""Parts of a call: (worker, the numbers of its chunks)."""
 
 
 def deal(partitioner: PartitionFunction, count: int) -> Dealt:

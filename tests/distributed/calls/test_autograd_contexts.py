@@ -107,25 +107,6 @@ def test_a_nested_asynchronous_call_need_not_be_used(net: nn.Linear) -> None:
         assert_equal(autograd.grad(ctx, loss, params(net)), gradient(net))
 
 
-def test_a_call_from_a_functions_own_thread_keeps_its_graph(net: nn.Linear) -> None:
-    with autograd.context() as ctx:
-        (loss,) = remote_sync_call(functions.product_from_own_thread, args=(net, X), partitioner=1)
-        assert_equal(autograd.grad(ctx, loss, params(net)), gradient(net))
-
-
-def test_a_call_from_a_thread_finds_its_context_among_several(net: nn.Linear) -> None:
-    with autograd.context():
-        beside = remote_async_call(functions.late_product, args=(net, X, 2.0), partitioner=1)
-        in_threads(1, lambda: test_a_call_from_a_functions_own_thread_keeps_its_graph(net))
-        beside.wait()
-    tensor = 2 * torch.ones(1, requires_grad=True)
-    with autograd_contexts.computing(1), autograd_contexts.computing(2):
-        assert autograd_contexts.of_a_function([tensor.detach()]) is None
-        with pytest.raises(RuntimeError, match="several autograd contexts"):
-            autograd_contexts.of_a_function([tensor])
-    assert autograd_contexts.of_a_function([tensor]) is None
-
-
 def test_contexts_of_several_threads_do_not_meet(net: nn.Linear) -> None:
     """Every thread opens and closes many contexts."""
     expected = gradient(net)

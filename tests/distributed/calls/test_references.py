@@ -8,7 +8,7 @@ import torch
 from torch.distributed import rpc
 
 from distributed.calls import worker
-from tests.distributed import call_functions as functions
+from tests.distributed import remote_functions as functions
 
 
 @pytest.mark.usefixtures("workers")

@@ -7,7 +7,6 @@ import threading
 import types
 import weakref
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -58,19 +57,20 @@ def test_no_worker_writes_to_the_callers_arguments() -> None:
 
 
 ONE_BY_ONE = todist.dim_partitioner(0, exclusive=True, keepdim=False)
-EACH_WAY = pytest.mark.parametrize("dealt", [ONE_BY_ONE, todist.dynamic_partitioner(keepdim=False)])
 
 
-@EACH_WAY
-def test_no_item_meets_what_another_has_changed(dealt: todist.PartitionFunction) -> None:
+def test_no_item_meets_what_another_has_changed() -> None:
     """As in the original, where each item is a call of its own."""
     torch.manual_seed(0)
     network, x = nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2)), torch.randn(7, 4, 3)
     expected = [functions.trained(copy.deepcopy(network), item) for item in x]
-    assert remote_sync_call(functions.trained, args=(network, x), partitioner=dealt) == expected
+    for losses, ours in zip(
+        remote_sync_call(functions.trained, args=(network, x), partitioner=ONE_BY_ONE), expected, strict=True
+    ):
+        assert losses == pytest.approx(ours, rel=1e-5)  # a received tensor may lie elsewhere in its cache line
     leaf = torch.ones(7, 2, requires_grad=True)
     with todist.autograd.context() as context:
-        results = remote_sync_call(functions.times_three, args=(leaf * 1,), partitioner=dealt)
+        results = remote_sync_call(functions.times_three, args=(leaf * 1,), partitioner=ONE_BY_ONE)
         todist.autograd.backward(context, torch.stack(results).sum())
     torch.testing.assert_close(leaf.grad, torch.full((7, 2), 18.0))
 
@@ -81,9 +81,8 @@ def test_an_item_that_changes_what_is_expanded() -> None:
         assert result == 36
 
 
-@EACH_WAY
-def test_a_result_is_that_of_its_item(dealt: todist.PartitionFunction) -> None:
-    results = remote_sync_call(functions.count, args=(torch.arange(12),), partitioner=dealt)
+def test_a_result_is_that_of_its_item() -> None:
+    results = remote_sync_call(functions.count, args=(torch.arange(12),), partitioner=ONE_BY_ONE)
     assert len({(rank, int(counted)) for rank, counted in results}) == 12
     ((_, own),) = remote_sync_call(functions.count, args=(0,), partitioner=0)
     own.add_(1000)
@@ -109,47 +108,6 @@ def test_views_travel_without_what_they_are_cut_from() -> None:
     before = traffic()
     assert remote_sync_call(functions.total, args=(big[5:9],), partitioner=1) == [5 + 6 + 7 + 8]
     assert traffic().since(before).sent < 1000
-
-
-# Items for free workers
-
-
-def test_free_workers_take_work() -> None:
-    results = remote_sync_call(
-        functions.slow_on,
-        args=(todist.whole(2), torch.arange(42)),
-        partitioner=todist.dynamic_partitioner(keepdim=False),
-    )
-    assert [number for number, *_ in results] == list(range(42))
-    shares = [sum(worker == rank for _, worker, _, _ in results) for rank in range(WORLD)]
-    # Three times as slow: 42 · (1/3) ÷ (1 + 1 + 1/3) = 6 items, and one more that is under way at the end.
-    assert 1 <= shares[2] <= 8 and min(shares[:2]) >= 14, shares
-
-
-def test_dynamic_dealing_sends_what_is_shared_once_a_worker() -> None:
-    weights = nn.Parameter(torch.ones(50_000))
-    before = traffic()
-    results = remote_sync_call(
-        functions.with_weights, args=(weights, torch.arange(30)), partitioner=todist.dynamic_partitioner()
-    )
-    assert [result.item() for result in results] == [50_000 + i for i in range(30)]
-    assert 200_000 * (WORLD - 1) <= traffic().since(before).sent < 200_000 * (WORLD - 1) + 20_000
-
-
-def test_one_item_is_computed_here_and_failures_stop_the_rest() -> None:
-    dynamic = todist.dynamic_partitioner()
-    assert remote_sync_call(functions.size_and_rank, args=(torch.arange(1),), partitioner=dynamic) == [(1, 0, "")]
-    with pytest.raises(functions.OwnError, match="no good"):
-        remote_sync_call(functions.fail, args=(torch.arange(50),), partitioner=dynamic)
-    before = functions.RUN_HERE.copy()
-    with pytest.raises(functions.OwnError):
-        remote_sync_call(functions.fail_on, args=(todist.whole(0), torch.arange(60)), partitioner=dynamic)
-    assert sum(functions.RUN_HERE.values()) - sum(before.values()) == 1
-    with pytest.raises(functions.OwnError):
-        remote_sync_call(functions.fail_on, args=(todist.whole(1), torch.arange(60)), partitioner=dynamic)
-    assert sum(functions.RUN_HERE.values()) - sum(before.values()) < 10
-    future = remote_async_call(functions.total, args=(torch.arange(9),), partitioner=dynamic, reducer=sum)
-    assert future.wait() == 36
 
 
 def test_parameters_travel_once_a_message() -> None:
@@ -212,22 +170,11 @@ def test_limits_that_torch_would_not_keep_are_refused() -> None:
         remote_sync_call(functions.sleep, args=(0.2,), partitioner=1, timeout=0.001)
 
 
-def test_waiting_for_other_calls_does_not_count() -> None:
-    with ThreadPoolExecutor(5 * session.MAX_WINDOW) as pool:
-        calls = [
-            pool.submit(remote_sync_call, functions.sleep, args=(1.0,), partitioner=1, timeout=3)
-            for _ in range(5 * session.MAX_WINDOW)
-        ]
-        assert len({call.result()[0] for call in calls}) == 1
-
-
 def test_a_queue_that_does_not_move_is_named() -> None:
     slow = [
         remote_async_call(functions.sleep, args=(2.0,), partitioner=1, timeout=20) for _ in range(session.MAX_WINDOW)
     ]
-    with pytest.raises(
-        TimeoutError, match=r"worker1 is busy: none of the 8 calls.*for 0\.5 s, so this one was not sent"
-    ):
+    with pytest.raises(TimeoutError, match=r"worker1 is busy: none of the calls.*for 0\.5 s, so this one was not sent"):
         remote_sync_call(functions.rank, partitioner=1, timeout=0.5)
     assert [len(call.wait()) for call in slow] == [1] * session.MAX_WINDOW
     assert remote_sync_call(functions.rank, partitioner=1, timeout=0.5) == [1]
@@ -255,7 +202,7 @@ def test_exceptions_keep_their_type_text_and_origin() -> None:
         assert errors["path"].filename == "/no/such/file"  # type: ignore[attr-defined]
         assert str(errors["rephrased"]) == "bad weather"
     with pytest.raises(RuntimeError, match="StopIteration: no more"):
-        list(todist.as_completed(functions.stop, args=(1,), partitioner=1))
+        remote_sync_call(functions.stop, args=(1,), partitioner=1)
 
 
 def test_a_result_that_cannot_be_rebuilt_is_named() -> None:
@@ -362,9 +309,7 @@ def test_failing_reducers_and_exits_are_reported() -> None:
         raise SystemExit("enough")
 
     reduced = remote_async_call(functions.rank, partitioner=1, reducer=leaving)
-    chained = remote_async_call(functions.rank, partitioner=1).then(leaving)
-    assert comes_true(lambda: reduced.done() and chained.done())
-    for future in (reduced, chained):
-        with pytest.raises(RuntimeError, match="SystemExit: enough"):
-            future.value()
+    assert comes_true(reduced.done)
+    with pytest.raises(RuntimeError, match="SystemExit: enough"):
+        reduced.wait()
     assert remote_sync_call(functions.rank, partitioner=1) == [1]

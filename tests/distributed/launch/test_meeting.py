@@ -12,7 +12,6 @@ import torch.distributed as dist
 from distributed.info import INTERFACE_VARIABLES, is_here, listening, loopback_interface, stay_on_loopback
 from distributed.launch import meeting
 from distributed.launch.listening import own_listeners
-from distributed.traffic import MessageSlots
 
 
 def asking(shared: dist.Store, rank: int, likeness: dict[str, str], answers: dict[int, object]) -> threading.Thread:
@@ -130,19 +129,3 @@ def test_a_socket_listens_on_ipv6() -> None:
         pytest.skip("this system has no IPv6")
     with listening("::1", 0) as listener:
         assert listener.getsockname()[0] == "::1"
-
-
-def test_patience_for_a_place_is_not_renewed() -> None:
-    slots = MessageSlots(1)
-    assert slots.acquire(1)
-    began = time.monotonic()
-    waited: list[float] = []
-    waiters = [
-        threading.Thread(target=lambda: waited.append(time.monotonic() - began) if not slots.acquire(0.5) else None)
-        for _ in range(12)
-    ]
-    for waiter in waiters:
-        waiter.start()
-    for waiter in waiters:
-        waiter.join(20)
-    assert len(waited) == 12 and max(waited) < 4, "twelve times the patience would be 6 s"

@@ -1,6 +1,5 @@
 """The strategies beside `local`, on real processes; how chunks are dealt out; the settings that are refused."""
 
-import socket
 from collections.abc import Sequence
 from itertools import combinations, pairwise
 from types import SimpleNamespace
@@ -17,11 +16,10 @@ from distributed.strategies.local import local
 from distributed.strategies.rpc import rpc
 from distributed.strategies.rpc_autograd import rpc_autograd
 from distributed.strategies.split import shard_ends
-from distributed.traffic import tcp_bytes_sent
 from tests import own_functions
 from tests.distributed.chunk_work import WORK
 from tests.distributed.worlds import run_program
-from tests.runs import slow, until
+from tests.runs import slow
 
 pytestmark = pytest.mark.thorough
 
@@ -30,7 +28,7 @@ pytestmark = pytest.mark.thorough
 def test_every_strategy_gives_the_bits_of_local(ranks: int) -> None:
     results = run_program("strategies", ranks)
     assert all(code == 0 for code, _ in results), results
-    assert results[0][1].count("ok") == 10
+    assert results[0][1].count("ok") == 8
 
 
 @pytest.mark.parametrize("ranks", [pytest.param(1, marks=slow), pytest.param(2, marks=slow), 3])
@@ -70,28 +68,11 @@ def test_the_parts_of_a_step_add_up() -> None:
         assert metrics[f"worker{rank}/bytes_sent"] == sent
 
 
-def test_the_kernel_counts_what_is_sent() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as server, socket.create_connection(server.getsockname()) as client:
-        other, _ = server.accept()
-        with other:
-            before = tcp_bytes_sent()
-            if before is None:
-                pytest.skip("this system does not count them")
-            client.sendall(bytes(100_000))
-            received = 0
-            while received < 100_000:
-                received += len(other.recv(65536))
-            until(lambda: (tcp_bytes_sent() or 0) - before >= 100_000, "the acknowledgement", seconds=5)
-
-
 @pytest.mark.parametrize("count", [1, 2, 5, 16])
 def test_every_chunk_is_dealt_out_once(count: int) -> None:
     for partitioner in (partition.batch_partitioner, partition.exclusive_batch_partitioner):
         dealt = chunks.deal(partitioner, count)
         assert sorted(number for _, numbers in dealt for number in numbers) == list(range(count))
-    for keepdim in (True, False):
-        dealt = chunks.deal(partition.dynamic_partitioner(keepdim=keepdim), count)
-        assert dealt == [(None, [i]) for i in range(count)]
 
 
 def test_the_trainers_chunks_are_dealt_out_evenly(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -123,7 +104,7 @@ def test_settings_are_checked_before_anything_starts() -> None:
         with pytest.raises(ValueError, match="timeout=0"):
             factory(plan=plan, timeout=0)
         with pytest.raises(ValueError, match=r"type partitioner\.dim=0"):
-            factory(plan=plan._replace(partitioner=partition.dynamic_partitioner(1)), timeout=5)
+            factory(plan=plan._replace(partitioner=partition.dim_partitioner(1)), timeout=5)
         with pytest.raises(ValueError, match="device_maps=some: must be auto or none"):
             factory(plan=plan, timeout=5, device_maps="some")
     with pytest.raises(ValueError, match="type strategy=rpc"):

@@ -195,7 +195,7 @@ WRONG_VALUES = [
     ("strategy.timeout=0", "strategy.timeout="),
     ("strategy=local workers=2", "strategy=rpc"),
     ("strategy=rpc partitioner=dim partitioner.dim=1", "partitioner.dim="),
-    ("strategy=ddp workers=2 partitioner=dynamic", "type partitioner=batch"),
+    ("strategy=ddp workers=2 partitioner=exclusive", "type partitioner=batch"),
     ("strategy=ddp workers=2 reducer=stack", "type reducer=mean"),
     ("strategy=ddp strategy.overlap=2", "strategy.overlap="),
     ("strategy=split workers=2", "algorithm=supervised and model=conv4"),
