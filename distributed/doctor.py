@@ -19,9 +19,8 @@ from distributed.api import remote_sync_call
 from distributed.calls.session import current, gather, start_rpc, stop_rpc
 from distributed.calls.torch_rpc import rpc
 from distributed.info import get_world_info
-from distributed.launch.listening import listening_line
+from distributed.launch.isolation import exposure
 from distributed.launch.process_group import start_process_group, stop_process_group
-from distributed.strategies.common.chunks import session_listeners
 
 SMALL, LARGE = 1, 1 << 20
 """Numbers of float32 values in the messages that measure latency and bandwidth."""
@@ -41,12 +40,11 @@ class Check(NamedTuple):
 
 
 class Report(NamedTuple):
-    """The checks of all operations, a description of each worker, and the addresses on which each process listens."""
+    """The checks of all operations, a description of each worker, and who can connect to them."""
 
     checks: list[Check]
     workers: dict[str, dict[str, Any]]
-    listening: dict[str, list[str]]
-    listening_line: str
+    listening: str
 
     @property
     def ok(self) -> bool:
@@ -80,9 +78,7 @@ def diagnose(*, timeout: float = 30.0) -> Report | None:
         checks.append(hidden_parameters())
         names = current().workers
         descriptions = remote_sync_call(describe, partitioner=lambda: [(name, None, None) for name in names])
-        listening = {name: [str(listener) for listener in addresses] for name, addresses in session_listeners().items()}
-        workers = dict(zip(names, descriptions, strict=True))
-        return Report(checks, workers, listening, listening_line(session_listeners()))
+        return Report(checks, dict(zip(names, descriptions, strict=True)), exposure())
     except BaseException as error:
         failure = error
         raise

@@ -7,7 +7,6 @@ torch's engine waits until every message sent under a context has taken part in 
 every call must be answered, and every answer must be among the roots, by an anchor (see `distributed.autograd`).
 """
 
-import functools
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -42,26 +41,8 @@ class Calls:
                 self.unread.discard(value)
 
 
-_MAIN_THREAD = threading.main_thread().ident
-_ever_entered = False
-_enter = autograd.context.__enter__
-
-
-@functools.wraps(_enter)
-def _noted_enter(self: autograd.context) -> int:
-    global _ever_entered
-    _ever_entered = True
-    return _enter(self)
-
-
-# torch's context class records its first use: to ask torch before each call takes a tenth of a small call's time.
-autograd.context.__enter__ = _noted_enter  # type: ignore[method-assign]
-
-
 def current_context() -> int | None:
     """The id of the context that this thread is in, or None."""
-    if not _ever_entered and threading.get_ident() == _MAIN_THREAD:
-        return None  # in other threads a message may have opened one
     if autograd._get_debug_info()["num_autograd_contexts"] == "0":
         return None  # ten times as fast as the error below
     try:

@@ -9,7 +9,6 @@ failure as its own error (`raise_failure`). An answer also brings the anchor tha
 import functools
 import traceback
 from collections.abc import Callable, Sequence
-from contextvars import ContextVar
 from typing import Any, NamedTuple
 
 import torch
@@ -71,10 +70,10 @@ def pack_results(results: dict[int, Any], ctx: int | None, carries: Carries) -> 
     Raises:
         TypeError, ValueError: a result cannot be sent; the message names its item.
     """
-    values = [part for number, value in results.items() for part in (_Begin(number), value)]
+    values = list(results.values())
     # A single result goes without the list: a plain tensor then needs no pickle, which small calls would feel.
     try:
-        packed = pack(values[1] if len(results) == 1 else values, graphs=ctx is not None, carries=carries)
+        packed = pack(values[0] if len(results) == 1 else values, graphs=ctx is not None, carries=carries)
     except (TypeError, ValueError) as error:
         number = _first_that_fails(results, carries)
         raise type(error)(f"the result of {_item(number)} cannot be sent: {error}") from error
@@ -82,24 +81,6 @@ def pack_results(results: dict[int, Any], ctx: int | None, carries: Carries) -> 
         return packed
     plain = [v.detach() if isinstance(v, Tensor) and v.grad_fn is not None else v for v in packed.carried]
     return Packed(packed.payload, plain)
-
-
-class _Begin:
-    """Stands before an item's result in a message, so that a result that cannot be rebuilt can be named."""
-
-    def __init__(self, number: int) -> None:
-        self._number = number
-
-    def __reduce__(self) -> tuple[Callable[[int], None], tuple[int]]:
-        return _begin, (self._number,)
-
-
-_rebuilding: ContextVar[int | None] = ContextVar("rebuilding", default=None)
-"""The item whose result this thread unpacks."""
-
-
-def _begin(number: int) -> None:
-    _rebuilding.set(number)
 
 
 def read_answer(answer: Answer, sender: str) -> Outcome:
@@ -113,18 +94,16 @@ def read_answer(answer: Answer, sender: str) -> Outcome:
         node = next((tensor.grad_fn for tensor in tensors if tensor.grad_fn is not None), None)
         if node is not None:
             node._set_sequence_nr(_FIRST)  # type: ignore[attr-defined]
-    _rebuilding.set(numbers[0] if numbers else None)
     try:
         values = unpack(Packed(payload, carried))
     except Exception as error:  # a class does not exist here, or may raise anything
-        number = _rebuilding.get()
-        refused = TypeError(f"the result of {_item(number)} from {sender} cannot be rebuilt: {describe(error)}")
+        refused = TypeError(f"a result from {sender} cannot be rebuilt: {describe(error)}")
         refused.__cause__ = error
-        return failure(refused, current_name(), number)
+        return failure(refused, current_name(), None)
     if numbers is None:
         assert isinstance(values, Failure)
         return values
-    return {numbers[0]: values} if len(numbers) == 1 else dict(zip(numbers, values[1::2], strict=True))
+    return {numbers[0]: values} if len(numbers) == 1 else dict(zip(numbers, values, strict=True))
 
 
 def _first_that_fails(results: dict[int, Any], carries: Carries) -> int | None:

@@ -19,7 +19,7 @@ import threading
 import time
 import warnings
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from datetime import timedelta
 from typing import Any, TypeVar
 
@@ -46,7 +46,6 @@ from distributed.launch.meeting import ended_after, meet
 from distributed.launch.processes import allow_sockets, share_arena
 
 T = TypeVar("T")
-DeviceMaps = Mapping[str, Mapping[int | str | torch.device, int | str | torch.device]]
 
 log = logging.getLogger(__name__)
 
@@ -194,7 +193,6 @@ def start_rpc(
     timeout: float = DEFAULT_TIMEOUT,
     backend: rpc.BackendType | None = None,
     rpc_backend_options: rpc.TensorPipeRpcBackendOptions | None = None,
-    device_maps: DeviceMaps | None = None,
 ) -> None:
     """Joins this process to its world; returns when all workers have joined.
 
@@ -204,7 +202,6 @@ def start_rpc(
             another limit. `rpc_backend_options` have their own limit, which replaces this one.
         backend, rpc_backend_options: as for `torch.distributed.rpc.init_rpc`; the number of threads is raised
             to what nested calls need, and the default `init_method` means the store of this package.
-        device_maps: worker's name → {own device: its device}, for tensors that go from GPU to GPU.
 
     Raises:
         RuntimeError: RPC is already started.
@@ -233,8 +230,6 @@ def start_rpc(
     options.num_worker_threads = max(threads, options.num_worker_threads)
     if options.init_method == rpc.constants.DEFAULT_INIT_METHOD:
         options.init_method = f"{_SCHEME}://"
-    for worker, devices in (device_maps or {}).items():
-        options.set_device_map(worker, dict(devices))
     session = _session = Session(name or default_worker_name(**info._asdict()), options, window)
     try:
         # Private names of torch, and a constant of a module that is no argument. It counts the starts and gatherings of

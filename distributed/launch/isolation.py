@@ -15,7 +15,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NoReturn
 
-from distributed.info import listening
+from distributed.info import is_loopback, listening, on_one_host
+from distributed.launch.processes import LAUNCHER
 
 NOT_ISOLATED = "DISTRIBUTED_NOT_ISOLATED"
 """Environment variable of a rank that our launcher has started: why it is not isolated; empty if it is."""
@@ -58,6 +59,25 @@ class NetworkNamespace:
 def why_not_isolated() -> str | None:
     """Why this rank is not isolated; None if it is."""
     return os.environ.get(NOT_ISOLATED, "no launcher of workers=N has started it") or None
+
+
+def exposure() -> str:
+    """A line for the log: who can connect to the ranks of this world."""
+    obstacle = why_not_isolated()
+    if obstacle is None:
+        return "listening: in a network of this run's own: no other user can connect"
+    if on_one_host() or is_loopback(os.environ.get("MASTER_ADDR", "")):
+        line = (
+            "listening: on loopback. Every user of this host can connect there and run code here, since this run has "
+            f"no network of its own ({obstacle})"
+        )
+    else:
+        line = "listening: open to other hosts: anyone who connects, and every user of this host, can run code here"
+    if "TORCHELASTIC_RUN_ID" in os.environ and LAUNCHER not in os.environ:
+        line += (
+            ". torchrun's own store is open to other hosts; workers=N without torchrun keeps a run on one host closed"
+        )
+    return line
 
 
 def new_network(address: str, port: int) -> tuple[NetworkNamespace, socket.socket]:

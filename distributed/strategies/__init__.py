@@ -7,7 +7,7 @@ from distributed.strategies.common.work import Connect, WorkPlan
 from distributed.strategies.local import local as in_one_process
 
 
-def auto(*, plan: WorkPlan, timeout: float, device_maps: str = "auto") -> Connect:
+def auto(*, plan: WorkPlan, timeout: float) -> Connect:
     """`local` for one worker; `ddp` where every worker has a GPU of its own, and `ddp` can do what the plan asks for;
     else `rpc`.
 
@@ -15,7 +15,7 @@ def auto(*, plan: WorkPlan, timeout: float, device_maps: str = "auto") -> Connec
         ValueError: as the strategy that is chosen.
     """
     if plan.workers == 1:
-        return in_one_process(plan=plan, timeout=timeout, device_maps=device_maps)
+        return in_one_process(plan=plan, timeout=timeout)
     # Imported only where they are needed: torch may have been built without RPC.
     if plan.work.device.type == "cuda" and torch.cuda.device_count() >= get_world_info().local_world_size:
         from distributed.strategies.ddp import ddp, fits
@@ -24,4 +24,4 @@ def auto(*, plan: WorkPlan, timeout: float, device_maps: str = "auto") -> Connec
             return ddp(plan=plan, timeout=timeout)
     from distributed.strategies.rpc import rpc
 
-    return rpc(plan=plan, timeout=timeout, device_maps=device_maps)
+    return rpc(plan=plan, timeout=timeout)

@@ -22,7 +22,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils import _pytree as pytree
 
 from distributed.info import check_timeout, name_of_rank
-from distributed.launch.listening import group_listeners, listening_line
+from distributed.launch.isolation import exposure
 from distributed.launch.process_group import (
     dismiss_others,
     end_when_dismissed,
@@ -105,10 +105,9 @@ class _Rank(ChunkStrategy):
         self._cost: dict[str, float] = {}
         if bucket_mb is None:
             self.shares = SharesOfRanks(work.device, timeout, self._naming_missing_ranks)
-        listening = group_listeners()
         end_when_dismissed()
         if self._rank == 0:
-            log.info("%s over %d ranks; %s", backend, self._size, listening_line(listening))
+            log.info("%s over %d ranks; %s", backend, self._size, exposure())
 
     def map(self, params: Tensors, chunks: Sequence[Tensor], step: int) -> list[Any]:
         """Returns a single result: the sum over all chunks."""

@@ -24,8 +24,8 @@ from distributed.strategies.common.work import (
 )
 
 
-def local(*, plan: WorkPlan, timeout: float, device_maps: str = "auto") -> Connect:
-    """Computes the chunks one after the other. `timeout` and `device_maps` have no effect here.
+def local(*, plan: WorkPlan, timeout: float) -> Connect:
+    """Computes the chunks one after the other. `timeout` has no effect here.
 
     If the reducer only adds, results are added as soon as the tree of additions allows it. So the results of n chunks
     need the memory of log₂(n) + 1.

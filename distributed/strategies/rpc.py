@@ -13,7 +13,7 @@ from distributed.strategies.common import chunks as dealing
 from distributed.strategies.common.work import Connect, Flat, Tensors, WorkPlan, flatten, unflatten
 
 
-def rpc(*, plan: WorkPlan, timeout: float, device_maps: str = "auto") -> Connect:
+def rpc(*, plan: WorkPlan, timeout: float) -> Connect:
     """Rank zero drives and also computes. The other workers serve until rank zero closes the session.
 
     The parameters go to each worker once per step. If the reducer only adds, a worker adds its chunks' results as far
@@ -22,27 +22,25 @@ def rpc(*, plan: WorkPlan, timeout: float, device_maps: str = "auto") -> Connect
     Args:
         plan: the work, the number of workers, the partitioner of the chunk numbers, and the reducer.
         timeout: seconds that a worker may take for its part.
-        device_maps: `auto`: tensors go from GPU to GPU if every worker has its own; `none`: through the CPU.
 
     Raises:
         ValueError: the partitioner would split chunks, or the time limit is not above 0.
     """
     check_timeout(timeout)
     dealing.check_partitioner(plan.partitioner)
-    dealing.check_device_maps(device_maps)
     meter = dealing.Meter()
 
     def map_chunks(params: Tensors, chunks: Sequence[Tensor], step: int) -> list[Any]:
         meter.start()
         count = len(chunks)
         adds = count if plan.only_adds else None
-        shared = whole(flatten(dealing.for_transport(params))), step, adds
+        shared = whole(flatten(dealing.to_cpu(params))), step, adds
         result = dealing.call(_map, plan.partitioner, chunks, lambda _: shared, timeout)
         ordered = dealing.in_order(result) if adds is None else [combine(result.unpacked().items(), count)]
         meter.stop(result.seconds)
         return ordered
 
-    return lambda: dealing.ByCalls(plan, timeout, device_maps, map_chunks, meter)
+    return lambda: dealing.ByCalls(plan, timeout, map_chunks, meter)
 
 
 @pure

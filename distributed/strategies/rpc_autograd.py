@@ -20,7 +20,7 @@ from distributed.strategies.common.work import Connect, Flat, Tensors, WorkPlan,
 from distributed.traffic import Traffic
 
 
-def rpc_autograd(*, plan: WorkPlan, timeout: float, device_maps: str = "auto") -> Connect:
+def rpc_autograd(*, plan: WorkPlan, timeout: float) -> Connect:
     """As `rpc`, but the forward pass returns only losses, and the backward pass returns the gradients.
 
     If the reducer only adds, every subtree of chunks that a worker has (see `distributed.reduce`) has its own leaf
@@ -31,7 +31,6 @@ def rpc_autograd(*, plan: WorkPlan, timeout: float, device_maps: str = "auto") -
     Args:
         plan: the work, the number of workers, the partitioner of the chunk numbers, and the reducer.
         timeout: seconds that a worker may take for its part.
-        device_maps: `auto`: tensors go from GPU to GPU if every worker has its own; `none`: through the CPU.
 
     Raises:
         ValueError: the algorithm's loss has no graph, the partitioner would split chunks, or the time limit is not
@@ -39,7 +38,6 @@ def rpc_autograd(*, plan: WorkPlan, timeout: float, device_maps: str = "auto") -
     """
     check_timeout(timeout)
     dealing.check_partitioner(plan.partitioner)
-    dealing.check_device_maps(device_maps)
     if plan.work.loss is None:
         raise ValueError("strategy=rpc_autograd: this algorithm has no loss that a graph leads to; type strategy=rpc")
     meter = dealing.Meter()
@@ -47,7 +45,7 @@ def rpc_autograd(*, plan: WorkPlan, timeout: float, device_maps: str = "auto") -
     def map_chunks(params: Tensors, chunks: Sequence[Tensor], step: int) -> list[Any]:
         meter.start()
         count = len(chunks)
-        plain = flatten(dealing.for_transport(params))
+        plain = flatten(dealing.to_cpu(params))
         leaves: dict[Subtree, list[Tensor]] = {}
 
         def args(numbers: list[int]) -> tuple[dict[Subtree, list[Tensor]], Any, int, int]:
@@ -72,7 +70,7 @@ def rpc_autograd(*, plan: WorkPlan, timeout: float, device_maps: str = "auto") -
         meter.stop(called.seconds + seconds, traffic)
         return ordered
 
-    return lambda: dealing.ByCalls(plan, timeout, device_maps, map_chunks, meter)
+    return lambda: dealing.ByCalls(plan, timeout, map_chunks, meter)
 
 
 Leaves = Mapping[Subtree, Sequence[Tensor]]

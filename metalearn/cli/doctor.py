@@ -63,7 +63,7 @@ def main(arguments: Sequence[str], program: Program | None = None) -> int:
             f"{name}: {worker['host']}, process {worker['pid']}, Python {worker['python']}, torch {worker['torch']}, "
             f"{worker['threads']} threads of {worker['cores']} cores, {gpus}"
         )
-    lines += [report.listening_line, "all is well" if report.ok else "something is wrong"]
+    lines += [report.listening, "all is well" if report.ok else "something is wrong"]
     code = print_all(printable("\n".join(lines)))  # hosts, devices and errors have names from elsewhere
     return code if report.ok else 1
 

@@ -11,7 +11,7 @@ import pytest
 
 from distributed.launch.elastic import LaunchConfig, check_isolation
 from distributed.launch.isolation import CannotIsolateError
-from distributed.launch.listening import listeners
+from tests.listeners import listeners
 from tests.runs import ROOT, Outcome, Start, metrics, ranks_of, slow, until, why_not_isolable
 
 pytestmark = pytest.mark.thorough

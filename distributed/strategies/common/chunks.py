@@ -13,10 +13,10 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from distributed.api import parts_of, remote_sync_call
-from distributed.calls.session import DeviceMaps, current, start_rpc, stop_rpc
+from distributed.calls.session import start_rpc, stop_rpc
 from distributed.functions import pure
-from distributed.info import default_worker_name, get_world_info, get_world_rank, get_world_size, on_one_host
-from distributed.launch.listening import Listener, listening_line, own_listeners, torchrun_listeners
+from distributed.info import get_world_info, get_world_rank, get_world_size
+from distributed.launch.isolation import exposure
 from distributed.partition import Args, PartitionFunction, TensorDimensionPartitioner, Whole, whole
 from distributed.reduce import partials_of_terms
 from distributed.strategies.common.work import (
@@ -38,8 +38,6 @@ from distributed.strategies.common.work import (
 )
 from distributed.traffic import Traffic, traffic
 
-DEVICE_MAPS = ("auto", "none")
-
 log = logging.getLogger(__name__)
 
 _work: Work | None = None
@@ -57,12 +55,6 @@ def check_partitioner(partitioner: PartitionFunction) -> None:
     """Raises ValueError for a partitioner that would split chunks."""
     if isinstance(partitioner, TensorDimensionPartitioner) and partitioner.dim != 0:
         raise ValueError(f"partitioner.dim={partitioner.dim}: chunks lie along dimension 0; type partitioner.dim=0")
-
-
-def check_device_maps(device_maps: str) -> None:
-    """Raises ValueError if the value is neither `auto` nor `none`."""
-    if device_maps not in DEVICE_MAPS:
-        raise ValueError(f"device_maps={device_maps}: must be {' or '.join(DEVICE_MAPS)}")
 
 
 Dealt = list[tuple[int | str, list[int]]]
@@ -196,52 +188,23 @@ class Meter:
         return self._cost
 
 
-# GPUs
-
-
-def mapped_devices(rank: int, workers: int, gpus: int) -> DeviceMaps:
-    """Worker's name → {GPU of `rank`: that worker's}; worker i has GPU i. Empty if there are too few GPUs."""
-    if workers < 2 or gpus < workers:
-        return {}
-    return {default_worker_name(other, workers): {rank: other} for other in range(workers) if other != rank}
-
-
-def for_transport(params: Tensors) -> Tensors:
-    """Parameters on the device that they are sent from: the GPU if GPUs are mapped, else the CPU."""
-    device = current_work().device if current().device_maps else torch.device("cpu")
-    return {name: value.detach().to(device) for name, value in params.items()}
-
-
 def to_cpu(values: Any) -> Any:
-    """Moves results to the CPU, where the loop keeps its parameters."""
+    """Moves parameters and results to the CPU, where they travel, and where the loop keeps its parameters."""
     return pytree.tree_map(lambda leaf: leaf.cpu() if isinstance(leaf, Tensor) else leaf, values)
 
 
 # The session
 
 
-def start_session(work: Work, timeout: float, device_maps: str = "none") -> bool:
-    """Starts RPC; returns whether this is rank zero, which logs the addresses that the workers listen on.
-
-    With `device_maps=auto`, tensors go from GPU to GPU if all workers are on one host and each has its own.
-    """
+def start_session(work: Work, timeout: float) -> bool:
+    """Starts RPC; returns whether this is rank zero, which logs who can connect."""
     global _work
     _work = work
-    maps: DeviceMaps = {}
-    if device_maps == "auto" and work.device.type == "cuda" and on_one_host():
-        maps = mapped_devices(get_world_rank(), get_world_size(), torch.cuda.device_count())
-    start_rpc(timeout=timeout, device_maps=maps)
+    start_rpc(timeout=timeout)
     leads = get_world_rank() == 0
     if leads:
-        log.info("%s", listening_line(session_listeners()))
+        log.info("%s", exposure())
     return leads
-
-
-def session_listeners() -> dict[str, list[Listener]]:
-    """The addresses on which each worker of the session listens, by worker name; and torchrun's on this host."""
-    names = current().workers
-    by_rank = remote_sync_call(own_listeners, partitioner=lambda: [(rank, None, None) for rank in range(len(names))])
-    return dict(zip(names, by_rank, strict=True)) | torchrun_listeners()
 
 
 MapChunks = Callable[[Tensors, Sequence[Tensor], int], list[Any]]
@@ -250,10 +213,10 @@ MapChunks = Callable[[Tensors, Sequence[Tensor], int], list[Any]]
 class ByCalls(ChunkStrategy):
     """A strategy that maps chunks by remote calls of rank zero, from the start of the session to its end."""
 
-    def __init__(self, plan: WorkPlan, timeout: float, device_maps: str, map_chunks: MapChunks, meter: Meter) -> None:
+    def __init__(self, plan: WorkPlan, timeout: float, map_chunks: MapChunks, meter: Meter) -> None:
         self._partitioner, self._timeout = plan.partitioner, timeout
         self._map_chunks, self._meter = map_chunks, meter
-        self.drives = start_session(plan.work, timeout, device_maps)
+        self.drives = start_session(plan.work, timeout)
 
     def map(self, params: Tensors, chunks: Sequence[Tensor], step: int) -> list[Any]:
         return [to_cpu(result) for result in self._map_chunks(params, chunks, step)]
@@ -268,7 +231,7 @@ class ByCalls(ChunkStrategy):
         self, func: PartFunction, params: Tensors, argument: Any, chunks: Sequence[Tensor], done: Done = unnoticed
     ) -> Tensors:
         """The values of every sample by `func`, in order."""
-        shared = whole(flatten(for_transport(params))), argument  # the parameters go to each worker once
+        shared = whole(flatten(to_cpu(params))), argument  # the parameters go to each worker once
 
         def of_round(part: Sequence[Tensor]) -> list[Any]:
             return in_order(call(func, self._partitioner, part, lambda _: shared, self._timeout))

@@ -11,7 +11,7 @@ import torch.distributed as dist
 
 from distributed.info import INTERFACE_VARIABLES, is_here, listening, loopback_interface, stay_on_loopback
 from distributed.launch import meeting
-from distributed.launch.listening import own_listeners
+from tests.listeners import listeners
 
 
 def asking(shared: dist.Store, rank: int, likeness: dict[str, str], answers: dict[int, object]) -> threading.Thread:
@@ -91,7 +91,7 @@ def test_a_world_from_variables_has_its_store_on_loopback(address: str, monkeypa
         monkeypatch.setenv(name, value)
     monkeypatch.delenv("TORCHELASTIC_USE_AGENT_STORE", raising=False)  # of the world that other tests share
     opened = meeting._open(0, 2, timedelta(seconds=5))
-    assert [listener.address for listener in own_listeners() if listener.port == port] == ["127.0.0.1"]
+    assert [listener.address for listener in listeners(os.getpid()) if listener.port == port] == ["127.0.0.1"]
     client = dist.TCPStore("127.0.0.1", port, is_master=False, timeout=timedelta(seconds=5), wait_for_workers=False)
     opened.set("x", "1")
     assert client.get("x") == b"1"

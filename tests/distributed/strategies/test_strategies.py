@@ -105,18 +105,10 @@ def test_settings_are_checked_before_anything_starts() -> None:
             factory(plan=plan, timeout=0)
         with pytest.raises(ValueError, match=r"type partitioner\.dim=0"):
             factory(plan=plan._replace(partitioner=partition.dim_partitioner(1)), timeout=5)
-        with pytest.raises(ValueError, match="device_maps=some: must be auto or none"):
-            factory(plan=plan, timeout=5, device_maps="some")
     with pytest.raises(ValueError, match="type strategy=rpc"):
         rpc_autograd(plan=plan._replace(work=WORK._replace(loss=None)), timeout=5)
     with pytest.raises(ValueError, match="workers=2: strategy=local is one process"):
         local(plan=plan, timeout=5)
-
-
-def test_gpus_are_mapped_where_every_worker_has_one() -> None:
-    assert chunks.mapped_devices(1, 3, gpus=3) == {"worker0": {1: 0}, "worker2": {1: 2}}
-    assert chunks.mapped_devices(0, 12, gpus=12)["worker07"] == {0: 7}
-    assert chunks.mapped_devices(0, 3, gpus=2) == {} == chunks.mapped_devices(0, 1, gpus=8)
 
 
 SUMS = [{"a": torch.tensor([1.0, 2.0])}, {"a": torch.tensor([3.0, 6.0])}, {"a": torch.tensor([2.0, 1.0])}]

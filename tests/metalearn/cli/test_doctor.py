@@ -31,7 +31,7 @@ def test_the_doctor_checks_two_workers() -> None:
     assert checks["all_reduce"]["latency"] > 0 and checks["all_reduce"]["bandwidth"] > 0
     assert "torch detaches them" in checks["parameters in rpc.RRef"]["note"]
     assert set(report["workers"]) == {"worker0", "worker1"} and report["workers"]["worker0"]["threads"] == 1
-    assert all(address.startswith("127.0.0.1:") for addresses in report["listening"].values() for address in addresses)
+    assert report["listening"].startswith("listening: ")
 
 
 def test_the_doctor_alone_prints_a_table() -> None:
@@ -54,4 +54,4 @@ def test_failed_checks_are_reported() -> None:
     assert worst([good, good._replace(latency=0.2)]).latency == 0.2
     bad = good._replace(ok=False)
     assert worst([good, bad, good]) == bad
-    assert not Report([good, bad], {}, {}, "").ok and Report([good], {}, {}, "").ok
+    assert not Report([good, bad], {}, "").ok and Report([good], {}, "").ok
