@@ -127,8 +127,8 @@ def remote_sync_call(
             parts `(worker, args or None, kwargs or None)`; None: `batch_partitioner`.
         reducer: from the list of results, in the order of the parts, to the value returned; None: the list.
         timeout: seconds that a worker may take for its part, from when that is sent; None: the session's. A part is
-            sent when fewer than `session.MAX_WINDOW` others are under way to the worker. Waiting for that does not
-            count, unless none of them ends for this long.
+            sent when fewer than `session.MAX_WINDOW` others are under way to the worker. Waiting for that has
+            the same limit, and does not count.
 
     Raises:
         ConnectionError: a worker does not answer; the message names it.

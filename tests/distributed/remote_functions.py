@@ -103,13 +103,6 @@ def sleep(seconds: float) -> int:
     return os.getpid()
 
 
-def loop(seconds: float) -> None:
-    """Waits in Python code."""
-    end = time.monotonic() + seconds
-    while time.monotonic() < end:
-        time.sleep(0.01)
-
-
 def fail_by(fault: str, seconds: float) -> None:
     """Waits, then does what `fault` says."""
     time.sleep(seconds)
