@@ -3,7 +3,6 @@
     metalearn cache                                        every file: kind, size, age, last use
     metalearn cache --clean --older-than 30                shows what has not been used for 30 days
     metalearn cache --clean --older-than 30 --yes          removes it
-    metalearn cache --clean --older-than 7 --larger-than 1 --yes    not used for 7 days, and larger than 1 GB
 
 The folder is METALEARN_CACHE, else metalearn in the user's cache folder. Every --clean takes what killed processes have
 left unfinished a day ago or longer. Only files that this program has made are removed; processes that use them go on,
@@ -25,7 +24,7 @@ from metalearn.storage import cache
 
 OK, FAILED = 0, 1
 LEFTOVER = "leftover"
-DAY, MEGABYTE, GIGABYTE = 24 * 3600.0, 1e6, 1e9
+DAY, MEGABYTE = 24 * 3600.0, 1e6
 
 STALE_SECONDS = DAY
 """A leftover that is older than this belongs to no process at work."""
@@ -46,11 +45,10 @@ def main(arguments: Sequence[str]) -> int:
     parser = command_parser("cache", __doc__)
     parser.add_argument("--clean", action="store_true", help="choose files to remove; --yes removes them")
     parser.add_argument("--older-than", type=amount, metavar="DAYS", help="those that were not used for this time")
-    parser.add_argument("--larger-than", type=amount, metavar="GB", help="those that are larger")
     parser.add_argument("--yes", action="store_true", help="remove; without it, only show what --clean would remove")
     options = parser.parse_args(arguments)
-    if not options.clean and (options.yes or options.older_than is not None or options.larger_than is not None):
-        parser.error("--older-than, --larger-than and --yes: choose what --clean removes; type --clean too")
+    if not options.clean and (options.yes or options.older_than is not None):
+        parser.error("--older-than and --yes: choose what --clean removes; type --clean too")
     folder = cache.cache_folder()
     try:
         files = sorted(entries(folder), key=lambda entry: -entry.unused)
@@ -59,7 +57,7 @@ def main(arguments: Sequence[str]) -> int:
         return OK
     print(f"{folder}:")
     if options.clean:
-        files = [entry for entry in files if matches(entry, options.older_than, options.larger_than)]
+        files = [entry for entry in files if matches(entry, options.older_than)]
     results = [take(entry, options) for entry in files]
     total = f"{len(files)} files, {sum(entry.size for entry in files) / MEGABYTE:.1f} MB"
     print(f"  {total}{'; nothing is removed without --yes' if options.clean and not options.yes else ''}")
@@ -89,13 +87,11 @@ def entries(folder: Path) -> Iterator[CacheEntry]:
                 yield CacheEntry(path, path.stem.partition("-")[0], status.st_size, age, unused)
 
 
-def matches(entry: CacheEntry, days: float | None, gigabytes: float | None) -> bool:
+def matches(entry: CacheEntry, days: float | None) -> bool:
     """Whether --clean takes a file."""
     if entry.kind == LEFTOVER:
         return entry.age > STALE_SECONDS
-    if days is None and gigabytes is None:
-        return False
-    return entry.unused > (days or 0) * DAY and entry.size > (gigabytes or 0) * GIGABYTE
+    return days is not None and entry.unused > days * DAY
 
 
 def take(entry: CacheEntry, options: argparse.Namespace) -> bool:
