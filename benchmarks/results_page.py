@@ -22,18 +22,20 @@ CURVES = "docs/pictures/drawn_adaptation.svg"
 
 _HOW_TO_READ = """
 *Ours* is the test result of each seed; ± is its 95% interval over the test tasks, 1.96 · σ / √tasks. The word behind
-the paper's figure compares it with the mean of our seeds: *within* means that they differ by at most √(a² + b²), where
-a is the mean interval of our seeds and b that of the paper (0 if it gives none), *above* that ours is better, *below*
-that ours is worse. **Bold** is the best of ours, as chosen by this test itself, for each number of shots, among
-transductive and among inductive tests, within 120 minutes of one core. In one table, rows with the same numbers of
-shots and queries have the same test tasks. *Split* is the division of the characters ([Data and
-models](docs/how-to/data.md)). A *transductive* evaluation normalises, or predicts, all queries of a task together; an
-inductive one normalises them by the statistics of the support set. *Minutes* are those of training and validation,
-with one core for each worker; a mean of several networks has those of all of them. Many runs had other work beside
-them, or were paused in between, so minutes say little about the speeds of two rows: see
-[Performance](docs/explanation/performance.md). [Choose settings](docs/how-to/recipes.md) says how the settings were
-chosen. `metalearn reproduce --only ROW --output FOLDER` runs a row again, in that folder. The command, date, commit
-and machine of a figure are in the files of `results/`; `metalearn reproduce --render` draws this page from them."""
+the paper's figure compares it with the mean of our seeds: *within* means that they differ by at most √(a² + b² + c²),
+where a is the mean interval of our seeds, b that of the paper (0 if it gives none), and c that of the mean over
+seeds, t · s / √seeds for their standard deviation s and Student's t (12.7 for two seeds, 4.3 for three); *above* that
+ours is better, *below* that ours is worse. *One seed* tells nothing of c, and so nothing of another run. **Bold** is
+the best of ours, as chosen by this test itself, for each number of shots, among transductive and among inductive
+tests, within 120 minutes of one core. In one table, rows with the same numbers of shots and queries have the same
+test tasks. *Split* is the division of the characters ([Data and models](docs/how-to/data.md)). A *transductive*
+evaluation normalises, or predicts, all queries of a task together; an inductive one normalises them by the statistics
+of the support set. *Minutes* are those of training and validation, with one core for each worker; a mean of several
+networks has those of all of them. Many runs had other work beside them, or were paused in between, so minutes say
+little about the speeds of two rows: see [Performance](docs/explanation/performance.md). [Choose
+settings](docs/how-to/recipes.md) says how the settings were chosen. `metalearn reproduce --only ROW --output FOLDER`
+runs a row again, in that folder. The command, date, commit and machine of a figure are in the files of `results/`;
+`metalearn reproduce --render` draws this page from them."""
 
 
 _TITLES = {"results": "Results", "drawn": "Results on drawn pictures"}
@@ -145,10 +147,9 @@ def _figures(
     several = results[row.name]
     for (after, value), paper in zip(row.papers.items(), _papers(row, sources), strict=True):
         figures = [_at(result, row, after) for result in several]
-        mean, ci95 = map(statistics.fmean, zip(*figures, strict=True))
         mark = "**" * ((row.name, after) in best)
         ours = mark + ", ".join(_with_interval(row.metric, *figure) for figure in figures) + mark
-        word = "" if value is None else f"*{comparison_with_paper(row.metric, (mean, ci95), (value, row.ci95 or 0.0))}*"
+        word = "" if value is None else f"*{comparison_with_paper(row.metric, figures, (value, row.ci95 or 0.0))}*"
         yield "" if after == LAST else _counted(int(after), "step"), ours, paper, word
 
 
@@ -156,11 +157,19 @@ def _line(*cells: object) -> str:
     return f"| {' | '.join(map(str, cells))} |"
 
 
-def comparison_with_paper(metric: str, ours: tuple[float, float], paper: tuple[float, float]) -> str:
-    """`above` if our figure is better than the paper's, `below` if it is worse; `within` if they differ by no more than
-    both intervals allow, √(ours² + theirs²). A figure is a value and its interval."""
-    lead = ours[0] - paper[0] if metric == "accuracy" else paper[0] - ours[0]
-    return "within" if abs(lead) <= math.hypot(ours[1], paper[1]) else "above" if lead > 0 else "below"
+_STUDENT = {2: 12.706, 3: 4.303, 4: 3.182, 5: 2.776}
+"""By the number of seeds: the 97.5% quantile of Student's t with one degree of freedom less."""
+
+
+def comparison_with_paper(metric: str, seeds: Sequence[tuple[float, float]], paper: tuple[float, float]) -> str:
+    """`above` if the mean of our seeds is better than the paper's figure, `below` if it is worse; `within` if they
+    differ by no more than the intervals of tasks, seeds and paper allow. A figure is a value and its interval."""
+    values, ci95 = [value for value, _ in seeds], statistics.fmean(ci for _, ci in seeds)
+    count = len(values)
+    spread = _STUDENT.get(count, 2.776) * statistics.stdev(values) / math.sqrt(count) if count > 1 else 0.0
+    lead = (statistics.fmean(values) - paper[0]) * (1 if metric == "accuracy" else -1)
+    word = "within" if abs(lead) <= math.hypot(ci95, paper[1], spread) else "above" if lead > 0 else "below"
+    return word + (", one seed" if count == 1 else "")
 
 
 def _best(rows: Sequence[ResultRow], results: Results) -> set[tuple[str, str]]:

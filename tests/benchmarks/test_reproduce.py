@@ -263,7 +263,15 @@ def result(value: float, metric: str = "accuracy", **fields: Any) -> dict[str, A
 def test_the_comparison_with_the_paper(
     metric: str, ours: tuple[float, float], paper: tuple[float, float], expected: str
 ) -> None:
-    assert comparison_with_paper(metric, ours, paper) == expected
+    assert comparison_with_paper(metric, [ours], paper) == f"{expected}, one seed"
+    assert comparison_with_paper(metric, [ours, ours], paper) == expected
+
+
+def test_the_spread_of_the_seeds_enters_the_comparison() -> None:
+    """Two seeds 0.8% apart say nothing of a figure between them and 4.9% around."""
+    seeds, paper = [(0.9765, 0.0031), (0.9843, 0.0026)], (0.9768, 0.0004)
+    assert comparison_with_paper("accuracy", seeds, paper) == "within"
+    assert comparison_with_paper("accuracy", [(0.9804, 0.003), (0.9805, 0.003)], paper) == "above"
 
 
 def test_seeds_are_side_by_side_and_the_best_is_bold() -> None:
