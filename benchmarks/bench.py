@@ -201,12 +201,13 @@ def chart(measurements: Sequence[dict[str, Any]], path: Path, note: str) -> Path
         ways = [way for way in COLORS if way in recipes[0]["by_way"]]
         width = 0.8 / len(ways)
         for i, way in enumerate(ways):
-            rows_of_way = [recipe["by_way"][way] for recipe in recipes]
+            measured_at = [at for at, recipe in enumerate(recipes) if way in recipe["by_way"]]
+            rows_of_way = [recipes[at]["by_way"][way] for at in measured_at]
             middle = [row["ratio"] for row in rows_of_way]
             low, high = zip(*(row["ratio_quartiles"] for row in rows_of_way), strict=True)
             spread = [[max(0.0, m - a) for m, a in zip(middle, low, strict=True)],
                       [max(0.0, b - m) for m, b in zip(middle, high, strict=True)]]  # fmt: skip
-            places = [at + (i - (len(ways) - 1) / 2) * width for at in range(len(recipes))]
+            places = [at + (i - (len(ways) - 1) / 2) * width for at in measured_at]
             bars = axes.bar(places, middle, width * 0.92, yerr=spread, color=COLORS[way], label=LABELS.get(way, way))
             if way == "ours":
                 axes.bar_label(bars, [f"{m:.2f}×" for m in middle], padding=3, fontsize=9, fontweight="bold")

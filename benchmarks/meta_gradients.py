@@ -37,7 +37,7 @@ def measure(recipes: Sequence[Recipe], rounds: int, device: str, threads: int, s
 
 def of_recipe(recipe: Recipe, rounds: int, device: str, threads: int) -> dict[str, Any]:
     print(f"threads={threads}: {recipe.name}, {rounds} rounds", file=sys.stderr, flush=True)
-    makes = ways_there(device)
+    makes = ways_there(device, recipe.kind)
     times = rounds_of(recipe, makes, rounds, device)
     errors, errors64 = errors_of(recipe, makes, device)
     plain, smooth = PLAIN[recipe.kind], SMOOTH[recipe.kind]

@@ -16,12 +16,17 @@ from typing import Any, NamedTuple
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.func import functional_call
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from benchmarks.own_networks import NETWORKS
 from metalearn.algorithms.maml import maml
 from metalearn.errors import DataError
+from metalearn.models.common.adapter import model_of as adapted
 from metalearn.models.conv4 import conv4
 from metalearn.models.mlp import mlp
 from metalearn.models.resnet12 import resnet12
+from metalearn.nn.inputs import of_reals
 from metalearn.tasks.common.episodes import EpisodeSpec, Seeds
 from metalearn.tasks.common.stored import DataPlace
 from metalearn.tasks.glyphs import glyphs
@@ -33,10 +38,10 @@ from metalearn.types import Algorithm, Batch, Episode, Model, Params, TaskSource
 ROOT = Path(__file__).resolve().parent.parent
 SEED = 0
 
-PLAIN = {"conv4": "relu", "sinusoid": "relu", "resnet12": "leaky_relu"}
+PLAIN = {"conv4": "relu", "sinusoid": "relu", "resnet12": "leaky_relu"} | dict.fromkeys(NETWORKS, "relu")
 """The activation in the measured times, by kind of recipe."""
 
-SMOOTH = {"conv4": "softplus", "sinusoid": "tanh", "resnet12": "softplus"}
+SMOOTH = {"conv4": "softplus", "sinusoid": "tanh", "resnet12": "softplus"} | dict.fromkeys(NETWORKS, "softplus")
 """The activation for comparing gradients: at a kink, two correct float32 programs may differ."""
 
 INNER_LR = {1: 2.0, 5: 0.1}
@@ -45,14 +50,15 @@ magnify rounding a hundredfold, in every way."""
 
 VMAP_IMAGES = 160
 """The support and query images that vmap takes at once on a CPU. With it, every recipe runs within a tenth of the
-fastest of 1, 2, 4, … and 32 tasks at once. Sine waves go all at once."""
+fastest of 1, 2, 4, … and 32 tasks at once. Sine waves, and what own networks take, go all at once."""
 
 GradientWay = Callable[[], list[Tensor]]
 Make = Callable[["MetaBatch"], GradientWay]
 
 
 class Recipe(NamedTuple):
-    """Second-order MAML of one kind of network: `conv4` (stride 2), `sinusoid` (two layers) or `resnet12`.
+    """Second-order MAML of one kind of network: `conv4` (stride 2), `sinusoid` (two layers), `resnet12`, or a module of
+    `benchmarks.own_networks`.
 
     `shots` and `queries` count images of each class, or points of a sine wave. `image_size` is in pixels. `widths` are
     the channels of the blocks, or the features of the hidden layers.
@@ -89,6 +95,7 @@ RECIPES = (
     ),
     Recipe("sinusoid", "sinusoid", 1, 10, 10, 1, 25, 0.01, widths=(40, 40)),
     Recipe("resnet12", "resnet12", 5, 1, 1, 1, 2, 0.01, 84, (64, 160, 320, 640)),
+    *(Recipe(kind, kind, 5, 1, 5, 3, 16, 0.1) for kind in NETWORKS),
 )
 
 
@@ -133,7 +140,13 @@ class MetaBatch(NamedTuple):
 
 
 def model_of(recipe: Recipe, activation: str) -> Model:
-    """Our network of a recipe."""
+    """Our network of a recipe; of an own one, what `model=module` makes of it."""
+    if recipe.kind in NETWORKS:
+        make, shape = NETWORKS[recipe.kind]
+        return adapted(
+            lambda: make(getattr(F, activation)), name=recipe.kind, inputs=of_reals(shape), transductive=True,
+            advice="", vectorize="auto",
+        )  # fmt: skip
     if recipe.kind == "sinusoid":
         return mlp(inputs=1, outputs=1, hidden=recipe.widths, activation=activation)
     if recipe.kind == "resnet12":
@@ -179,8 +192,8 @@ def problem(recipe: Recipe, activation: str) -> MetaBatch:
 
 
 def episodes_of(recipe: Recipe) -> Callable[[Tensor], Episode]:
-    """From numbers of tasks to these tasks. The random images of ResNet-12 are made here, once for all steps."""
-    if recipe.kind == "resnet12":
+    """From numbers of tasks to these tasks. Random inputs, of ResNet-12 and of own networks, are made once."""
+    if recipe.kind == "resnet12" or recipe.kind in NETWORKS:
         images = _random_images(recipe)
         return lambda indices: Episode(*(Batch(*(v[indices % recipe.tasks] for v in batch)) for batch in images))
     if recipe.kind == "sinusoid":
@@ -194,7 +207,7 @@ def episodes_of(recipe: Recipe) -> Callable[[Tensor], Episode]:
 
 def _random_images(recipe: Recipe) -> Episode:
     generator = torch.Generator().manual_seed(SEED)
-    shape = (3, recipe.image_size, recipe.image_size)
+    _, shape = NETWORKS.get(recipe.kind, (None, (3, recipe.image_size, recipe.image_size)))
 
     def batch(each: int) -> Batch:
         x = torch.randn(recipe.tasks, recipe.ways * each, *shape, generator=generator)
@@ -246,7 +259,15 @@ class Ops(NamedTuple):
 
 
 def network(kind: str, ops: Ops) -> Network:
-    """The network of a kind of recipe: `conv4`, `sinusoid` or `resnet12`."""
+    """The network of a kind of recipe: `conv4`, `sinusoid`, `resnet12`, or a module of one's own."""
+    if kind in NETWORKS:
+        module = NETWORKS[kind][0](ops.act)
+
+        def net(params: Named, x: Tensor) -> Any:
+            with sdpa_kernel(SDPBackend.MATH):  # torch's fused attention has no second derivative
+                return functional_call(module, params, (x,))
+
+        return net
     return partial({"conv4": _conv4, "sinusoid": _mlp, "resnet12": _resnet12}[kind], ops)
 
 
@@ -394,7 +415,9 @@ def vmap(batch: MetaBatch) -> GradientWay:
     ops = torch_ops(batch.activation, written_out=True)
     of_one_task = _maml_loss(batch.recipe, ops)
     mapped = torch.func.vmap(torch.func.grad(of_one_task), in_dims=(None, 0, 0, 0, 0))
-    at_once = batch.recipe.kind == "sinusoid" or batch.episode.query.y.device.type == "cuda"
+    at_once = (
+        batch.recipe.kind == "sinusoid" or batch.recipe.kind in NETWORKS or batch.episode.query.y.device.type == "cuda"
+    )
     size = batch.recipe.tasks if at_once else max(1, VMAP_IMAGES // batch.recipe.images)
     chunks = [(*part.episode.support, *part.episode.query) for part in in_chunks(batch, size)]
 
@@ -463,12 +486,13 @@ OPTIONAL = ("TorchOpt",)
 """The ways of other libraries, which are measured on a CPU."""
 
 
-def ways_there(device: str) -> dict[str, Make]:
-    """The ways that can be measured on a device with the installed libraries."""
+def ways_there(device: str, kind: str) -> dict[str, Make]:
+    """The ways that can be measured on a device with the installed libraries, for a kind of recipe."""
+    no_rule = [name for name in WAYS if kind == "own-lstm" and "vmap" in name]  # torch has none for its LSTM
     if device == "cuda":
-        return {name: make for name, make in WAYS.items() if name not in OPTIONAL}
+        return {name: make for name, make in WAYS.items() if name not in (*OPTIONAL, *no_rule)}
     absent = [name for name in OPTIONAL if importlib.util.find_spec(name.lower()) is None]
-    return {name: make for name, make in WAYS.items() if name not in (*GRAPHS, *absent)}
+    return {name: make for name, make in WAYS.items() if name not in (*GRAPHS, *absent, *no_rule)}
 
 
 def error(computed: Sequence[Tensor], exact: Sequence[Tensor]) -> float:

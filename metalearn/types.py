@@ -171,7 +171,8 @@ class Model(NamedTuple):
     from a generator as `init` gets it. They are not in the `params` of `apply`, which finds them in
     `metalearn.nn.surroundings`. `loss` measures what it predicts; None: cross-entropy for classes, the squared
     error for real numbers. A network that reads labels too is `in_context`; it has no outputs without them. One of
-    documents may have a `reader`.
+    documents may have a `reader`. Tasks that torch computes `at_once` have a fixed cost for each operation, so that
+    `task_chunk=auto` takes more of them.
     """
 
     init: Callable[[Generator], Params]
@@ -191,6 +192,7 @@ class Model(NamedTuple):
     in_context: InContext | None = None
     reader: Reader | None = None
     headless: str = ""
+    at_once: bool = False
 
     # What algorithms ask of a model, whatever computes it. `theta` are the parameters of all tasks, as `start` gives
     # them: of a compiled network one row a task, else each with a leading task dimension.

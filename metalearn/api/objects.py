@@ -72,10 +72,9 @@ def note_of_tasks(source: TaskSource, loss: Loss | None) -> dict[str, Any]:
     return facts | sizes | {OWN: name_of(source), "shape": list(shape), "classes": classes} | note_of_inputs(source)
 
 
-def note_of_network(network: Any, source: TaskSource, options: Mapping[str, bool], loss: Loss | None) -> dict[str, Any]:
-    """A network in a config. Its options are `transductive`, `dropout` and `running_statistics`; the last one is in the
-    note if it is true."""
-    kept = {key: value for key, value in options.items() if value or key != "running_statistics"}
+def note_of_network(network: Any, source: TaskSource, options: Mapping[str, Any], loss: Loss | None) -> dict[str, Any]:
+    """A network in a config. Its options are `transductive`, `dropout`, `running_statistics` and `vectorize`."""
+    kept = dict(options)
     if isinstance(network, Model):
         kept["transductive"] = network.transductive
     return {OWN: name_of(network), "shape": list(shape_of(source, loss))} | kept | note_of_inputs(source)
@@ -99,7 +98,7 @@ def model_from(network: Any, note: Mapping[str, Any]) -> Model:
 
     return model_of(
         make, name=name, inputs=inputs_in(note), transductive=note["transductive"], dropout=note["dropout"],
-        running_statistics=note.get("running_statistics") is True,
+        running_statistics=note["running_statistics"], vectorize=note["vectorize"],
         advice="give a network that takes the inputs of the tasks",
     )  # fmt: skip
 

@@ -24,6 +24,7 @@ from metalearn.config.check import check_top_level
 from metalearn.config.options import Named, as_named, plain_config
 from metalearn.config.saved import OWN
 from metalearn.errors import ConfigError
+from metalearn.models.common.adapter import Vectorize
 from metalearn.nn.surroundings import computing_with, with_gradients
 from metalearn.reporting.loggers import Window
 from metalearn.reporting.logging import SILENT, bar_log
@@ -50,6 +51,7 @@ def train(
     transductive: bool = True,
     dropout: bool = True,
     running_statistics: bool = False,
+    vectorize: Vectorize = "auto",
     progress: bool = True,
     seen_classes: str = REFUSE,
     **trainer: Any,
@@ -78,6 +80,7 @@ def train(
         transductive: of a module with batch norm: normalise a batch by its own statistics, not by the support set's.
         dropout: of a module: dropout, and what else its training mode changes, is on in training.
         running_statistics: of a module: batch norms use the running statistics that it came with, as constants.
+        vectorize: of a module: true, false or `auto`: whether the tasks of a chunk are computed at once, by torch.vmap.
         progress: show how far it is where stderr is a terminal, or in a notebook.
         seen_classes: `refuse`, or `report`, which allows that validation tasks are of training classes.
         trainer: other keys of `conf/trainer/default.yaml`, such as `meta_batch_size`.
@@ -93,7 +96,10 @@ def train(
     one_of("seen_classes", seen_classes, (REFUSE, REPORT))
     with with_gradients(), computing_with(precision):
         try:
-            options = {"transductive": transductive, "dropout": dropout, "running_statistics": running_statistics}
+            options = {
+                "transductive": transductive, "dropout": dropout, "running_statistics": running_statistics,
+                "vectorize": vectorize,
+            }  # fmt: skip
             parts, job = _assemble(arguments, keys, options)
         except OmegaConfBaseException as error:
             reason = str(error).splitlines()[0]
@@ -152,7 +158,7 @@ class _BestInMemory(Checkpointer):
 # From the arguments to the parts
 
 
-def _assemble(arguments: dict[str, Any], keys: dict[str, Any], options: Mapping[str, bool]) -> tuple[Parts, Job]:
+def _assemble(arguments: dict[str, Any], keys: dict[str, Any], options: Mapping[str, Any]) -> tuple[Parts, Job]:
     check_tasks(arguments["dataset"])
     for argument, (kind, words) in _KINDS.items():
         part = arguments[argument]

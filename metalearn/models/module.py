@@ -7,15 +7,15 @@ from typing import Any, get_args
 from hydra.utils import get_object
 from torch import nn
 
-from metalearn.checks import Invalid, true_or_false, whole_number
-from metalearn.models.common.adapter import model_of
+from metalearn.checks import Invalid, one_of, true_or_false, whole_number
+from metalearn.models.common.adapter import Vectorize, model_of
 from metalearn.nn.inputs import Inputs, Kind, Part, of_reals
 from metalearn.types import Model
 
 
 def module(
     *, network: dict[str, Any], channels: int, image_size: int | None, inputs: str | Sequence[Any] = "images",
-    transductive: bool = True, dropout: bool = True, running_statistics: bool = False,
+    transductive: bool = True, dropout: bool = True, running_statistics: bool = False, vectorize: Vectorize = "auto",
 ) -> Model:  # fmt: skip
     """Your own network. `metalearn.models.common.adapter` explains how it is computed.
 
@@ -29,6 +29,7 @@ def module(
             the statistics of the support set.
         dropout: dropout, and what else the training mode of the module changes, is on in training.
         running_statistics: batch norms normalise by the running statistics that the module came with, as constants.
+        vectorize: true, false or `auto`: whether the tasks of a chunk are computed at once; see `model_of`.
 
     Raises:
         ValueError: there is nothing by that name, it does not take the arguments, it does not give a module, or the
@@ -47,6 +48,7 @@ def module(
     true_or_false("transductive", transductive)
     true_or_false("running_statistics", running_statistics)
     true_or_false("dropout", dropout)
+    one_of("vectorize", vectorize, ("auto", True, False))
     target = network.get("_target_") if isinstance(network, dict) else None
     if not isinstance(target, str):
         raise Invalid("network", network, "must name a class", "for example KEY._target_=my_package.Network")
@@ -73,7 +75,7 @@ def module(
     advice = "type model.channels=N for a network that takes N" if inputs == "images" else "give another network"
     return model_of(
         make, name=name, inputs=sample, transductive=transductive, advice=advice, dropout=dropout,
-        running_statistics=running_statistics,
+        running_statistics=running_statistics, vectorize=vectorize,
     )  # fmt: skip
 
 

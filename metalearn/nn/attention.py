@@ -12,6 +12,7 @@ import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
+from functools import partial
 from typing import Any
 
 import torch
@@ -27,8 +28,9 @@ from metalearn.nn.surroundings import rounds_products
 
 Params = dict[str, Tensor]
 
-_fast: ContextVar[bool] = ContextVar("second_order_attention", default=False)
+_fast: ContextVar[dict[str, Any] | None] = ContextVar("second_order_attention", default=None)
 torchs_attention = F.scaled_dot_product_attention
+_TORCHS = {"scaled_dot_product_attention": torchs_attention, "linear": F.linear, "embedding": F.embedding}
 _lock = threading.Lock()
 _users = 0  # contexts of all threads that are open now
 # Torch has one choice of its ways for all threads, which the first context to leave must not take from the others. So
@@ -37,11 +39,14 @@ _before: list[bool] = []
 
 
 def _choose(ways: Sequence[bool]) -> list[bool]:
-    """Allows torch flash, memory-efficient, cuDNN's and plain attention, or not; returns what it was before."""
+    """Allows torch flash, memory-efficient, cuDNN's and plain attention, and whole layers at once, or not; returns what
+    it was before. These layers have no derivative, and torch chooses them under vmap, where nothing requires one."""
     names = ("flash", "mem_efficient", "cudnn", "math")
     before = [getattr(torch.backends.cuda, f"{name}_sdp_enabled")() for name in names]
-    for name, way in zip(names, ways, strict=True):
+    before.append(torch.backends.mha.get_fastpath_enabled())
+    for name, way in zip(names, ways[:-1], strict=True):
         getattr(torch.backends.cuda, f"enable_{name}_sdp")(way)
+    torch.backends.mha.set_fastpath_enabled(ways[-1])
     return before
 
 
@@ -52,7 +57,7 @@ def plain_attention() -> Iterator[None]:
     global _users
     with _lock:
         if not _users:
-            _before[:] = _choose([False, False, False, True])
+            _before[:] = _choose([False, False, False, True, False])
         _users += 1
     try:
         yield
@@ -61,28 +66,31 @@ def plain_attention() -> Iterator[None]:
             _users -= 1
             if not _users:
                 _choose(_before)
-                F.scaled_dot_product_attention = torchs_attention
+                for name, function in _TORCHS.items():
+                    setattr(F, name, function)
 
 
 @contextmanager
-def second_order_attention() -> Iterator[None]:
+def second_order_attention(**others: Any) -> Iterator[None]:
     """Within it, `F.scaled_dot_product_attention` has fast second derivatives, for this thread. What cannot be computed
     so (dropout, other types than float32 and float64, grouped heads) goes torch's plain way, and so do calls of the
-    function that were imported by its name."""
+    function that were imported by its name. `others` take the place of `F.linear` and `F.embedding`."""
     # Not a mode of torch: it does not reach the function where it lies in another one that the mode has taken over.
     # Torch's own layers call it by its module, where it is replaced while any thread is in here; `_dispatched` sends
     # the calls of other threads on to torch's.
     with plain_attention():
-        F.scaled_dot_product_attention = _dispatched
-        token = _fast.set(True)
+        for name in _TORCHS:
+            setattr(F, name, partial(_dispatched, name))
+        token = _fast.set({"scaled_dot_product_attention": attention, **others})
         try:
             yield
         finally:
             _fast.reset(token)
 
 
-def _dispatched(*args: Any, **kwargs: Any) -> Tensor:
-    return (attention if _fast.get() else torchs_attention)(*args, **kwargs)
+def _dispatched(name: str, *args: Any, **kwargs: Any) -> Tensor:
+    result: Tensor = (_fast.get() or {}).get(name, _TORCHS[name])(*args, **kwargs)
+    return result
 
 
 def attention(

@@ -117,16 +117,16 @@ def chunk_size(
 ) -> int:
     """The number of tasks of `images` images in a chunk: at most `tasks_that_fit`, in chunks as even as possible.
 
-    Large tasks come in four chunks or more, which workers can share. If there are few, they come in pairs. With
-    `pairs`, tasks are added in pairs, so that chunks of 1, 2, 4, … tasks have the bits of a single one; then chunks are
-    so small that every worker gets an equal share.
+    Large tasks come in four chunks or more, which workers can share; in two if torch computes a chunk at once. If there
+    are few, they come in pairs. With `pairs`, tasks are added in pairs, so that chunks of 1, 2, 4, … tasks have the
+    bits of a single one; then chunks are so small that every worker gets an equal share.
     """
     # With `auto`, only the model, the episode, the type of device and constants count: the bits then depend on nothing
     # else of the machine, nor on the number of workers.
     if isinstance(settings.task_chunk, int):
         return settings.task_chunk
     tasks = settings.meta_batch_size
-    shared = max(_small_chunk(model, images, device), tasks // 4, 2)
+    shared = max(_small_chunk(model, images, device), tasks // (2 if model.at_once else 4), 2)
     chunks = math.ceil(tasks / min(shared, tasks_that_fit(model, images, device)))
     chunk = math.ceil(tasks / chunks)
     if not pairs or (chunks > 1 and chunk.bit_count() > 1):

@@ -6,13 +6,16 @@ import threading
 import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
+from contextvars import ContextVar
 from functools import partial
-from typing import Any, NamedTuple, cast
+from typing import Any, Literal, NamedTuple, cast
 
 import torch
 import torch.nn.functional as F
 from torch import Generator, Tensor, nn
-from torch.func import functional_call
+from torch.autograd import Function
+from torch.func import functional_call, vmap
+from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
 from metalearn.checks import first_line
@@ -26,10 +29,12 @@ from metalearn.types import STATE, Apply, Model, Params, Stage
 
 Make = Callable[[], nn.Module]  # a fresh network, its weights drawn from torch's global random numbers
 
+Vectorize = bool | Literal["auto"]
+
 
 def model_of(
     make: Make, *, name: str, inputs: Inputs, transductive: bool, advice: str, dropout: bool = False,
-    running_statistics: bool = False,
+    running_statistics: bool = False, vectorize: Vectorize = False,
 ) -> Model:  # fmt: skip
     """A network that takes such inputs and gives [n, ways], as a model. The parameters have the names of the module.
     Those that do not require a gradient are fixed, see `Model.fixed`. A network that cannot take whole numbers gets
@@ -37,8 +42,9 @@ def model_of(
 
     Our layers compute convolutions and batch norms, where they can; `Model.note` names the others. Batch norm keeps no
     running statistics: it normalises by those of the batch or of the support set, and derivatives go through them.
-    Tasks are computed one after the other. The model has no stages. If an `nn.Linear` gives the outputs, it is the
-    head.
+    The tasks of a chunk are computed at once, by `torch.func.vmap`, where that has rules for all that the network does;
+    then the rounding of a task depends on the number of tasks. The model has no stages. If an `nn.Linear` gives the
+    outputs, it is the head.
 
     The network is in eval mode. With `dropout` it is in training mode where `metalearn.nn.surroundings` has seeds: each
     task's pass seeds torch's global random numbers, which are restored. If both modes compute the same, the network
@@ -54,10 +60,12 @@ def model_of(
         advice: what to type if the network cannot take such inputs.
         dropout: compute in training as in the network's training mode.
         running_statistics: batch norms normalise by the running statistics that the network came with, as constants.
+        vectorize: false: one task after the other; true: all at once, or an error; `auto`: at once where that can be.
 
     Raises:
         ValueError: the network cannot take such inputs, its outputs are not [n, ways], it has nothing to learn, one of
-            its layers remembers batches, or equal inputs and seeds give other outputs the second time.
+            its layers remembers batches, or equal inputs and seeds give other outputs the second time; with `vectorize`
+            true, its tasks cannot be computed at once.
     """
     network, compiled = _fresh(make, seed=0)
     notes, cautions = _make_pure(network, name, transductive, running_statistics)
@@ -94,6 +102,21 @@ def model_of(
             "only weight decay changes that"
         )
 
+    at_once = False
+    if vectorize:
+        why = _one_by_one(forward, weights, fixed, trial.images)
+        if why and vectorize is True:
+            raise ValueError(f"{name}: its tasks cannot be computed at once ({why}); type vectorize=auto")
+        if why:
+            notes.append(f"{name}: tasks are computed one by one, since torch.vmap cannot take it ({why})")
+        else:
+            notes.append(
+                f"{name}: the tasks of a chunk are computed at once"
+                f"{', but one by one in training, for dropout=true' if trains else ''}; other bits with another "
+                "trainer.task_chunk; vectorize=false: one by one"
+            )
+            at_once, forward = not trains, partial(forward, at_once=True)
+
     def drawn(generator: Generator, *, learn: bool) -> Params:
         made, _ = _fresh(make, int(torch.randint(2**63 - 1, (), generator=generator)))
         return {path: value.detach() for path, value in made.named_parameters() if value.requires_grad == learn}
@@ -108,6 +131,7 @@ def model_of(
         partial(drawn, learn=True), whole(forward), transductive, trial.floats, note="; ".join(notes),
         norms=tuple(dict.fromkeys(path for pair in pairs if not fixed.intersection(pair) for path in pair)),
         cautions=tuple(cautions), fixed=partial(drawn, learn=False) if fixed else None,
+        at_once=at_once,
     )  # fmt: skip
     if head is None:
         return model._replace(headless=headless)
@@ -125,12 +149,73 @@ def floats_of(network: nn.Module, *, name: str, shape: tuple[int, ...], advice: 
         return _tried(network.eval(), name, of_reals(shape), advice)[2].floats
 
 
+_at_once: ContextVar[bool] = ContextVar("tasks_at_once", default=False)
+
+
+class _OverTasks(Function):
+    """(compute, tensors of a task) → `compute` of all tasks' tensors, which have the tasks as their first dimension. It
+    is for use under vmap, where autograd records `compute` itself, so that all its derivatives are there."""
+
+    @staticmethod
+    def forward(compute: Callable[..., Tensor], *of_task: Tensor) -> Tensor:
+        raise AssertionError("only under vmap")
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        pass
+
+    @staticmethod
+    def vmap(info: Any, in_dims: Any, compute: Callable[..., Tensor], *parts: Tensor) -> tuple[Tensor, int]:
+        of_tasks = [
+            part.expand(info.batch_size, *part.shape) if dim is None else part.movedim(dim, 0)
+            for part, dim in zip(parts, in_dims[1:], strict=True)
+        ]
+        return compute(*of_tasks), 0
+
+
+def _over_tasks(compute: Callable[..., Tensor], *of_task: Tensor) -> Tensor:
+    """The result of a function of all tasks' tensors, for the tensors of this task."""
+    if _at_once.get():
+        result: Tensor = _OverTasks.apply(compute, *of_task)
+        return result
+    return compute(*(part.unsqueeze(0) for part in of_task))[0]
+
+
+def _embedding(
+    ids: Tensor, weight: Tensor, padding_idx: int | None = None, max_norm: float | None = None, norm_type: float = 2.0,
+    scale_grad_by_freq: bool = False, sparse: bool = False,
+) -> Tensor:  # fmt: skip
+    """Torch's function of this name, for use under vmap, where torch's reads the rows of another task for a number that
+    is too large."""
+
+    def rows_of(ids: Tensor, weight: Tensor) -> Tensor:
+        if not ids.is_cuda and ids.numel() and (ids.min() < 0 or ids.max() >= weight.shape[1]):
+            raise IndexError("index out of range in self")  # torch's words
+        rows = weight[torch.arange(len(ids), device=ids.device).view(-1, *[1] * (ids.dim() - 1)), ids]
+        return rows if padding is None else torch.where((ids == padding)[..., None], rows.detach(), rows)
+
+    if max_norm is not None or scale_grad_by_freq:
+        raise NotImplementedError("under vmap, embeddings have no max_norm and no scale_grad_by_freq")
+    padding = padding_idx if padding_idx is None or padding_idx >= 0 else weight.shape[0] + padding_idx
+    return _over_tasks(rows_of, ids, weight)
+
+
+_torchs_linear = F.linear
+
+
+def _linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """Torch's function of this name, for use under vmap, where torch's copies the weights for each of the first
+    dimension of `x` [a, b, i]."""
+    return _torchs_linear(x.reshape(-1, x.shape[-1]), weight, bias).view(*x.shape[:-1], -1)
+
+
 class _Conv(nn.Conv2d):
     """A convolution by our own layer, whose second derivative is fast."""
 
     def forward(self, x: Tensor) -> Tensor:
         stride, padding = self.stride[0], cast(tuple[int, int], self.padding)[0]
-        y = conv2d(x.permute(0, 2, 3, 1).unsqueeze(0), self.weight.unsqueeze(0), stride=stride, padding=padding)[0]
+        compute = partial(conv2d, stride=stride, padding=padding)
+        y = _over_tasks(compute, x.permute(0, 2, 3, 1), self.weight)
         return (y if self.bias is None else y + self.bias).permute(0, 3, 1, 2)
 
 
@@ -141,18 +226,18 @@ class _BatchNorm(nn.BatchNorm2d):
     samples: int
 
     def forward(self, x: Tensor) -> Tensor:
-        images, support_size = x.permute(0, 2, 3, 1).unsqueeze(0), self.support_size or None
+        support_size = self.support_size or None
         if support_size is not None and len(x) != self.samples:
             raise ConfigError(
                 f"model: a batch norm gets {len(x)} maps of {self.samples} pictures, so which of them are of the "
                 "support set is not known; type model.transductive=true, or take nn.GroupNorm"
             )
         if self.affine:
-            scale, shift = self.weight.unsqueeze(0), self.bias.unsqueeze(0)
+            scale, shift = self.weight, self.bias
         else:
-            scale, shift = x.new_ones(1, x.shape[1]), x.new_zeros(1, x.shape[1])
-        y = batch_norm(images, scale, shift, statistics_of=support_size, epsilon=self.eps)
-        return y[0].permute(0, 3, 1, 2)
+            scale, shift = x.new_ones(x.shape[1]), x.new_zeros(x.shape[1])
+        compute = partial(batch_norm, statistics_of=support_size, epsilon=self.eps)
+        return _over_tasks(compute, x.permute(0, 2, 3, 1), scale, shift).permute(0, 3, 1, 2)
 
 
 class _HeadLayer(nn.Linear):
@@ -198,7 +283,9 @@ def _forward(
     network.to("meta")
     busy = threading.Lock()  # `functional_call` puts the weights into the module while it runs
 
-    def forward(params: Params, x: Tensor, support_size: int, *, features: bool = False) -> Tensor:
+    def forward(
+        params: Params, x: Tensor, support_size: int, *, features: bool = False, at_once: bool = False
+    ) -> Tensor:
         # Sequences of other lengths than the first one's are the network's own affair.
         images = x.expand(-1, -1, shape[0], *(-1 for _ in shape[1:])) if x.shape[2] == 1 else x
         (constants, seeds, *_) = surroundings()
@@ -210,28 +297,47 @@ def _forward(
         same |= {path: constants[parameter] for path, parameter in shared.items() if parameter in fixed}
         drawn = seeds.of_pass(len(images)) if trains and seeds is not None else None
         used = [name for name in names if not (features and head is not None and name in head.stage.params)]
-        weights = list(zip(*(params[parameter].unbind() for parameter in used), strict=True)) or [()] * len(images)
+        at_once = at_once and drawn is None and len(images) > 1 and not torch.compiler.is_exporting()
         seeding = _seeding(x.device) if drawn is not None else nullcontext(int)
-        with busy, second_order_attention(), seeding as seed:
+        others = {"linear": _linear, "embedding": _embedding} if at_once else {}
+        with busy, second_order_attention(**others), seeding as seed:
             if trains:
                 network.train(drawn is not None)
             for norm in norms:
                 norm.support_size, norm.samples = support_size, images.shape[1]
             if head is not None:
                 head.layer.passes = features
-            outputs = []
-            for task, (of_task, images_of_task) in enumerate(zip(weights, images, strict=True)):
-                if drawn is not None:
-                    seed(drawn[task])
-                by_name = dict(zip(used, of_task, strict=True))
-                everywhere = {path: by_name[parameter] for path, parameter in shared.items() if parameter in by_name}
-                try:
-                    outputs.append(functional_call(network, same | everywhere, (images_of_task,), tie_weights=False))
-                except IndexError as error:  # of an embedding that has no row for a whole number
-                    raise DataError(f"model: {first_line(error)}; {said_of(inputs, images_of_task)}") from error
-            return torch.stack(outputs)
+
+            def of_task(weights: Params, images: Tensor) -> Tensor:
+                everywhere = {path: weights[parameter] for path, parameter in shared.items() if parameter in weights}
+                result: Tensor = functional_call(network, same | everywhere, (images,), tie_weights=False)
+                return result
+
+            weights = {name: params[name] for name in used}
+            try:
+                if at_once:
+                    return _of_all(of_task, weights, images)
+                # By unbind, whose derivative stacks: that of each task's own index would add up tensors of all tasks.
+                of_tasks = zip(*(weight.unbind() for weight in weights.values()), strict=True)
+                outputs = []
+                for task, images_of_task in enumerate(images):
+                    if drawn is not None:
+                        seed(drawn[task])
+                    outputs.append(of_task(dict(zip(weights, next(of_tasks, ()), strict=True)), images_of_task))
+                return torch.stack(outputs)
+            except IndexError as error:  # of an embedding that has no row for a whole number
+                raise DataError(f"model: {first_line(error)}; {said_of(inputs, images.flatten(0, 1))}") from error
 
     return forward
+
+
+def _of_all(of_task: Callable[[Params, Tensor], Tensor], weights: Params, images: Tensor) -> Tensor:
+    token = _at_once.set(True)
+    try:
+        outputs: Tensor = vmap(of_task)(weights, images)
+        return outputs
+    finally:
+        _at_once.reset(token)
 
 
 _seeded = threading.Lock()  # torch's global random numbers are those of all networks and threads
@@ -503,6 +609,51 @@ def _unused(
                 "torch.utils.checkpoint (algorithm.checkpoint_steps=true saves memory), and change no weight in forward"
             ) from error
     return [path for path, grad in zip(learned, grads, strict=True) if grad is None]
+
+
+_UNCHECKED = (
+    F.embedding, F.embedding_bag, torch.embedding, torch.embedding_bag, F.one_hot,
+    torch.take, Tensor.take, torch.take_along_dim, Tensor.take_along_dim,
+)  # fmt: skip
+
+
+class _Checked(TorchFunctionMode):
+    """Refuses what reads another task's numbers under vmap, in place of an error, where an index is too large."""
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if function in _UNCHECKED:
+            raise NotImplementedError(f"under vmap, {function.__name__} does not see indices that are too large")
+        return function(*args, **(kwargs or {}))
+
+
+def _one_by_one(forward: Callable[..., Tensor], weights: Params, fixed: Collection[str], images: Tensor) -> str:
+    """Why two tasks cannot be computed at once, by a pass of each way and its gradient; empty: they can."""
+    same = {path: weight for path, weight in weights.items() if path in fixed}
+    learned = {
+        path: torch.stack([weight, 0.9 * weight]).requires_grad_()
+        for path, weight in weights.items() if path not in fixed
+    }  # fmt: skip
+    of_tasks = torch.stack([images, images.flip(0)])
+
+    def computed(at_once: bool) -> list[Tensor]:
+        with torch.no_grad():
+            alone = forward(learned, of_tasks, 0, at_once=at_once)
+        outputs = forward(learned, of_tasks, 0, at_once=at_once)
+        grads = torch.autograd.grad(
+            outputs.square().sum(), list(learned.values()), allow_unused=True, materialize_grads=True
+        )
+        return [alone, outputs.detach(), *grads]
+
+    try:
+        with warnings.catch_warnings(), surrounded(fixed=same, seeds=None):
+            warnings.filterwarnings("error", "There is a performance drop")  # torch has no rule for an operation
+            with _Checked(), torch.no_grad():
+                forward(learned, of_tasks, 0, at_once=True)
+            together = computed(at_once=True)
+            exact = computed(at_once=False)
+    except Exception as error:  # as in the trial
+        return first_line(error)[:100]
+    return "" if all(map(_alike, together, exact)) else "other outputs or gradients"
 
 
 @torch.no_grad()

@@ -15,9 +15,10 @@ from distributed.reduce import tree_sum
 from metalearn.algorithms.common.wrappers import with_fixed
 from metalearn.algorithms.maml import maml
 from metalearn.algorithms.protonet import protonet
+from metalearn.errors import DataError
 from metalearn.models.common.adapter import model_of
 from metalearn.models.torchvision_classifier import torchvision_classifier
-from metalearn.nn.inputs import inputs_of, of_reals
+from metalearn.nn.inputs import Part, inputs_of, of_reals
 from metalearn.nn.layers import per_task
 from metalearn.nn.surroundings import PassSeeds, surrounded
 from metalearn.training.chunks import ChunkFunctions, chunk_functions
@@ -436,3 +437,96 @@ def test_a_fixed_head_is_none() -> None:
     assert adapted(make).head is None
     with pytest.raises(ValueError, match=r"one linear layer \(nn.Linear\) that learns, and this one has none"):
         LEARNERS["protonet"](adapted(make))
+
+
+# The tasks of a chunk at once
+
+
+class Looked(nn.Module):
+    """Rows of a table for whole numbers, one of which stands for nothing."""
+
+    def __init__(self, look: Callable[..., Tensor] | None = None) -> None:
+        super().__init__()
+        self.table, self.head, self.look = nn.Embedding(7, 6, padding_idx=2), nn.Linear(6, 2), look
+
+    def forward(self, ids: Tensor) -> Tensor:
+        rows = self.table(ids) if self.look is None else self.look(ids, self.table)
+        return self.head(torch.tanh(rows.mean(1)))
+
+
+def convolutions() -> nn.Module:
+    norms = (nn.BatchNorm2d(4), nn.BatchNorm2d(4, affine=False))
+    first = [nn.Conv2d(1, 4, 3, padding=1), norms[0], nn.Softplus()]
+    return nn.Sequential(*first, nn.Conv2d(4, 4, 3, groups=2), norms[1], nn.Tanh(), nn.Flatten(), nn.Linear(64, 2))
+
+
+def encoder() -> nn.Module:
+    layer = nn.TransformerEncoderLayer(8, 2, 8, dropout=0.0, activation="gelu", batch_first=True)
+    return nn.Sequential(nn.TransformerEncoder(layer, 1, enable_nested_tensor=False), nn.Flatten(), nn.Linear(32, 2))
+
+
+class Reads(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.lstm = nn.LSTM(1, 2, batch_first=True)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        return self.lstm(ids[..., None].float())[0][:, -1]
+
+
+AT_ONCE = {
+    "convolutions": (convolutions, of_reals((1, 6, 6))),
+    "encoder": (encoder, of_reals((4, 8))),
+    "rows": (Looked, (Part("", (5,), "whole"),)),
+}
+
+
+@pytest.mark.parametrize("transductive", [True, False])
+@pytest.mark.parametrize("kind", AT_ONCE)
+def test_tasks_at_once_have_the_gradients_of_one_after_the_other(kind: str, transductive: bool) -> None:
+    make, inputs = AT_ONCE[kind]
+    shape, g = inputs[0].shape, Generator().manual_seed(0)
+    together, alone = (
+        model_of(make, name="Net", inputs=inputs, transductive=transductive, advice="", vectorize=vectorize)
+        for vectorize in (True, False)
+    )
+    assert "at once" in together.note and together.at_once and not alone.at_once
+
+    def batch(n: int) -> Batch:
+        x = torch.randint(7, (3, n, *shape), generator=g) if kind == "rows" else torch.randn(3, n, *shape, generator=g)
+        return Batch(x.double(), torch.randint(2, (3, n), generator=g))
+
+    episode, results, values = Episode(batch(4), batch(6)), [], []
+    for model in (together, alone):
+        learner = maml(model=model, inner_lr=0.3, inner_steps=2, eval_steps=2)
+        params = {name: p.double() for name, p in learner.init(Generator().manual_seed(1)).items()}
+        results.append(learner.meta_grad(params, episode, 0).grads)
+        values.append(learner.evaluate(params, episode)["loss"])
+    close(*results, atol=1e-12)
+    torch.testing.assert_close(*values, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("make", "reason"),
+    [
+        (Reads, "lstm"),
+        (lambda: Looked(lambda ids, table: torch.embedding(table.weight, ids)), "too large"),
+        (lambda: Looked(lambda ids, table: F.one_hot(ids, 7).float() @ table.weight), "too large"),
+        (lambda: Looked(lambda ids, table: table.weight[ids] * (2 if ids.sum() > 9 else 1)), "data-dependent"),
+    ],
+)
+def test_what_torch_cannot_compute_at_once_is_computed_one_by_one(make: Callable[[], nn.Module], reason: str) -> None:
+    options: dict[str, Any] = {"name": "Net", "inputs": (Part("", (5,), "whole"),), "transductive": True, "advice": ""}
+    model = model_of(make, **options, vectorize="auto")
+    assert "one by one" in model.note and reason in model.note and not model.at_once
+    with pytest.raises(ValueError, match="cannot be computed at once"):
+        model_of(make, **options, vectorize=True)
+
+
+def test_a_number_that_is_too_large_does_not_read_the_rows_of_another_task() -> None:
+    model = model_of(
+        Looked, name="Net", inputs=(Part("", (5,), "whole"),), transductive=True, advice="", vectorize=True
+    )
+    params = per_task(model.init(Generator().manual_seed(0)), 2)
+    with pytest.raises(DataError, match="whole numbers run from 0 to 7"):
+        model.apply(params, torch.tensor([0.0, 1, 2, 3, 7]).expand(2, 1, 5))
