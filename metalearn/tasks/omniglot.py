@@ -18,11 +18,14 @@ from typing import NamedTuple
 import numpy as np
 from PIL import Image
 
-from metalearn.checks import enough_classes, one_of, only, true_or_false, whole_number
+from metalearn.checks import Invalid, enough_classes, one_of, only, true_or_false, whole_number
 from metalearn.errors import DataError
 from metalearn.tasks.common.episodes import (
+    META_DATASET,
     Classes,
     EpisodeSpec,
+    Given,
+    Grouped,
     Images,
     Seeds,
     check_filled,
@@ -41,6 +44,11 @@ DRAWINGS = 20
 DECODER = "omniglot-v1"  # raise the version if decoding changes: older caches are not read then
 
 SPLIT_LISTS = ("paper", "lake", "vinyals")
+ALPHABETS = "alphabets"
+"""The split of whole alphabets: those of the evaluation set test, and `HELD_BACK` of the background set validate."""
+
+HELD_BACK = frozenset({"Anglo-Saxon_Futhorc", "Bengali", "Futurama", "Japanese_(hiragana)", "Mkhedruli_(Georgian)"})
+"""Every fifth of the background alphabets with at least twenty characters, by name, from the second one on."""
 
 log = logging.getLogger(__name__)
 
@@ -60,12 +68,62 @@ def characters() -> tuple[Character, ...]:
     return tuple(Character(row["character"], row["digest"], {name: row[name] for name in SPLIT_LISTS}) for row in rows)
 
 
+def part_of(character: Character, split_list: str) -> str:
+    """The split of a character in a list, or by its alphabet."""
+    if split_list != ALPHABETS:
+        return character.parts[split_list]
+    collection, alphabet, _ = character.path.split("/")
+    return "test" if collection == "images_evaluation" else "val" if alphabet in HELD_BACK else "train"
+
+
+def lake_runs(classes: Sequence[tuple[int, int]]) -> list[Given]:
+    """The twenty runs of Lake et al. 2015 (figure 6; brendenlake/omniglot, python/one-shot-classification): the task of
+    each is twenty characters of one alphabet, a drawing of each by one drawer, and another by a second one. `classes`
+    are those of the test, as by `classes_of`."""
+    labels = {characters()[number].path: label for label, (number, _) in enumerate(classes)}
+    runs = []
+    for row in published_list("omniglot_lake_runs.csv"):
+        paths = [f"images_evaluation/{row['alphabet']}/character{int(n):02}" for n in row["characters"].split()]
+        runs.append(Given([labels[path] for path in paths], [int(row["known"]) - 1, int(row["asked"]) - 1]))
+    return runs
+
+
+def _grouped(
+    split: str, within: str | None, test: str | None, shapes: Mapping[str, EpisodeShape],
+    classes: Mapping[str, Sequence[tuple[int, int]]],
+) -> Grouped | None:  # fmt: skip
+    """What the keys `within` and `test` ask for.
+
+    Raises:
+        ValueError: it does not fit the episode or the split.
+    """
+    one_of("within", within, (None, "alphabet"))
+    one_of("test", test, (None, "lake_runs"))
+    if (within or test) and shapes["test"].shots == META_DATASET:
+        raise Invalid("shots", META_DATASET, "must be a number with dataset.within and dataset.test", "type KEY=1")
+    if test and (split not in (ALPHABETS, "lake") or shapes["test"] != (20, 1, 1)):
+        raise Invalid(
+            "test", test, "has 20 classes of the evaluation set, a drawing to know and one to ask for",
+            "type GROUP.split=alphabets GROUP.ways=20 GROUP.shots=1 GROUP.queries=1",
+        )  # fmt: skip
+    groups: dict[str, list[list[int]]] = {}
+    for part, of_part in classes.items() if within else ():
+        by_alphabet: dict[str, list[int]] = {}
+        for label, (number, _) in enumerate(of_part):
+            by_alphabet.setdefault(characters()[number].path.split("/")[1], []).append(label)
+        groups[part], most = list(by_alphabet.values()), max(map(len, by_alphabet.values()))
+        if most < shapes[part].ways and not (test and part == "test"):
+            allowed = f"the split '{part}' of dataset.split={split} has at most {most} characters of an alphabet"
+            raise Invalid("ways", shapes[part].ways, allowed, f"type KEY={most}, or GROUP.split={ALPHABETS}")
+    return Grouped(groups, {"test": lake_runs(classes["test"])} if test else {}) if within or test else None
+
+
 def classes_of(split_list: str, split: str, rotations: bool) -> list[tuple[int, int]]:
     """The classes of a split as (number of the character, quarter turns).
 
     In `vinyals` with rotations, every quarter turn of a character is a class of its own.
     """
-    numbers = [i for i, character in enumerate(characters()) if character.parts[split_list] == split]
+    numbers = [i for i, character in enumerate(characters()) if part_of(character, split_list) == split]
     turns = range(4) if split_list == "vinyals" and rotations else range(1)
     return [(number, turn) for turn in turns for number in numbers]
 
@@ -208,25 +266,29 @@ def drawings_of(place: DataPlace, size: int, numbers: Sequence[int] | None = Non
 
 
 def _check(place: DataPlace, split: str, image_size: int, channels: int) -> None:
-    one_of("split", split, SPLIT_LISTS)
+    one_of("split", split, (*SPLIT_LISTS, ALPHABETS))
     true_or_false("download", place.download)
     whole_number("image_size", image_size, at_least=8, at_most=105)
     only("channels", channels, 1, "Omniglot, which is black on white")
 
 
 def omniglot(
-    *, place: DataPlace, split: str, episode: EpisodeSpec, image_size: int, channels: int, rotations: bool, seeds: Seeds
-) -> TaskSource:
+    *, place: DataPlace, split: str, episode: EpisodeSpec, image_size: int, channels: int, rotations: bool,
+    seeds: Seeds, within: str | None = None, test: str | None = None,
+) -> TaskSource:  # fmt: skip
     """Few-shot classification of Omniglot characters.
 
     Args:
         place: the archives or folders lie under its root, at any depth up to 5.
         split: the list of characters: `paper` (1100 / 100 / 423, as Finn et al. 2017 divide them),
             `lake` (864 / 100 of the background set, all 659 of the evaluation set) or `vinyals`
-            (1028 / 172 / 423; with rotations, every quarter turn of a character is a class of its own).
+            (1028 / 172 / 423; with rotations, every quarter turn of a character is a class of its own), or `alphabets`,
+            whose validation has five whole alphabets of the background set (and the test all of the evaluation set).
         image_size: height and width in pixels after reduction from 105.
         channels: must be 1.
         rotations: turn each drawn class by a random multiple of 90°, in every split.
+        within: `alphabet`: the classes of a task are of one alphabet, each set by one drawer, and turned alike.
+        test: `lake_runs`: the test is the twenty runs of Lake et al. 2015, see `lake_runs`.
 
     Raises:
         ValueError: the characters cannot fill the episode; another argument is not allowed.
@@ -252,7 +314,10 @@ def omniglot(
         return {name: part(of_part) for name, of_part in classes.items()}
 
     turning = rotations and split != "vinyals"  # there the turned characters are classes
-    return few_shot(load, shapes, episode, rotations=turning, seeds=seeds, instead="omniglot_characters")
+    grouped = _grouped(split, within, test, shapes, classes)
+    return few_shot(
+        load, shapes, episode, rotations=turning, seeds=seeds, instead="omniglot_characters", grouped=grouped
+    )
 
 
 def omniglot_characters(

@@ -232,10 +232,8 @@ class _BatchNorm(nn.BatchNorm2d):
                 f"model: a batch norm gets {len(x)} maps of {self.samples} pictures, so which of them are of the "
                 "support set is not known; type model.transductive=true, or take nn.GroupNorm"
             )
-        if self.affine:
-            scale, shift = self.weight, self.bias
-        else:
-            scale, shift = x.new_ones(x.shape[1]), x.new_zeros(x.shape[1])
+        scale: Tensor = self.weight if self.affine else x.new_ones(x.shape[1])
+        shift: Tensor = self.bias if self.affine else x.new_zeros(x.shape[1])
         compute = partial(batch_norm, statistics_of=support_size, epsilon=self.eps)
         return _over_tasks(compute, x.permute(0, 2, 3, 1), scale, shift).permute(0, 3, 1, 2)
 

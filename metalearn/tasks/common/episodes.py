@@ -413,9 +413,70 @@ class _MetaDatasetTasks(_PictureTasks):
         return Episode(*(Batch(*(torch.cat(values, dim=1) for values in zip(*part, strict=True))) for part in parts))
 
 
+class Given(NamedTuple):
+    """A task: its classes, by the labels of the split, and the numbers of the pictures of each of them: of the support
+    set, then of the queries."""
+
+    labels: Sequence[int]
+    places: Sequence[int]
+
+
+class Grouped(NamedTuple):
+    """By split: the labels of each group that tasks are drawn within, and the tasks that are drawn by nobody."""
+
+    groups: Mapping[str, Sequence[Sequence[int]]]
+    given: Mapping[str, Sequence[Given]]
+
+
+class _GroupedTasks(_PictureTasks):
+    """Tasks whose classes are of one group, with the pictures of the same numbers of all classes: those of one drawer
+    are the support set, for example, and those of another the queries. A class is turned as its whole group is."""
+
+    grouped: Grouped
+
+    def size(self, split: str) -> int | None:  # type: ignore[override]
+        return len(self.grouped.given[split]) if split in self.grouped.given else None
+
+    def _plan(self, split: str, index: int) -> tuple[Given, int]:
+        """A task, and by how many quarters it is turned."""
+        if split in self.grouped.given:
+            return self.grouped.given[split][index], 0
+        rng, shape = self._seeds.generator(split, index), self._shapes[split]
+        groups = [group for group in self.grouped.groups[split] if len(group) >= shape.ways]
+        sizes = np.array(list(map(len, groups)))
+        labels = rng.choice(groups[rng.choice(len(groups), p=sizes / sizes.sum())], shape.ways, replace=False)
+        places = rng.permutation(self._splits[split].fewest)[: shape.most]
+        return Given(labels.tolist(), places.tolist()), int(rng.integers(4)) if self._rotations else 0
+
+    def _is_drawn(self, split: str) -> bool:
+        """Whether tasks are drawn from all classes alike."""
+        return split not in self.grouped.given and split not in self.grouped.groups
+
+    def numbers(self, split: str, indices: Tensor) -> Tensor:
+        if self._is_drawn(split):
+            return super().numbers(split, indices)
+        sizes, rows = self._sizes(split), []
+        firsts = np.concatenate([[0], np.cumsum(sizes)[:-1]])
+        for index in indices.tolist():
+            (labels, places), turn = self._plan(split, index)
+            rows.append([[turn, *(int(firsts[label]) + place for place in places)] for label in labels])
+        return torch.tensor(rows)
+
+    def _begun(self, split: str, index: int) -> tuple[np.random.Generator, list[int]]:
+        if self._is_drawn(split):
+            return super()._begun(split, index)
+        return np.random.default_rng(), list(self._plan(split, index)[0].labels)
+
+    def _drawn(self, split: str, index: int, shots: int) -> Images:
+        if self._is_drawn(split):
+            return super()._drawn(split, index, shots)
+        ((labels, places), turn), pictures = self._plan(split, index), self._splits[split].pictures
+        return np.stack([turned(pictures(label)[list(places)], turn) for label in labels])
+
+
 def picture_tasks(
     load: Callable[[], Mapping[str, Classes]], shapes: Mapping[str, EpisodeShape], *, rotations: bool,
-    augment: Sequence[str] = (), seeds: Seeds, samples: Samples | None = None,
+    augment: Sequence[str] = (), seeds: Seeds, samples: Samples | None = None, grouped: Grouped | None = None,
 ) -> TaskSource:  # fmt: skip
     """A source of few-shot classification tasks.
 
@@ -425,11 +486,16 @@ def picture_tasks(
         rotations: turn each drawn class by a random multiple of 90°, in every split.
         augment: the changes of each training picture, names of `AUGMENTATIONS`.
         samples: that of `metalearn.types.GivesSamples`, if the source is one.
+        grouped: draws tasks within groups of classes, and has given ones.
 
     Raises:
         ValueError: a negative seed, or `rotations` is not true or false.
     """
     true_or_false("rotations", rotations)
+    if grouped is not None:
+        tasks = _GroupedTasks(load, shapes, rotations, augment, seeds, samples)
+        tasks.grouped = grouped
+        return tasks
     kind = _MetaDatasetTasks if shapes["test"].shots == META_DATASET else _PictureTasks
     return kind(load, shapes, rotations, augment, seeds, samples)
 

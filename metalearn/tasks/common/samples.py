@@ -21,6 +21,7 @@ from metalearn.tasks.common.episodes import (
     Classes,
     EpisodeShape,
     EpisodeSpec,
+    Grouped,
     HoldsClasses,
     Images,
     Seeds,
@@ -199,14 +200,14 @@ def refuse_training_shape(episode: EpisodeSpec) -> None:
 
 def few_shot(
     load: Callable[[], Mapping[str, Classes]], shapes: Mapping[str, EpisodeShape], episode: EpisodeSpec, *,
-    rotations: bool, seeds: Seeds, instead: str,
+    rotations: bool, seeds: Seeds, instead: str, grouped: Grouped | None = None,
 ) -> TaskSource:  # fmt: skip
     """As `picture_tasks`, with the augmentation of `episode`; algorithms that are trained on plain samples get all
     pictures of the training classes.
 
     Args:
         instead: an option of dataset with plain samples to evaluate on, for a message.
-        load, shapes, rotations, seeds: as for `picture_tasks`.
+        load, shapes, rotations, seeds, grouped: as for `picture_tasks`.
 
     Raises:
         ValueError: as `picture_tasks`.
@@ -221,7 +222,9 @@ def few_shot(
             )
         return pretraining_on(tasks, seeds, episode.augment)
 
-    tasks = picture_tasks(load, shapes, rotations=rotations, augment=episode.augment, seeds=seeds, samples=plain)
+    tasks = picture_tasks(
+        load, shapes, rotations=rotations, augment=episode.augment, seeds=seeds, samples=plain, grouped=grouped
+    )
     return tasks
 
 

@@ -8,7 +8,7 @@ import zipfile
 from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -21,7 +21,7 @@ from metalearn.tasks.cifar100 import cifar_fs
 from metalearn.tasks.common.episodes import EpisodeSpec, Seeds, Shots, draw_images, sizes_of_task, turned
 from metalearn.tasks.common.stored import DataPlace, cached_array
 from metalearn.tasks.glyphs import character, glyphs
-from metalearn.tasks.omniglot import SPLIT_LISTS, characters, classes_of, omniglot
+from metalearn.tasks.omniglot import HELD_BACK, SPLIT_LISTS, characters, classes_of, decoded, names_of, omniglot
 from metalearn.tasks.sinusoid import sinusoid
 from metalearn.training.chunks import chunk_of
 from metalearn.types import Episode, GivesSamples, TaskSource
@@ -40,11 +40,12 @@ def waves(seed: int = 0) -> TaskSource:
 
 
 def real(
-    root: Path, *, split: str = "paper", ways: int = 5, rotations: bool = True, download: bool = False
-) -> TaskSource:
+    root: Path, *, split: str = "paper", ways: int = 5, rotations: bool = True, download: bool = False,
+    within: str | None = None, test: str | None = None,
+) -> TaskSource:  # fmt: skip
     return omniglot(
         place=DataPlace(str(root), download), split=split, episode=EpisodeSpec(ways, shots=1, queries=1), image_size=28,
-        channels=1, rotations=rotations, seeds=Seeds(0, 1),
+        channels=1, rotations=rotations, seeds=Seeds(0, 1), within=within, test=test,
     )  # fmt: skip
 
 
@@ -169,6 +170,65 @@ def test_real_omniglot_episodes(omniglot_root: Path) -> None:
     plain = real(omniglot_root, rotations=False).episodes("train", torch.arange(8))
     turned = real(omniglot_root, rotations=True).episodes("train", torch.arange(8))
     assert not torch.equal(plain.support.x, turned.support.x)
+
+
+def test_tasks_of_one_alphabet_are_set_by_one_drawer(omniglot_root: Path) -> None:
+    options: dict[str, Any] = {"split": "alphabets", "ways": 20, "rotations": True, "within": "alphabet"}
+    source = real(omniglot_root, **options)
+    alphabets: dict[str, set[str]] = {split: set() for split in SPLITS}
+    everything = decoded(DataPlace(str(omniglot_root), False), 28)
+    places = {character.path: number for number, character in enumerate(characters())}
+    for split in SPLITS:
+        for index in range(5):
+            support, query = source.episodes(split, torch.tensor([index]))
+            names = source.class_names(split, index)
+            (alphabet,) = {name.rpartition(" ")[0] for name in names}
+            alphabets[split].add(alphabet)
+            of_class = [next(n for p, n in places.items() if name == names_of([(n, 0)])[0]) for name in names[:3]]
+            for batch in (support, query):  # which drawing it is, and how it is turned, is one for all classes
+                seen = [
+                    {
+                        (drawer, turn) for drawer in range(20) for turn in range(4)
+                        if np.array_equal(np.rot90(everything[n, drawer], turn), (batch.x[0, way, 0] * 255).round())
+                    }
+                    for way, n in enumerate(of_class)
+                ]  # fmt: skip
+                assert set.intersection(*seen)
+    assert not alphabets["train"] & alphabets["val"] and alphabets["val"] <= {a.replace("_", " ") for a in HELD_BACK}
+    numbers, pictures = source.numbers("train", torch.arange(3)), source.pictures_of("train")
+    for task, row in enumerate(numbers):  # as the steps on a GPU take them
+        query = source.episodes("train", torch.tensor([task])).query.x[0, :, 0]
+        by_number = [np.rot90(pictures[picture], int(turn)) / 255 for turn, _, picture in row.tolist()]
+        np.testing.assert_allclose(np.stack(by_number), query, atol=1e-6)
+
+
+def test_lakes_runs_are_twenty_drawings_and_twenty_questions(omniglot_root: Path) -> None:
+    options: dict[str, Any] = {"split": "alphabets", "ways": 20, "rotations": True, "test": "lake_runs"}
+    source = real(omniglot_root, **options)
+    episode = source.episodes("test", torch.arange(20))
+    assert source.size("test") == 20 and source.size("train") is None
+    assert episode.support.x.shape == episode.query.x.shape == (20, 20, 1, 28, 28)
+    assert source.class_names("test", 2)[5:7] == ["Ge ez 6", "Ge ez 8"]
+    digest = hashlib.sha256(((episode.query.x * 255).round().byte()).numpy().tobytes()).hexdigest()
+    # Of the drawings that the authors' lists of the runs name, in the order of their classes.
+    assert digest == "47dbe7fd513d67034077f39d68bcb533ff162bec3706d376f9f1c5729744ec80"
+    distances = torch.cdist(episode.query.x.flatten(2), episode.support.x.flatten(2))
+    assert (distances.argmin(dim=2) != episode.query.y).sum() == 316  # of 400, by pixels
+    assert len(set(source.identities("test")) & {*source.identities("train"), *source.identities("val")}) == 0
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        ({"test": "lake_runs"}, "type split=alphabets"),
+        ({"test": "lake_runs", "split": "alphabets", "ways": 5}, "ways=20"),
+        ({"within": "alphabet", "split": "lake", "ways": 20}, "has at most"),
+        ({"within": "script"}, "must be one of"),
+    ],
+)
+def test_runs_and_alphabets_that_do_not_fit(options: dict[str, Any], reason: str) -> None:
+    with pytest.raises(ValueError, match=reason):
+        real(Path("unread"), **options)
 
 
 def test_rotations_turn_a_drawn_class_as_a_whole() -> None:
