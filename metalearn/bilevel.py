@@ -130,7 +130,7 @@ def implicit(
         rate: of the series; below 2 / the largest eigenvalue of H.
 
     Warns:
-        UserWarning: the solver has not solved the system to 5%.
+        UserWarning: `w` is no minimum, or the solver has not solved the system to 5%.
 
     Raises:
         ValueError: another solver, a number out of range, or a rate without use.
@@ -143,7 +143,7 @@ def implicit(
     tensors, whole = _parted(outer)
     of_w, of_outer = grad(lambda w, tensors: objective(w, whole(tensors)), argnums=(0, 1))(w, tensors)
     slope: Callable[[Tree], Tree] = lambda at: grad(inner)(at, outer, 0)  # noqa: E731
-    pull = vjp(slope, w)[1]
+    at_w, pull = vjp(slope, w)[:2]
     form = pytree.tree_structure(w)
 
     def curvature(v: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -151,10 +151,11 @@ def implicit(
         (product,) = pull(pytree.tree_unflatten([value[0] for value in v.values()], form))
         return {name: value.unsqueeze(0) for name, value in _named(product).items()}
 
+    _warn_if(lambda: _why_no_minimum(w, _named(at_w), _named(pull(at_w)[0]), inner(w, outer, 0)))
     right = {name: value.unsqueeze(0) for name, value in _named(of_w).items()}
     if rate is None:
         solution, residual = conjugate_gradient(curvature, right, steps)
-        _warn_unsolved(lambda: float(residual), steps)
+        _warn_if(lambda: _why_unsolved(float(residual), steps))
     else:
         real_number("rate", rate, above=0)
         term = solution = right
@@ -163,38 +164,54 @@ def implicit(
             term = {name: value - rate * image[name] for name, value in term.items()}
             solution = {name: value + term[name] for name, value in solution.items()}
         solution = {name: rate * value for name, value in solution.items()}
-        _warn_unsolved(lambda: _norm(term) / max(_norm(right), 1e-300), steps, rate)
+        _warn_if(lambda: _why_unsolved(_norm(term) / max(_norm(right), 1e-300), steps, rate))
     cross = vjp(lambda tensors: grad(inner)(w, whole(tensors), 0), tensors)[1]
     (indirect,) = cross(pytree.tree_unflatten([value[0] for value in solution.values()], form))
     return whole(pytree.tree_map(torch.sub, of_outer, indirect), keep=False)
 
 
 TOLERANCE = 0.05
-"""What may be left of a system without a warning."""
+"""What may be left of a system, or of the way to a minimum, without a warning."""
+
+
+def _warn_if(fault: Callable[[], str]) -> None:
+    """Warns of what `fault` says, if anything."""
+    try:
+        text = fault()
+    except RuntimeError:  # torch.func.vmap cannot look at numbers
+        return
+    if text:
+        warnings.warn(f"implicit: {text}", stacklevel=4)  # where `implicit` is called, through its decorator
 
 
 def _norm(values: dict[str, Tensor]) -> float:
     return float(torch.stack([value.square().sum() for value in values.values()]).sum().sqrt())
 
 
-def _warn_unsolved(left: Callable[[], float], steps: int, rate: float | None = None) -> None:
-    """Warns if much of the right-hand side is `left` after conjugate gradient, or of the terms of a series."""
-    try:
-        share = left()
-    except RuntimeError:  # torch.func.vmap cannot look at numbers
-        return
-    if share <= TOLERANCE:
-        return
-    text = (
-        f"after steps={steps} of conjugate gradient {share:.1g} of the right-hand side is left: type more steps, if "
-        "the Hessian of the inner loss is positive definite at w"
-    )
-    if rate is not None:
-        text = (
-            f"the last of steps={steps} terms of the series is {share:.1g} times the first: type more steps, or a "
-            "smaller rate where it grows"
+def _why_no_minimum(w: Tree, slope: dict[str, Tensor], image: dict[str, Tensor], loss: Tensor) -> str:
+    """Empty unless the best step down the gradient moves `w` and lowers the loss; `image` is H times the slope."""
+    square, along = _norm(slope) ** 2, sum(float((value * image[name]).sum()) for name, value in slope.items())
+    length = square / along if along > 0 else float("inf")
+    fall = square * length / 2 if square else 0.0
+    size = max(_norm(_named(w)), torch.finfo(loss.dtype).eps ** 0.5)  # a minimum may be at 0
+    if fall <= TOLERANCE * abs(float(loss)) or length * square**0.5 <= TOLERANCE * size:
+        return ""
+    return "w is no minimum of the inner loss, which falls along its gradient: descend longer before"
+
+
+def _why_unsolved(left: float, steps: int, rate: float | None = None) -> str:
+    """Empty if little of the right-hand side is left after conjugate gradient, or of the terms of a series."""
+    if left <= TOLERANCE:
+        return ""
+    if rate is None:
+        return (
+            f"after steps={steps} of conjugate gradient {left:.1g} of the right-hand side is left: type more steps, if "
+            "the Hessian of the inner loss is positive definite at w"
         )
-    warnings.warn(f"implicit: {text}", stacklevel=4)  # where `implicit` is called, through its decorator
+    return (
+        f"the last of steps={steps} terms of the series is {left:.1g} times the first: type more steps, or a smaller "
+        "rate where it grows"
+    )
 
 
 # The steps

@@ -216,6 +216,7 @@ HESSIAN = {"apart": [0.1, 1.0, 10.0], "indefinite": [-1.0, 1.0, 2.0]}
     ("hessian", "at", "settings", "message"),
     [
         ("apart", 1.0, {"steps": 1}, "after steps=1 of conjugate gradient 0.5 of the right-hand side is left"),
+        ("apart", 0.0, {"steps": 3}, "w is no minimum of the inner loss"),
         ("indefinite", 1.0, {"steps": 1}, "if the Hessian of the inner loss is positive definite"),
         ("apart", 1.0, {"solver": "neumann", "steps": 9, "rate": 0.3}, "a smaller rate where it grows"),
         ("apart", 1.0, {"solver": "neumann", "steps": 9, "rate": 1e30}, "a smaller rate where it grows"),
@@ -246,6 +247,9 @@ def test_the_implicit_gradient_is_mapped_and_quiet_at_zero() -> None:
 
     torch.testing.assert_close(gradient(torch.zeros(3)), -torch.ones(3))
     torch.testing.assert_close(torch.func.vmap(gradient)(torch.zeros(2, 3)), -torch.ones(2, 3))
+    with pytest.warns(UserWarning, match="w is no minimum") as said:
+        implicit(bowl, lambda w, outer: w.square().sum(), torch.zeros(3), torch.ones(3))
+    assert said[0].filename == __file__
 
 
 @pytest.mark.parametrize(

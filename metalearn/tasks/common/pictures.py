@@ -8,6 +8,7 @@ import os
 import unicodedata
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import cache
 from io import BytesIO
 from pathlib import Path, PurePosixPath
 from typing import NamedTuple
@@ -92,16 +93,31 @@ def _of_8_bits(image: Image.Image) -> Image.Image:
     upright, clear = ImageOps.exif_transpose(image), image.info.get("transparency")
     if image.mode.startswith("I;16") or (image.mode == "I" and image.format in ("PNG", "PPM")):
         values = np.asarray(upright, np.uint32)
+        if values.max() < _MOST_OF_12_BITS:
+            _warn_of_12_bits()
         # Pillow turns TIFF pictures of 8 bits in which 0 is white, but not those of 16.
         inverted = getattr(image, "tag_v2", {}).get(_PHOTOMETRIC) == _WHITE_IS_ZERO
         small = (((65535 - values if inverted else values) + 128) // 257).astype(np.uint8)
         return Image.fromarray(small if clear is None else np.where(values == clear, np.uint8(255), small))
     if image.mode in ("I", "F"):
         raise ValueError("its values have 32 bits, so what is white is not known; save it with 8 or 16 bits")
+    if image.mode in ("La", "RGBa"):  # colours that are multiplied by their opacity
+        upright = upright.convert({"La": "LA", "RGBa": "RGBA"}[image.mode])
     if upright.mode in ("LA", "PA", "RGBA") or clear is not None:
         white = Image.new("RGBA", upright.size, "white")
         return Image.alpha_composite(white, upright.convert("RGBA")).convert("RGB")
     return upright
+
+
+_MOST_OF_12_BITS = 4096
+
+
+@cache
+def _warn_of_12_bits() -> None:
+    log.warning(
+        "some pictures of 16 bits have no value above 4095, as cameras and microscopes of 12 bits write them, and come "
+        "out nearly black; multiply their values by 16"
+    )
 
 
 def reason(error: Exception) -> str:
@@ -147,8 +163,8 @@ def picture_folders(root: Path, key: str = "dataset.root=", *, strict: bool = Fa
     another one, as a folder of copies may be. Messages put `key`, as a user types it, before the folder.
 
     Raises:
-        DataError: `root` is missing or holds no pictures, a folder cannot be read, or links lead to a folder twice; or,
-            if `strict`, there are other files.
+        DataError: `root` is missing or holds no pictures, a folder cannot be read, links lead to a folder twice, or two
+            folders differ only in the form of Unicode; or, if `strict`, there are other files.
     """
     if not root.is_dir():
         raise DataError(f"{key}{root}: there is no such folder; type {key}/path/to/pictures")
@@ -177,6 +193,13 @@ def picture_folders(root: Path, key: str = "dataset.root=", *, strict: bool = Fa
             f"{key}{root}: there are no pictures below it ({' '.join(SUFFIXES)}); put them there, a "
             f"folder for each class, or type {key}/path/to/pictures"
         )
+    forms: dict[str, str] = {}
+    for name in folders:
+        if (other := forms.setdefault(one_form(name), name)) != name:
+            raise DataError(
+                f"{key}{root}: two folders have the name {name}, in two forms of Unicode: {name!a} and "
+                f"{other!a}; put their pictures into one"
+            )
     for passed, what in (
         (without, f"{len(without)} folders hold files, but no pictures"),
         (beside, f"{len(beside)} files in class folders do not have the names of pictures"),

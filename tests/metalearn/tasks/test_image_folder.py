@@ -194,6 +194,9 @@ def test_a_bad_table_is_named(text: str, place: str, tmp_path: Path) -> None:
 
 def test_a_name_in_two_forms_of_unicode_is_one_class(tmp_path: Path) -> None:
     composed, apart = "caf\u00e9", "cafe\u0301"
+    put(tmp_path / "a", {composed: 2, apart: 2, "dog": 2})
+    message = refusal(tmp_path / "a")
+    named(message, ["two folders have the name caf", r"'caf\xe9'", r"'cafe\u0301'", "put their pictures into one"])
     for part, name in (("train", composed), ("val", "cow"), ("test", apart)):
         put(tmp_path / "b" / part, {name: 4, f"{part} too": 4})
     with pytest.raises(DataError, match="the class caf\u00e9 is in 'train' and in 'test'"):

@@ -10,6 +10,7 @@ import pytest
 from numpy.typing import NDArray
 from PIL import Image
 
+from metalearn.tasks.common import pictures
 from metalearn.tasks.common.pictures import PictureForm, Pixels, decoded, formed
 
 SIZE = 12
@@ -48,6 +49,16 @@ def test_16_bits_are_brought_to_8(suffix: str, tmp_path: Path) -> None:
         assert (narrow.min(), narrow.max()) == (0, 255)
 
 
+def test_12_bits_in_16_are_said_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    pictures._warn_of_12_bits.cache_clear()
+    for name, brightest in (("usual", 65535), ("dark", 4095), ("darker", 1000)):
+        Image.fromarray(np.linspace(0, brightest, SIZE * SIZE).astype(np.uint16).reshape(SIZE, SIZE)).save(
+            tmp_path / f"{name}.png"
+        )
+        read(tmp_path / f"{name}.png", 1)
+        assert caplog.text.count("multiply their values by 16") == (name != "usual")
+
+
 def test_a_tiff_whose_white_is_0_is_turned(tmp_path: Path) -> None:
     wide = np.linspace(0, 65535, SIZE * SIZE).astype(np.uint16).reshape(SIZE, SIZE)
     for pixels in (wide, (wide // 257).astype(np.uint8)):
@@ -58,6 +69,13 @@ def test_a_tiff_whose_white_is_0_is_turned(tmp_path: Path) -> None:
         assert usual.count(field) == 1
         (tmp_path / "turned.tif").write_bytes(usual.replace(field, struct.pack("<HHIH", 262, 3, 1, 0)))
         assert np.abs(255.0 - read(tmp_path / "usual.tif", 1) - read(tmp_path / "turned.tif", 1)).max() <= 1
+
+
+def test_colours_that_are_multiplied_by_their_opacity_are_read() -> None:
+    for mode, whole in (("RGBA", "RGBa"), ("LA", "La")):
+        for opacity, expected in ((0, 255), (255, 100)):
+            picture = Image.new(mode, (2, 2), (*(100,) * (len(mode) - 1), opacity)).convert(whole)
+            assert (formed(picture, PictureForm(2, 1)) == expected).all()
 
 
 def test_what_is_transparent_becomes_white(tmp_path: Path) -> None:
