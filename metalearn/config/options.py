@@ -32,7 +32,7 @@ SOURCE = "tables://conf"
 """The name that `hydra.searchpath` in `conf/config.yaml` has for the tables; see `TableSource`."""
 
 SEVERAL = ("logger",)
-"""Groups that take several options together: `logger=[tensorboard,csv]`."""
+"""Groups that take several options together: `logger=[tensorboard,wandb]`."""
 
 _own: list[Path] = []
 """The folder of the user's own yamls, if `search` got one."""

@@ -1,9 +1,7 @@
 """Where the lines of a run go besides the terminal and train.log: metrics.jsonl, which every run has, and the loggers
 that the config chooses."""
 
-import csv
 import hashlib
-import io
 import json
 import logging
 import os
@@ -23,7 +21,7 @@ from metalearn.config.saved import typed_keys
 from metalearn.config.values import Config, leaves
 from metalearn.errors import RunError
 from metalearn.reporting.page import Picture
-from metalearn.runs.metrics import from_json, jsonable
+from metalearn.runs.metrics import jsonable
 from metalearn.storage.files import read_json, write_atomically, writing
 
 Values = dict[str, float]
@@ -226,44 +224,6 @@ class Lines:
     def close(self) -> None:
         with writing(self._path), self._file:
             os.fsync(self._file.fileno())
-
-
-class CsvLogger(Logger):
-    """metrics.csv, a table for a spreadsheet: a row for each line of metrics.jsonl, which the run has cut to the steps
-    done. A new figure adds a column.
-
-    Raises:
-        RunError: it cannot be written.
-    """
-
-    def __init__(self, folder: Path, window: Window) -> None:
-        self._folder, self._path = folder, folder / "metrics.csv"
-        self._rewrite()
-
-    def scalars(self, step: int, split: str, values: Values) -> None:
-        row = {"step": step, "split": split, **values}
-        if not row.keys() <= set(self._columns):
-            self.close()
-            self._rewrite()  # with this row: metrics.jsonl has it already
-            return
-        with writing(self._path):
-            csv.DictWriter(self._file, self._columns, restval="").writerow(row)
-            self._file.flush()
-
-    def close(self) -> None:
-        self._file.close()
-
-    def _rewrite(self) -> None:
-        """Writes the table of all rows, and opens it for those to come."""
-        rows = [from_json(row) for row in rows_of(self._folder)]
-        self._columns = list(dict.fromkeys(["step", "split", *(name for row in rows for name in row)]))
-        text = io.StringIO(newline="")
-        writer = csv.DictWriter(text, self._columns, restval="")
-        writer.writeheader()
-        writer.writerows(rows)
-        write_atomically(self._path, text.getvalue())
-        with writing(self._path):
-            self._file = self._path.open("a", encoding="utf-8", newline="")
 
 
 # TensorBoard sorts groups by name and opens the first two: those shall be the curves, not single points.

@@ -15,7 +15,6 @@ from metalearn.config.values import Config
 from metalearn.errors import PrintableFormatter, ToStderr
 from metalearn.reporting.loggers import (
     MODES,
-    CsvLogger,
     Lines,
     Logger,
     OpenLogger,
@@ -85,7 +84,6 @@ def run_log(
     plots: bool,
     report: bool = False,
     tensorboard: bool = False,
-    csv: bool = False,
     wandb: bool = False,
     mlflow: bool = False,
     project: str = "metalearn",
@@ -98,7 +96,7 @@ def run_log(
     Args:
         every: steps between logged lines; a line is the mean over the steps since the last one.
         plots, report: whether the completed run gets its plots, and report.html.
-        tensorboard, csv, wandb, mlflow: which loggers get every line besides the terminal and metrics.jsonl.
+        tensorboard, wandb, mlflow: which loggers get every line besides the terminal and metrics.jsonl.
         project: the project of Weights & Biases, or the experiment of MLflow.
         wandb_mode, mlflow_uri: as `wandb_logger` and `mlflow_logger` have them.
         others: loggers of plugins.
@@ -107,7 +105,7 @@ def run_log(
         ValueError: `every` is below 1, another argument is out of range, or the package of a logger is not installed.
     """
     whole_number("every", every, at_least=1)
-    switches = {"tensorboard": tensorboard, "csv": csv, "wandb": wandb, "mlflow": mlflow}
+    switches = {"tensorboard": tensorboard, "wandb": wandb, "mlflow": mlflow}
     for name, value in (switches | {"plots": plots, "report": report}).items():
         true_or_false(name, value)
     if wandb_mode is not None:
@@ -119,7 +117,6 @@ def run_log(
             )
     openers: dict[str, OpenLogger] = {
         "tensorboard": TensorboardLogger,
-        "csv": CsvLogger,
         "wandb": wandb_logger(project, wandb_mode),
         "mlflow": mlflow_logger(project, mlflow_uri),
     }
@@ -201,7 +198,7 @@ class _WrittenLog(_SeenLog):
         log.info("step %d/%d  %s: %s", step, self._window.steps, split, describe(figures))
 
     def _record(self, step: int, split: str, values: Values) -> None:
-        self._lines.write(step, split, values)  # first: metrics.csv is made of them
+        self._lines.write(step, split, values)
         for logger in self._loggers:
             logger.scalars(step, split, values)
 

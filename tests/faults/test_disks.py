@@ -24,7 +24,7 @@ pytestmark = pytest.mark.thorough
 
 TINY = (
     "experiment=maml_sinusoid", "trainer.steps=12", "trainer.meta_batch_size=4", "trainer.val_every=6",
-    "trainer.val_tasks=8", "trainer.test_tasks=8", "checkpoint.every=4", "logger.every=2", "logger.csv=true",
+    "trainer.val_tasks=8", "trainer.test_tasks=8", "checkpoint.every=4", "logger.every=2",
 )  # fmt: skip
 
 FULL_FOR = f"""
@@ -52,7 +52,7 @@ def assert_one_line(text: str, begin: str, *parts: str) -> str:
 # Single runs
 
 
-FILES = ("config.yaml", "train.log", "metrics.csv", "events.out", "state.pt", "meta.json", "test.csv", "result.json",
+FILES = ("config.yaml", "train.log", "events.out", "state.pt", "meta.json", "test.csv", "result.json",
          "learning_curve", "report.html")  # fmt: skip
 
 

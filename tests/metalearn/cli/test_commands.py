@@ -122,7 +122,7 @@ def test_every_line_can_be_pasted_into_zsh(document: str) -> None:
 
 
 def test_a_line_that_zsh_would_refuse_is_found() -> None:
-    for line in ("metalearn train 'logger=[csv]' # a comment", "metalearn train logger=[csv]", "ls *"):
+    for line in ("metalearn train 'logger=[wandb]' # a comment", "metalearn train logger=[wandb]", "ls *"):
         assert any(match[1] for match in UNQUOTED.finditer(line)), line
 
 

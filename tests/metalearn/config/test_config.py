@@ -126,7 +126,7 @@ def test_the_keys_of_no_group_are_explained_by_help(explained: str) -> None:
 WRONG_NAMES = [
     ("trainer.stepps=3", "trainer.steps"),
     ("+trainer.stepps=3", "trainer.steps"),
-    ("logger=[csv,tensorbord]", "logger=tensorbord: there is no such choice; did you mean tensorboard?"),
+    ("logger=[wandb,tensorbord]", "logger=tensorbord: there is no such choice; did you mean tensorboard?"),
     ("model=[conv4,mlp]", "model=[conv4,mlp]: takes one choice; type model=NAME"),
     ("++algorithm.inner_lrr=0.1", "algorithm.inner_lr"),
     ("inner_lr=0.1", "algorithm.inner_lr"),
@@ -267,7 +267,7 @@ WRONG_VALUES = [
     ("optimizer.clip_norm=0", "optimizer.clip_norm="),
     ("optimizer.decay=0.1", "optimizer.decay="),
     ("logger.project=mine", "logger.project="),
-    ("logger=csv logger.wandb_mode=online", "type logger.wandb=true, or leave"),
+    ("logger=mlflow logger.wandb_mode=online", "type logger.wandb=true, or leave"),
     ("init_strict=true", "init_strict="),
     ("model=torchvision model.input_size=64", "type model.weights=PATH, or"),
     ("--experimental-rerun=config.pickle", "--experimental-rerun="),

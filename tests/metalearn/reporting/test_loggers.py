@@ -1,7 +1,6 @@
 """The loggers: what they get, that a run that goes on doubles nothing, and that nothing is sent unasked."""
 
 import contextlib
-import csv
 import importlib.util
 import io
 import json
@@ -109,16 +108,6 @@ def test_a_start_before_the_first_checkpoint_is_made_again(tmp_path: Path) -> No
             (events,) = tmp_path.glob("events.*")
             events.rename(tmp_path / "events.out.tfevents.1000000000.host")  # older than the next
     assert len(EventAccumulator(str(tmp_path)).Reload().Images("episodes/train")) == 1
-
-
-def test_the_table_has_a_row_for_each_line_of_metrics_jsonl(tmp_path: Path) -> None:
-    in_two_sessions(tmp_path, csv=True)
-    lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
-    with (tmp_path / "metrics.csv").open(newline="") as file:
-        rows = list(csv.DictReader(file))
-    assert [(int(row["step"]), row["split"]) for row in rows] == [(line["step"], line["split"]) for line in lines]
-    for row, line in zip(rows, lines, strict=True):
-        assert {name: value for name, value in row.items() if value} == {n: str(v) for n, v in line.items()}
 
 
 def test_a_failing_logger_is_dropped_and_named(tmp_path: Path) -> None:

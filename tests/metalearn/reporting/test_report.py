@@ -84,7 +84,7 @@ def run_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("report")
     overrides = [
         "trainer.steps=4", "trainer.meta_batch_size=2", "trainer.val_every=2", "trainer.val_tasks=4",
-        "trainer.test_tasks=4", "model.filters=8", "logger.every=1", "logger=csv", f"run='{NAME}'",
+        "trainer.test_tasks=4", "model.filters=8", "logger.every=1", f"run='{NAME}'",
     ]  # fmt: skip
     outcome = Program([sys.executable, str(ROOT / "train.py"), *overrides], folder).wait()
     assert outcome.code == 0, outcome.text
@@ -106,8 +106,6 @@ def test_a_run_writes_a_page_that_stands_alone(run_dir: Path) -> None:
     assert "python train.py trainer.steps=4" in page.text and "meta_batch_size: 2" in page.text
     tiles = page.images()
     assert len(tiles) == 4 * 5 * (1 + 2)  # tasks, classes, support and queries
-    with_header = (run_dir / "metrics.csv").read_text().splitlines()
-    assert len(with_header) == 1 + len((run_dir / "metrics.jsonl").read_text().splitlines())
 
 
 def rows(path: Path, *lines: dict[str, float | str]) -> None:
