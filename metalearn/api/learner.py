@@ -2,7 +2,6 @@
 
 import contextlib
 import os
-import tempfile
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -162,39 +161,6 @@ class AdaptedTask:
         about = exporter.picture_input(learner.form, labels, output=output) if learner.form else None
         card = Card(out.name, kind, ["few-shot", learner.name], licence, facts, uses)
         return exporter.export(key, out, format, fill=self._fill, program=program, about=about, card=card)
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
-        return self  # nothing in it changes; and `__reduce__` refuses networks that are objects
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        # Pickle keeps the files that `save` writes, and the code of its learner that the caller has admitted by name.
-        config = self._learner.taught.config
-        for group in ("algorithm", "model", "loss"):
-            if OWN in config[group]:
-                raise ConfigError(
-                    f"{group}: is an object of this program ({str(config[group][OWN])[:40]}), and pickle keeps no "
-                    "code; save the task, and give the object to metalearn.load_task"
-                )
-        network = config.model.get("network")
-        admitted = {
-            "plugins": list(config.get("plugins") or ()),
-            "network": None if network is None else network.get("_target_"),
-            "device": self._learner.device.type,
-        }
-        with tempfile.TemporaryDirectory() as parent:
-            folder = Path(parent)
-            self._fill(folder)
-            files = {str(file.relative_to(folder)): file.read_bytes() for file in folder.rglob("*") if file.is_file()}
-        return unpickled, (files, admitted)
-
-
-def unpickled(files: Mapping[str, bytes], admitted: Mapping[str, Any]) -> "Classification | Regression":
-    """The task of a pickle."""
-    with tempfile.TemporaryDirectory() as parent:
-        (Path(parent) / LEARNER).mkdir()
-        for name, content in files.items():
-            (Path(parent) / name).write_bytes(content)
-        return load_task(parent, **admitted)
 
 
 @dataclass(frozen=True, eq=False)
