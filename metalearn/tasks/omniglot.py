@@ -23,8 +23,9 @@ from metalearn.errors import DataError
 from metalearn.tasks.common.episodes import (
     META_DATASET,
     Classes,
+    EpisodeShape,
     EpisodeSpec,
-    Given,
+    FixedTask,
     Grouped,
     Images,
     Seeds,
@@ -76,7 +77,7 @@ def part_of(character: Character, split_list: str) -> str:
     return "test" if collection == "images_evaluation" else "val" if alphabet in HELD_BACK else "train"
 
 
-def lake_runs(classes: Sequence[tuple[int, int]]) -> list[Given]:
+def lake_runs(classes: Sequence[tuple[int, int]]) -> list[FixedTask]:
     """The twenty runs of Lake et al. 2015 (figure 6; brendenlake/omniglot, python/one-shot-classification): the task of
     each is twenty characters of one alphabet, a drawing of each by one drawer, and another by a second one. `classes`
     are those of the test, as by `classes_of`."""
@@ -84,7 +85,7 @@ def lake_runs(classes: Sequence[tuple[int, int]]) -> list[Given]:
     runs = []
     for row in published_list("omniglot_lake_runs.csv"):
         paths = [f"images_evaluation/{row['alphabet']}/character{int(n):02}" for n in row["characters"].split()]
-        runs.append(Given([labels[path] for path in paths], [int(row["known"]) - 1, int(row["asked"]) - 1]))
+        runs.append(FixedTask([labels[path] for path in paths], [int(row["known"]) - 1, int(row["asked"]) - 1]))
     return runs
 
 

@@ -413,7 +413,7 @@ class _MetaDatasetTasks(_PictureTasks):
         return Episode(*(Batch(*(torch.cat(values, dim=1) for values in zip(*part, strict=True))) for part in parts))
 
 
-class Given(NamedTuple):
+class FixedTask(NamedTuple):
     """A task: its classes, by the labels of the split, and the numbers of the pictures of each of them: of the support
     set, then of the queries."""
 
@@ -422,10 +422,10 @@ class Given(NamedTuple):
 
 
 class Grouped(NamedTuple):
-    """By split: the labels of each group that tasks are drawn within, and the tasks that are drawn by nobody."""
+    """By split: the labels of each group that tasks are drawn within, and tasks that are not drawn, but fixed."""
 
     groups: Mapping[str, Sequence[Sequence[int]]]
-    given: Mapping[str, Sequence[Given]]
+    fixed: Mapping[str, Sequence[FixedTask]]
 
 
 class _GroupedTasks(_PictureTasks):
@@ -435,22 +435,22 @@ class _GroupedTasks(_PictureTasks):
     grouped: Grouped
 
     def size(self, split: str) -> int | None:  # type: ignore[override]
-        return len(self.grouped.given[split]) if split in self.grouped.given else None
+        return len(self.grouped.fixed[split]) if split in self.grouped.fixed else None
 
-    def _plan(self, split: str, index: int) -> tuple[Given, int]:
+    def _plan(self, split: str, index: int) -> tuple[FixedTask, int]:
         """A task, and by how many quarters it is turned."""
-        if split in self.grouped.given:
-            return self.grouped.given[split][index], 0
+        if split in self.grouped.fixed:
+            return self.grouped.fixed[split][index], 0
         rng, shape = self._seeds.generator(split, index), self._shapes[split]
         groups = [group for group in self.grouped.groups[split] if len(group) >= shape.ways]
         sizes = np.array(list(map(len, groups)))
         labels = rng.choice(groups[rng.choice(len(groups), p=sizes / sizes.sum())], shape.ways, replace=False)
         places = rng.permutation(self._splits[split].fewest)[: shape.most]
-        return Given(labels.tolist(), places.tolist()), int(rng.integers(4)) if self._rotations else 0
+        return FixedTask(labels.tolist(), places.tolist()), int(rng.integers(4)) if self._rotations else 0
 
     def _is_drawn(self, split: str) -> bool:
         """Whether tasks are drawn from all classes alike."""
-        return split not in self.grouped.given and split not in self.grouped.groups
+        return split not in self.grouped.fixed and split not in self.grouped.groups
 
     def numbers(self, split: str, indices: Tensor) -> Tensor:
         if self._is_drawn(split):
@@ -486,7 +486,7 @@ def picture_tasks(
         rotations: turn each drawn class by a random multiple of 90°, in every split.
         augment: the changes of each training picture, names of `AUGMENTATIONS`.
         samples: that of `metalearn.types.GivesSamples`, if the source is one.
-        grouped: draws tasks within groups of classes, and has given ones.
+        grouped: draws tasks within groups of classes, and has fixed ones.
 
     Raises:
         ValueError: a negative seed, or `rotations` is not true or false.
