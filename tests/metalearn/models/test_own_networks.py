@@ -483,7 +483,7 @@ AT_ONCE = {
 
 @pytest.mark.parametrize("transductive", [True, False])
 @pytest.mark.parametrize("kind", AT_ONCE)
-def test_tasks_at_once_have_the_gradients_of_one_after_the_other(kind: str, transductive: bool) -> None:
+def test_tasks_at_once_have_the_gradients_of_one_by_one(kind: str, transductive: bool) -> None:
     make, inputs = AT_ONCE[kind]
     shape, g = inputs[0].shape, Generator().manual_seed(0)
     together, alone = (
@@ -515,7 +515,7 @@ def test_tasks_at_once_have_the_gradients_of_one_after_the_other(kind: str, tran
         (lambda: Looked(lambda ids, table: table.weight[ids] * (2 if ids.sum() > 9 else 1)), "data-dependent"),
     ],
 )
-def test_what_torch_cannot_compute_at_once_is_computed_one_by_one(make: Callable[[], nn.Module], reason: str) -> None:
+def test_what_torch_cannot_compute_at_once_goes_one_by_one(make: Callable[[], nn.Module], reason: str) -> None:
     options: dict[str, Any] = {"name": "Net", "inputs": (Part("", (5,), "whole"),), "transductive": True, "advice": ""}
     model = model_of(make, **options, vectorize="auto")
     assert "one by one" in model.note and reason in model.note and not model.at_once
@@ -523,7 +523,7 @@ def test_what_torch_cannot_compute_at_once_is_computed_one_by_one(make: Callable
         model_of(make, **options, vectorize=True)
 
 
-def test_a_number_that_is_too_large_does_not_read_the_rows_of_another_task() -> None:
+def test_a_large_number_does_not_read_rows_of_another_task() -> None:
     model = model_of(
         Looked, name="Net", inputs=(Part("", (5,), "whole"),), transductive=True, advice="", vectorize=True
     )
