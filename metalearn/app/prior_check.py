@@ -13,6 +13,9 @@ from numpy.typing import NDArray
 from metalearn.config.build import build
 from metalearn.config.options import Named, groups, plain_config
 from metalearn.errors import ConfigError, DataError
+from metalearn.reporting.charts import Chart, Line, chart
+from metalearn.reporting.page import page
+from metalearn.reporting.provenance import made_with
 from metalearn.tasks.priors.source import Prior, PriorTasks, Shape, is_constant
 from metalearn.training.chunks import digests
 from metalearn.types import Episode
@@ -24,6 +27,9 @@ SPLIT = "val"
 
 SECONDS = 1.0
 """So long tasks are drawn to measure the speed."""
+
+SHOWN = 6
+"""Tasks that the page shows."""
 
 MOST_CONSTANT = 0.05
 """The part of tasks that may have constant targets, as a rare draw has."""
@@ -38,7 +44,7 @@ Array = NDArray[Any]
 
 class PriorFigures(NamedTuple):
     """What was measured: of each task the `scores` of each learner (a share of `measure`; empty without scikit-learn),
-    how many have constant targets, the tasks a second of one core, and their shapes."""
+    how many have constant targets, the tasks a second of one core, and the first tasks."""
 
     measure: str
     scores: Mapping[str, Sequence[float]]
@@ -46,6 +52,7 @@ class PriorFigures(NamedTuple):
     constant: int
     per_second: float
     shapes: Sequence[Shape]
+    shown: Sequence[Episode]
 
     @property
     def chance(self) -> float:
@@ -104,7 +111,7 @@ def check_prior(source: PriorTasks, tasks: int, learn: Callable[[Episode], Mappi
     name, group = source.prior.name, source.group(SPLIT)
     seen: dict[int, int] = {}
     scores: list[Mapping[str, float]] = []
-    shapes, constant = list[Shape](), 0
+    shown, shapes, constant = list[Episode](), list[Shape](), 0
     for number in range(0, tasks * group, group):
         source.check(SPLIT, number)
         task = source.episodes(SPLIT, torch.tensor([number]))
@@ -113,13 +120,15 @@ def check_prior(source: PriorTasks, tasks: int, learn: Callable[[Episode], Mappi
         if first != number:
             raise DataError(f"prior {name}: tasks {first} and {number} of {SPLIT} are alike; let it draw from `rng`")
         constant += is_constant(task)
+        if len(shown) < SHOWN:
+            shown.append(task)
         if learn is not None and not is_constant(task):
             scores.append(learn(task))
     if constant > MOST_CONSTANT * tasks:
         raise DataError(f"prior {name}: {constant} of {tasks} tasks have constant targets; nothing can be learned")
     by_learner = {learner: [values[learner] for values in scores] for learner in LEARNERS} if scores else {}
     measure = "R²" if source.classes(SPLIT) is None else "AUC"
-    return PriorFigures(measure, by_learner, tasks, constant, _speed(source), shapes)
+    return PriorFigures(measure, by_learner, tasks, constant, _speed(source), shapes, shown)
 
 
 def _speed(source: PriorTasks) -> float:
@@ -212,3 +221,45 @@ def in_lines(name: str, figures: PriorFigures) -> list[str]:
         lines.append(f"constant targets: {figures.constant} of {figures.tasks} tasks")
     lines.append(f"{figures.per_second:,.0f} tasks are drawn in a second of one core")
     return lines
+
+
+def page_of(name: str, figures: PriorFigures, command: str) -> str:
+    """The figures as a page, with pictures of the first tasks."""
+    ordered = [
+        Line(learner, [(100 * (n + 0.5) / len(of), value) for n, value in enumerate(sorted(of))])
+        for learner, of in figures.scores.items()
+    ]
+    guess = Line("chance", [(0, figures.chance), (100, figures.chance)], style="dashes")
+    summaries: dict[str, Callable[[Any], Any]] = {"mean": np.mean, "worst": np.min, "median": np.median, "best": np.max}
+    return page(
+        "prior.html",
+        title=f"Prior {name}",
+        lines=in_lines(name, figures),
+        learned=chart("", [*ordered, guess], x="tasks, from the hardest, %", y=figures.measure) if ordered else None,
+        heads=[figures.measure, *figures.scores],
+        summaries=[
+            [what, *(f"{summary(of):.3f}" for of in figures.scores.values())] for what, summary in summaries.items()
+        ],
+        tasks=[_sample(f"task {number}", task) for number, task in enumerate(figures.shown)],
+        made=made_with(),
+        commands=[command],
+    )
+
+
+def _sample(title: str, task: Episode) -> tuple[dict[str, int], Chart]:
+    """The sizes of a task, and a chart of its rows."""
+    (context, y), (asked, truth) = ((batch.x[0].double().numpy(), batch.y[0].double().numpy()) for batch in task)
+    sizes = {"known": len(context), "asked": len(asked), "features": context.shape[1]}
+    if y.ndim == 2:
+        lines = [
+            Line(name, sorted(zip(x[:, 0].tolist(), of[:, 0].tolist(), strict=True)), style="points")
+            for name, x, of in (("known", context, y), ("asked", asked, truth))
+        ]
+        return sizes, chart(title, lines, x="first feature", y="target")
+    second = min(1, context.shape[1] - 1)
+    x, labels = np.concatenate([context, asked]), np.concatenate([y, truth])
+    lines = [
+        Line(f"class {int(label)}", x[labels == label][:, [0, second]].tolist(), style="points")
+        for label in np.unique(labels)
+    ]
+    return sizes, chart(title, lines, x="first feature", y="second feature" if second else "first feature")

@@ -21,9 +21,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from metalearn.app.process import OK, exit_code_of_process, print_all, set_up_process
-from metalearn.cli.arguments import command_parser, names, whole
+from metalearn.cli.arguments import command_parser, names, typed, whole
 from metalearn.config.compose import parsed
 from metalearn.errors import ConfigError, printable
+from metalearn.storage.files import creating
 
 DRAWN = ("emoji", "kanji", "scripts")
 PHOTOGRAPHS = ("mini_imagenet", "tiered_imagenet", "cub")
@@ -59,6 +60,7 @@ def prior(arguments: Sequence[str]) -> int:
 
         metalearn prior check my_prior                  a module of yours, with shape(rng) and table(rng, shape)
         metalearn prior check gp dataset.noise=0.3      one of ours, with other settings
+        metalearn prior check my_prior --page p.html    also a page with pictures of tasks
 
     Prints what a forest, a linear model and chance reach on the tasks (needs scikit-learn), the share that cannot be
     learned, and how many are drawn in a second. A prior is refused, with exit code 2, if a task is not finite, two are
@@ -72,6 +74,7 @@ def prior(arguments: Sequence[str]) -> int:
         "--plugins", type=names, default=(), metavar="PACKAGE,…", help="further packages of yours that may be named"
     )
     parser.add_argument("--tasks", type=whole(2), default=60, help="tasks to learn, each of a group (default: 60)")
+    parser.add_argument("--page", type=Path, metavar="FILE", help="a page with pictures: new, ends with .html")
     options = parser.parse_args(arguments)
     words = sorted([options.name, *options.settings], key=lambda word: "=" in word)  # a key may come before the name
     name, overrides = words[0], words[1:]
@@ -80,7 +83,7 @@ def prior(arguments: Sequence[str]) -> int:
 
     def check() -> int:
         set_up_process(1)
-        from metalearn.app.prior_check import check_prior, in_lines, learners, source_of  # imports torch
+        from metalearn.app.prior_check import check_prior, in_lines, learners, page_of, source_of  # imports torch
 
         settings = {}
         for override in parsed(overrides):
@@ -94,7 +97,13 @@ def prior(arguments: Sequence[str]) -> int:
                 "forest, linear model: not measured, since scikit-learn is not installed; type pip install scikit-learn"
             )
         source = source_of(name, settings, options.plugins)
-        print_all(printable("\n".join(in_lines(name, check_prior(source, options.tasks, learn)))))
+        checked = check_prior(source, options.tasks, learn)
+        lines = in_lines(name, checked)
+        if options.page is not None:
+            with creating("--page", options.page):
+                options.page.write_text(page_of(name, checked, typed("prior", arguments)), encoding="ascii")
+            lines.append(f"{options.page}: pictures of the tasks")
+        print_all(printable("\n".join(lines)))
         return OK
 
     return exit_code_of_process(check)

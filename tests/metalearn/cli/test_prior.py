@@ -59,13 +59,17 @@ def test_tasks_that_repeat_or_stay_constant_are_refused(every: int, message: str
 
 
 def test_a_prior_outside_is_looked_at_by_its_name(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("metalearn.app.prior_check.SECONDS", 0.01)
-    assert prior(["check", "--tasks", "4", "dataset.group=4", "tests.own_prior"]) == 0
+    page = tmp_path / "prior.html"
+    assert prior(["check", "--tasks", "4", "dataset.group=4", "tests.own_prior", "--page", str(page)]) == 0
     said = capsys.readouterr().out
     assert "prior tests.own_prior: 4 tasks" in said and "features 3 to 3, classes 2 to 2" in said
     assert "mean AUC: forest 0." in said or "scikit-learn is not installed" in said
+    content = page.read_text()
+    assert content.count("<svg") >= 4
+    assert "metalearn prior check --tasks 4 dataset.group=4 tests.own_prior" in content
 
 
 @pytest.mark.parametrize(
