@@ -15,7 +15,7 @@ from metalearn.types import Model
 
 def module(
     *, network: dict[str, Any], channels: int, image_size: int | None, inputs: str | Sequence[Any] = "images",
-    transductive: bool = True, dropout: bool = True, running_statistics: bool = False, vectorize: Vectorize = "auto",
+    transductive: bool = True, dropout: bool = True, running_statistics: bool = False, vectorize: Vectorize = False,
 ) -> Model:  # fmt: skip
     """Your own network. `metalearn.models.common.adapter` explains how it is computed.
 
@@ -48,7 +48,7 @@ def module(
     true_or_false("transductive", transductive)
     true_or_false("running_statistics", running_statistics)
     true_or_false("dropout", dropout)
-    one_of("vectorize", vectorize, ("auto", True, False))
+    one_of("vectorize", vectorize, (False, "auto", True))
     target = network.get("_target_") if isinstance(network, dict) else None
     if not isinstance(target, str):
         raise Invalid("network", network, "must name a class", "for example KEY._target_=my_package.Network")

@@ -8,7 +8,6 @@ from torch import Tensor, nn
 
 import distributed as todist
 from distributed.api import remote_async_call, remote_sync_call
-from distributed.calls import autograd_contexts
 from tests.distributed import remote_functions as functions
 from tests.distributed.worlds import WORLD
 
@@ -42,8 +41,7 @@ def test_all_workers_compute_a_backward_pass_at_the_same_time() -> None:
     assert x.grad == WORLD
 
 
-def test_torchs_own_context_is_seen(net: nn.Linear, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(autograd_contexts, "_ever_entered", False)
+def test_torchs_own_context_is_seen(net: nn.Linear) -> None:
     assert autograd.current_context() is None
     with torch.distributed.autograd.context() as ctx:
         assert autograd.current_context() == ctx

@@ -112,8 +112,8 @@ def model_of(
         else:
             notes.append(
                 f"{name}: the tasks of a chunk are computed at once"
-                f"{', but one by one in training, for dropout=true' if trains else ''}; other bits with another "
-                "trainer.task_chunk; vectorize=false: one by one"
+                f"{', but one by one in training, for dropout=true' if trains else ''}, and their last bits may differ "
+                "from run to run; vectorize=false: one by one"
             )
             at_once, forward = not trains, partial(forward, at_once=True)
 
