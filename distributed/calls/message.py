@@ -54,6 +54,9 @@ class _Pickler(pickle.Pickler):
             self.carried.append(obj)
         elif self._graphs and type(obj) is Tensor and obj.requires_grad:
             raise ValueError(f"a tensor of layout {obj.layout} loses its graph on the way; send a dense one")
+        elif type(obj) is Tensor and obj.layout in _PARTS:
+            parts = (getattr(obj.detach(), part)() for part in _PARTS[obj.layout])
+            return _sparse_tensor, (obj.layout, obj.shape, *parts)
         else:
             return NotImplemented
         return _carried_value, (len(self.carried) - 1,)
@@ -62,6 +65,26 @@ class _Pickler(pickle.Pickler):
 def _is_plain(value: Any) -> bool:
     """Whether torch can send the value itself. Other tensors go as their parts, as when they are pickled."""
     return type(value) is Tensor and value.layout is torch.strided and not value.is_nested
+
+
+_PARTS = {
+    torch.sparse_coo: ("_indices", "_values", "is_coalesced"),
+    torch.sparse_csr: ("crow_indices", "col_indices", "values"),
+    torch.sparse_csc: ("ccol_indices", "row_indices", "values"),
+    torch.sparse_bsr: ("crow_indices", "col_indices", "values"),
+    torch.sparse_bsc: ("ccol_indices", "row_indices", "values"),
+}
+"""The methods that give the parts of a sparse tensor, by its layout."""
+
+
+def _sparse_tensor(layout: torch.layout, shape: torch.Size, *parts: Any) -> Tensor:
+    """A sparse tensor from its parts."""
+    # torch's own way holds every tensor that it builds until the next `torch.load`, which then warns about them.
+    if layout is torch.sparse_coo:
+        indices, values, coalesced = parts
+        return torch.sparse_coo_tensor(indices, values, shape, is_coalesced=coalesced, check_invariants=True)
+    compressed, plain, values = parts
+    return torch.sparse_compressed_tensor(compressed, plain, values, shape, layout=layout, check_invariants=True)
 
 
 def _sendable(tensor: Tensor, carries: Carries) -> Tensor:
