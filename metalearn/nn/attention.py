@@ -28,9 +28,13 @@ from metalearn.nn.surroundings import rounds_products
 
 Params = dict[str, Tensor]
 
-_fast: ContextVar[dict[str, Any] | None] = ContextVar("second_order_attention", default=None)
+_replaced: ContextVar[dict[str, Any] | None] = ContextVar("second_order_attention", default=None)
 torchs_attention = F.scaled_dot_product_attention
-_TORCHS = {"scaled_dot_product_attention": torchs_attention, "linear": F.linear, "embedding": F.embedding}
+TORCHS: dict[str, Any] = {
+    "scaled_dot_product_attention": torchs_attention, "linear": F.linear, "embedding": F.embedding
+}  # fmt: skip
+"""Torch's functions that `second_order_attention` can replace, as they were."""
+
 _lock = threading.Lock()
 _users = 0  # contexts of all threads that are open now
 # Torch has one choice of its ways for all threads, which the first context to leave must not take from the others. So
@@ -66,7 +70,7 @@ def plain_attention() -> Iterator[None]:
             _users -= 1
             if not _users:
                 _choose(_before)
-                for name, function in _TORCHS.items():
+                for name, function in TORCHS.items():
                     setattr(F, name, function)
 
 
@@ -79,17 +83,17 @@ def second_order_attention(**others: Any) -> Iterator[None]:
     # Torch's own layers call it by its module, where it is replaced while any thread is in here; `_dispatched` sends
     # the calls of other threads on to torch's.
     with plain_attention():
-        for name in _TORCHS:
+        for name in TORCHS:
             setattr(F, name, partial(_dispatched, name))
-        token = _fast.set({"scaled_dot_product_attention": attention, **others})
+        token = _replaced.set({"scaled_dot_product_attention": attention, **others})
         try:
             yield
         finally:
-            _fast.reset(token)
+            _replaced.reset(token)
 
 
 def _dispatched(name: str, *args: Any, **kwargs: Any) -> Tensor:
-    result: Tensor = (_fast.get() or {}).get(name, _TORCHS[name])(*args, **kwargs)
+    result: Tensor = (_replaced.get() or {}).get(name, TORCHS[name])(*args, **kwargs)
     return result
 
 
