@@ -371,7 +371,8 @@ def _serve_until_dismissed(session: Session, cause: str | None) -> None:
     try:
         rpc.rpc_sync(first, _note_finished, (session.rank, cause), timeout=session.timeout)
     except RuntimeError as error:
-        raise ConnectionError(f"{first} does not answer: {error}") from error
+        if not session.stopped:  # rank zero leaves when all have heard why, this report may then come too late
+            raise ConnectionError(f"{first} does not answer: {error}") from error
     watch = Pinger(session.timeout)
     while cause is None:
         with session.changed:

@@ -15,6 +15,7 @@ from torch import nn
 
 import distributed as todist
 from distributed.api import parallelize, remote_async_call, remote_sync_call
+from distributed.calls import session as sessions
 from distributed.launch.elastic import LaunchConfig, launch
 from distributed.partition import TensorDimensionPartitioner, batch_partitioner, exclusive_batch_partitioner, whole
 from distributed.reduce import mean_reducer, stack_reducer, sum_reducer, weighted_mean_reducer
@@ -226,6 +227,19 @@ def test_a_failing_main_on_another_rank_ends_rank_zero() -> None:
     assert all(code != 0 for code, _ in results), results
     assert "worker1 has failed: OSError: rank 1 is out of order" in results[0][1]
     assert "stopped by worker0" in results[2][1]
+
+
+def test_a_report_that_comes_too_late_does_not_hide_the_cause(monkeypatch: pytest.MonkeyPatch) -> None:
+    late = sessions.Session("worker2", sessions.rpc.TensorPipeRpcBackendOptions(), 1)
+    late.workers = ["worker0", "worker1", "worker2"]
+
+    def stopped_meanwhile(*args: object, **kwargs: object) -> None:
+        late.stopped, late.failure = True, "worker1 has failed"
+        raise RuntimeError("EPIPE: broken pipe")
+
+    monkeypatch.setattr(sessions.rpc, "rpc_sync", stopped_meanwhile)
+    with pytest.raises(sessions.StoppedByLeader, match="stopped by worker0: worker1 has failed"):
+        sessions._serve_until_dismissed(late, None)
 
 
 @pytest.mark.parametrize("way", ["bare", pytest.param("launch", marks=slow), pytest.param("torchrun", marks=slow)])

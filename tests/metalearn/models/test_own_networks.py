@@ -492,7 +492,7 @@ class Saturated(nn.Module):
         return self.head(2 * torch.tanh(self.norm(self.body(x))).flatten(1))
 
 
-def test_what_is_computed_at_once_does_not_follow_from_the_weights() -> None:
+def test_the_way_of_computing_does_not_depend_on_the_weights() -> None:
     """A bias before a norm has no gradient but rounding, which differs from way to way."""
     for seed in range(8):
         torch.manual_seed(seed)
