@@ -24,7 +24,7 @@ from metalearn.checks import Invalid
 from metalearn.config.build import build, import_plugins
 from metalearn.config.check import computes_elsewhere
 from metalearn.config.saved import check_checkpoint
-from metalearn.config.values import Config, differences, to_container
+from metalearn.config.values import FOLLOWS_WAYS, Config, differences, to_container
 from metalearn.errors import ConfigError, MixedWorkersError
 from metalearn.models.module import to_note
 from metalearn.nn.surroundings import type_of
@@ -67,9 +67,6 @@ RESIDENT = ("cuda",)
 
 OUTPUTS = ("ways", "outputs")
 """Keys of models that say how many outputs there are."""
-
-FOLLOWING = ("model.ways", "model.network.num_classes")
-"""Keys that follow dataset.ways."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -258,7 +255,7 @@ def with_outputs(source: TaskSource, config: DictConfig, recorded: DictConfig | 
     """Sets the outputs of a model that follow the classes of a task to the number of classes that are trained on, in
     the config and in what Hydra records of it; returns a line on that."""
     classes, ways = source.classes("train"), OmegaConf.select(config, "dataset.ways")
-    keys = [key for key in FOLLOWING if ways not in (None, classes) and OmegaConf.select(config, key) == ways]
+    keys = [key for key in FOLLOWS_WAYS if ways not in (None, classes) and OmegaConf.select(config, key) == ways]
     for node in filter(None, (config, recorded)):
         for key in keys:
             OmegaConf.update(node, key, classes)

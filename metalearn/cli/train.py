@@ -15,7 +15,7 @@ from metalearn.app.process import (
     set_up_torch,
 )
 from metalearn.app.sweep import by_hydra, run_sweep
-from metalearn.config.check import is_new_run
+from metalearn.config.check import check_folder
 from metalearn.config.compose import as_path, compose_config
 from metalearn.config.options import search, search_flags, short_help
 from metalearn.errors import ConfigError
@@ -68,7 +68,7 @@ def run_job(job: Job) -> int:
     """One run, as its launcher or as one of its ranks; returns the exit code. A rank that is a fork begins here."""
     role = role_of(job)
     if role is not Role.WORKER and job.config.launch.node_rank == 0:
-        is_new_run(job.run_dir, job.config.resume)  # refuses a folder before torch is imported, which takes seconds
+        check_folder(job.run_dir, job.config)
     announce(job)
     set_up_process(job.config.threads)
     with importing():  # torch among others: keys and choices are known to be right, and the threads are set

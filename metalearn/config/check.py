@@ -5,16 +5,18 @@ import ipaddress
 import os
 import re
 import socket
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from omegaconf import DictConfig, ListConfig, OmegaConf
 
 from metalearn.checks import one_of, real_number, true_or_false, whole_number
 from metalearn.config.compose import check_key
 from metalearn.config.saved import check_checkpoint
-from metalearn.config.values import keys_of
+from metalearn.config.values import FREE_KEYS, SET_BY_TASKS, Config, differences, is_below, keys_of, to_container
 from metalearn.errors import ConfigError, as_typed, typed_program
+from metalearn.storage.files import read_json
 
 DEVICES = ("auto", "cpu", "cuda")
 LOCK = ".lock"
@@ -188,6 +190,43 @@ def is_new_run(run_dir: Path, resume: str) -> bool:
     if not empty and not (run_dir / ".hydra").is_dir():
         raise ConfigError(f"{run_dir} is not empty and holds no run; type run=NAME for another folder")
     return empty
+
+
+def check_folder(run_dir: Path, config: DictConfig) -> None:
+    """Refuses a run folder as far as that needs no torch, whose import takes seconds.
+
+    Raises:
+        ConfigError: as `is_new_run`; or the last checkpoint there was made with another config.
+    """
+    if not is_new_run(run_dir, config.resume) and config.resume == "auto":
+        last = read_json(run_dir / "checkpoints/last/meta.json")
+        refuse_changes(run_dir, last.get("config", {}), to_container(config), SET_BY_TASKS)
+
+
+def refuse_changes(
+    place: Path, old: Mapping[str, Any], new: Config, free: Sequence[str] = (), named: Sequence[str] | None = None
+) -> None:
+    """Compares the config of the run in `place` with the one that is asked for. Keys below `FREE_KEYS`, `free` and
+    `named`, which `resume_changes` has, may differ; and an empty config, of which nothing is known, in everything.
+
+    Raises:
+        ConfigError: another key differs, or the optimizer.
+    """
+    changes = differences(old, new) if old else {}
+    refused = {key: pair for key, pair in changes.items() if not is_below(key, (*FREE_KEYS, *free, *(named or ())))}
+    if refused:
+        all_named = f"'resume_changes=[{','.join([*(named or ()), *refused])}]'"
+        begin = f"the same values, or {all_named} to begin from it with these"
+        raise ConfigError(
+            f"{place} holds a run with another config:\n"
+            + "\n".join(f"  {key}: {before} → {after}" for key, (before, after) in refused.items())
+            + f"\ntype {'run=NAME to keep both, or the same values to go on' if named is None else begin}"
+        )
+    if "optimizer._target_" in changes:
+        raise ConfigError(
+            f"resume={place}: holds the state of another optimizer, which this one cannot take over; type the same "
+            f"optimizer, or init_from={place}, which takes the parameters alone"
+        )
 
 
 def world_size(config: DictConfig, command: str) -> int:

@@ -80,6 +80,12 @@ FREE_KEYS = (
 )  # fmt: skip
 """Keys that may differ when a run goes on: they change no number, or, as `trainer.steps`, say when it ends."""
 
+FOLLOWS_WAYS = ("model.ways", "model.network.num_classes")
+"""Keys that follow dataset.ways."""
+
+SET_BY_TASKS = ("model.inputs", *FOLLOWS_WAYS)
+"""Keys that the tasks may set after the config is composed."""
+
 UNNAMED = (*FREE_KEYS, "seed", "device", "threads", "experiment", "sweep", "hydra")
 """Keys that are in no name of a run. The seed and the experiment are in its path; if the processor or its threads
 change, the same command is refused, and begins no other run."""

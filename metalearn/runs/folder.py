@@ -2,16 +2,16 @@
 
 import json
 import shutil
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from omegaconf import DictConfig
 
-from metalearn.config.check import LOCK, is_new_run, restarted
+from metalearn.config.check import LOCK, is_new_run, refuse_changes, restarted
 from metalearn.config.saved import read_config
-from metalearn.config.values import FREE_KEYS, Config, differences, is_below, leaves, to_container
+from metalearn.config.values import leaves, to_container
 from metalearn.errors import ConfigError, RunError
 from metalearn.runs.checkpoint import CHECKPOINT, ORIGIN, Snapshot, fitted, has_gone_back, latest, origin_of, read_named
 from metalearn.runs.metrics import BY_SET, PARTS, describe, from_json, jsonable, main_metric
@@ -73,7 +73,7 @@ def inspect(run_dir: Path, config: DictConfig, start: Params, restore: Callable[
     def check_usable(place: Path, saved: Snapshot, named: Sequence[str] | None) -> None:
         """Raises ConfigError for another config (but for keys below `named`), another model or more steps than `asked`,
         and RunError for a checkpoint that was saved whole, but whose content does not fit."""
-        _refuse_changes(place, saved.meta["config"], asked, named=named)
+        refuse_changes(place, saved.meta["config"], asked, named=named)
         done = saved.meta["step"]
         if done > steps:
             raise ConfigError(
@@ -119,7 +119,7 @@ def inspect(run_dir: Path, config: DictConfig, start: Params, restore: Callable[
             recorded = {}
         # Hydra records `${oc.env:…}` as typed, which never equals the value.
         typed = [key for key, value in leaves(recorded) if isinstance(value, str) and "${oc.env:" in value]
-        _refuse_changes(run_dir, recorded, asked, typed)
+        refuse_changes(run_dir, recorded, asked, typed)
     return FolderState(snapshot, None if back else finished(run_dir, steps, config.trainer.get(PATIENCE)), back)
 
 
@@ -252,29 +252,3 @@ def lock(run_dir: Path, *, wait: bool = False) -> Iterator[None]:
                 "write, or type hydra.run.dir=FOLDER"
             ) from error
         yield
-
-
-def _refuse_changes(
-    place: Path, old: Mapping[str, Any], new: Config, free: Sequence[str] = (), named: Sequence[str] | None = None
-) -> None:
-    """Compares the config of the run in `place` with the one that is asked for. Keys below `FREE_KEYS`, `free` and
-    `named`, which `resume_changes` has, may differ; and an empty config, of which nothing is known, in everything.
-
-    Raises:
-        ConfigError: another key differs, or the optimizer.
-    """
-    changes = differences(old, new) if old else {}
-    refused = {key: pair for key, pair in changes.items() if not is_below(key, (*FREE_KEYS, *free, *(named or ())))}
-    if refused:
-        all_named = f"'resume_changes=[{','.join([*(named or ()), *refused])}]'"
-        begin = f"the same values, or {all_named} to begin from it with these"
-        raise ConfigError(
-            f"{place} holds a run with another config:\n"
-            + "\n".join(f"  {key}: {before} → {after}" for key, (before, after) in refused.items())
-            + f"\ntype {'run=NAME to keep both, or the same values to go on' if named is None else begin}"
-        )
-    if "optimizer._target_" in changes:
-        raise ConfigError(
-            f"resume={place}: holds the state of another optimizer, which this one cannot take over; type the same "
-            f"optimizer, or init_from={place}, which takes the parameters alone"
-        )

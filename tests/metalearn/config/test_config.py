@@ -136,10 +136,16 @@ WRONG_NAMES = [
     ("partitioner=bath", "batch"),
     ("trainer.steps=[1", "trainer.steps"),
     ("seed=${nowhere}", "nowhere"),
+    ("experiment=maml_sinusoid run=other", "algorithm.inner_lr: 0.5 → 0.01"),
 ]
 
 
-def test_wrong_keys_and_choices_are_reported_before_torch(tmp_path: Path) -> None:
+def test_what_is_wrong_is_reported_before_torch(tmp_path: Path) -> None:
+    other = tmp_path / "outputs/maml_sinusoid/other"
+    for folder in (".hydra", "checkpoints/last"):
+        (other / folder).mkdir(parents=True)
+    (other / "checkpoints/last/meta.json").write_text('{"config": {"algorithm": {"inner_lr": 0.5}}}')
+    before = sorted(tmp_path.rglob("*"))
     program = """
 import contextlib, io, json, sys
 from metalearn.cli import train
@@ -147,7 +153,7 @@ from metalearn.cli import train
 said = []
 for override in sys.argv[1:]:
     with contextlib.redirect_stderr(io.StringIO()) as text:
-        code = train.main([override])
+        code = train.main(override.split())
     said.append([code, text.getvalue()])
 assert "torch" not in sys.modules
 print(json.dumps(said))
@@ -159,7 +165,7 @@ print(json.dumps(said))
     assert done.returncode == 0, done.stderr
     for (override, named), (code, said) in zip(WRONG_NAMES, json.loads(done.stdout), strict=True):
         assert code == 2 and named in said, (override, said)
-    assert list(tmp_path.iterdir()) == []
+    assert sorted(tmp_path.rglob("*")) == before
 
 
 WRONG_VALUES = [
