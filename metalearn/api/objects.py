@@ -98,7 +98,7 @@ def model_from(network: Any, note: Mapping[str, Any]) -> Model:
 
     return model_of(
         make, name=name, inputs=inputs_in(note), transductive=note["transductive"], dropout=note["dropout"],
-        running_statistics=note.get("running_statistics", False), vectorize=note.get("vectorize", False),
+        running_statistics=note.get("running_statistics", False), vectorize=note.get("vectorize", "auto"),
         advice="give a network that takes the inputs of the tasks",
     )  # fmt: skip
 

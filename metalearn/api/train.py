@@ -51,7 +51,7 @@ def train(
     transductive: bool = True,
     dropout: bool = True,
     running_statistics: bool = False,
-    vectorize: Vectorize = False,
+    vectorize: Vectorize = "auto",
     progress: bool = True,
     seen_classes: str = REFUSE,
     **trainer: Any,

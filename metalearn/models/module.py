@@ -15,7 +15,7 @@ from metalearn.types import Model
 
 def module(
     *, network: dict[str, Any], channels: int, image_size: int | None, inputs: str | Sequence[Any] = "images",
-    transductive: bool = True, dropout: bool = True, running_statistics: bool = False, vectorize: Vectorize = False,
+    transductive: bool = True, dropout: bool = True, running_statistics: bool = False, vectorize: Vectorize = "auto",
 ) -> Model:  # fmt: skip
     """Your own network. `metalearn.models.common.adapter` explains how it is computed.
 
