@@ -42,17 +42,18 @@ NOT_COMPARED = (*FREE_KEYS, *STARTS, "device", "dataset", "model.weights")
 # The device
 
 
-def check_device(name: str, precision: str) -> None:
-    """Raises ConfigError where the config asks for a GPU, or for what only a GPU can do, and there is none."""
+def check_device(name: str, precision: str, ranks: int | None = None) -> None:
+    """Raises ConfigError where the config asks for a GPU, or for what only a GPU can do, and there is none, or fewer
+    than `ranks` of this host, by default those that torchrun has started. With `auto` they share them."""
     if name == "cuda" and not torch.cuda.is_available():
         reason = why_no_gpu()
         raise ConfigError(
             f"device=cuda: torch sees no GPU here{f': {reason}' if reason else ''}; type device=auto or device=cpu"
         )
-    ranks = int(os.environ.get("LOCAL_WORLD_SIZE", 1))
+    ranks = ranks or int(os.environ.get("LOCAL_WORLD_SIZE", 1))
     if name == "cuda" and ranks > (gpus := torch.cuda.device_count()):
         raise ConfigError(
-            f"device=cuda: this host has {gpus} GPUs for {ranks} ranks; start {gpus} for each host, or type "
+            f"device=cuda: this host has {gpus} GPUs for {ranks} ranks; type workers={gpus} for each host, or "
             "device=auto to let ranks share a GPU"
         )
     if precision == "tf32" and own_device(name).type == "cpu":

@@ -17,6 +17,7 @@ from distributed.launch.isolation import CannotIsolateError
 from distributed.launch.processes import can_share_locks, has_one_thread
 from metalearn.app.job import Job
 from metalearn.app.parts import Parts
+from metalearn.app.preflight import check_device
 from metalearn.app.process import OK, exit_code_of_process
 from metalearn.app.run import ask_rank_zero, check_run, look_into_folder
 from metalearn.config.check import computes_elsewhere
@@ -80,20 +81,10 @@ def launch_ranks(rank_main: Callable[[Job], int], job: Job, *, max_restarts: int
             return on_ray.launch(
                 program, variables, _ray_cluster(job), config.workers, max_restarts=max_restarts, say=log.warning
             )
-        gpus = torch.cuda.device_count()
-        check_gpus(job.config.device, config.workers, gpus)
-        forks = gpus == 0 and has_one_thread() and can_share_locks(config.workers)
+        check_device(job.config.device, job.config.precision, config.workers)
+        forks = torch.cuda.device_count() == 0 and has_one_thread() and can_share_locks(config.workers)
         run = partial(exit_code_of_process, partial(rank_main, job)) if forks else [sys.executable, *program]
         return elastic.launch(run, config, max_restarts=max_restarts, say=log.warning)
-
-
-def check_gpus(device: str, workers: int, gpus: int) -> None:
-    """Raises ConfigError for `device=cuda` where a host has fewer GPUs than workers. With `auto` they share them."""
-    if device == "cuda" and gpus < workers:
-        raise ConfigError(
-            f"device=cuda: this host has {gpus} GPUs for {workers} workers; type workers={gpus or 1} for each host, or "
-            "device=auto to let workers share a GPU"
-        )
 
 
 def _launch_config(job: Job) -> elastic.LaunchConfig:

@@ -42,13 +42,16 @@ def test_an_old_driver_is_named_as_torch_names_it(machine: Path, monkeypatch: py
 
 
 def test_more_ranks_than_gpus_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As torchrun starts them, which knows no device."""
+    """As our launcher asks, or torchrun has started them, which knows no device."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
-    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
-    with pytest.raises(ConfigError, match="1 GPUs for 2 ranks"):
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    with pytest.raises(ConfigError, match="2 GPUs for 4 ranks; type workers=2 for each host"):
+        preflight.check_device("cuda", "float32", 4)
+    for device, ranks in (("cuda", 2), ("auto", 4), ("cpu", 4)):
+        preflight.check_device(device, "float32", ranks)
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "3")
+    with pytest.raises(ConfigError, match="2 GPUs for 3 ranks"):
         preflight.check_device("cuda", "float32")
-    preflight.check_device("auto", "float32")
 
 
 @pytest.mark.parametrize(("taken", "lines"), [(0.5, 0), (30, 1)])

@@ -9,7 +9,6 @@ import pytest
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
 
 from metalearn.app.process import BAD_CONFIG, report_error
-from metalearn.app.ranks import check_gpus
 from metalearn.config.values import RESOLVERS, folder_name
 from metalearn.errors import ConfigError
 from tests.runs import ROOT
@@ -75,13 +74,6 @@ def test_a_long_folder_name_begins_with_the_searched_keys(monkeypatch: pytest.Mo
     assert len(names) == 3
     assert RESOLVERS["trial_folder"]("a=1,seed=0", 0, None, ["seed=0", "a=1"]) == "a=1,seed=0"
     assert RESOLVERS["trial_folder"]("seed=0", 7, "search", ["seed=0"]) == "trial_0007"
-
-
-def test_too_few_gpus_are_refused_where_gpus_are_asked_for() -> None:
-    with pytest.raises(ConfigError, match="this host has 2 GPUs for 4 workers; type workers=2"):
-        check_gpus("cuda", 4, 2)
-    for device, workers, gpus in (("cuda", 2, 2), ("auto", 4, 2), ("cpu", 4, 0)):
-        check_gpus(device, workers, gpus)
 
 
 def test_torchrun_shows_our_message_as_the_cause(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
