@@ -207,7 +207,9 @@ def image_folder(
         )  # fmt: skip
         return plain, f"the pictures of all {len(names)} classes, {how}: {counts}"
 
-    tasks = picture_tasks(load, shapes, rotations=rotations, augment=episode.augment, seeds=seeds, samples=plain)
+    tasks = picture_tasks(
+        load, shapes, rotations=rotations, augment=episode.augment, seeds=seeds, samples=plain, labels=episode.labels
+    )
     return tasks
 
 

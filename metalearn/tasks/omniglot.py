@@ -22,6 +22,7 @@ from metalearn.checks import Invalid, enough_classes, one_of, only, true_or_fals
 from metalearn.errors import DataError
 from metalearn.tasks.common.episodes import (
     META_DATASET,
+    NO_LABELS,
     Classes,
     EpisodeShape,
     EpisodeSpec,
@@ -90,7 +91,7 @@ def lake_runs(classes: Sequence[tuple[int, int]]) -> list[FixedTask]:
 
 
 def _grouped(
-    split: str, within: str | None, test: str | None, shapes: Mapping[str, EpisodeShape],
+    split: str, within: str | None, test: str | None, shapes: Mapping[str, EpisodeShape], labels: str,
     classes: Mapping[str, Sequence[tuple[int, int]]],
 ) -> Grouped | None:  # fmt: skip
     """What the keys `within` and `test` ask for.
@@ -102,6 +103,8 @@ def _grouped(
     one_of("test", test, (None, "lake_runs"))
     if (within or test) and shapes["test"].shots == META_DATASET:
         raise Invalid("shots", META_DATASET, "must be a number with dataset.within and dataset.test", "type KEY=1")
+    if within and labels == NO_LABELS:
+        raise Invalid("within", within, "tasks without labels have no alphabet", "type KEY=null")
     if test and (split not in (ALPHABETS, "lake") or shapes["test"] != (20, 1, 1)):
         raise Invalid(
             "test", test, "has 20 classes of the evaluation set, a drawing to know and one to ask for",
@@ -315,7 +318,7 @@ def omniglot(
         return {name: part(of_part) for name, of_part in classes.items()}
 
     turning = rotations and split != "vinyals"  # there the turned characters are classes
-    grouped = _grouped(split, within, test, shapes, classes)
+    grouped = _grouped(split, within, test, shapes, episode.labels, classes)
     return few_shot(
         load, shapes, episode, rotations=turning, seeds=seeds, instead="omniglot_characters", grouped=grouped
     )

@@ -203,7 +203,8 @@ def _embedding(
 def _linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """Torch's function of this name, for use under vmap, where torch's copies the weights for each of the first
     dimension of `x` [a, b, i]."""
-    return TORCHS["linear"](x.reshape(-1, x.shape[-1]), weight, bias).view(*x.shape[:-1], -1)
+    y: Tensor = TORCHS["linear"](x.reshape(-1, x.shape[-1]), weight, bias)
+    return y.view(*x.shape[:-1], -1)
 
 
 class _Conv(nn.Conv2d):

@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
-from metalearn.checks import Invalid, enough_classes, true_or_false, whole_number
+from metalearn.checks import Invalid, enough_classes, one_of, true_or_false, whole_number
 from metalearn.errors import DataError
 from metalearn.storage.cache import library_of
 from metalearn.types import Batch, Episode, TaskSource, Unit
@@ -50,6 +50,7 @@ class Seeds(NamedTuple):
 Shots = int | Sequence[int] | Literal["meta_dataset"]
 
 META_DATASET = "meta_dataset"
+NO_LABELS = "none"
 # Of that rule: the fewest classes of a task, how many pictures of a class count, the most support pictures.
 FEWEST_WAYS, MOST_OF_CLASS, MOST_SHOTS = 5, 100, 500
 
@@ -73,7 +74,8 @@ class EpisodeSpec(NamedTuple):
     """The episodes of a dataset: `ways`, `shots` and `queries` as in `EpisodeShape`.
 
     A training episode has `train_ways` classes and `train_queries` query pictures of each class; None means the same
-    number as in validation and test. `augment` names the changes of its pictures, see `AUGMENTATIONS`.
+    number as in validation and test. `augment` names the changes of its pictures, see `AUGMENTATIONS`. `labels`:
+    `none` makes those of training and validation by `each_picture`.
     """
 
     ways: int
@@ -82,6 +84,7 @@ class EpisodeSpec(NamedTuple):
     train_ways: int | None = None
     train_queries: int | None = None
     augment: Sequence[str] = ()
+    labels: str = "all"
 
 
 class Classes(NamedTuple):
@@ -98,6 +101,21 @@ class Classes(NamedTuple):
     names: Sequence[str] = ()
     support: Sequence[int] = ()
     drawers: Mapping[str, str] = {}
+
+
+def each_picture(classes: Classes, copies: int) -> Classes:
+    """Classes of tasks without labels: each picture is one, in as many `copies` as an episode needs, which augmentation
+    makes different (UMTRA, Khodadadeh et al. 2019, arXiv 1811.11819). Two pictures of a task may show the same."""
+    sizes = [len(classes.pictures(label)) for label in range(len(classes.identities))]
+    places = [(label, place) for label, size in enumerate(sizes) for place in range(size)]
+
+    def pictures(number: int) -> Images:
+        label, place = places[number]
+        picture = classes.pictures(label)[place]
+        return np.broadcast_to(picture, (copies, *picture.shape))
+
+    # Their identities say which classes have been seen, and no task knows them.
+    return Classes([classes.identities[label] for label, _ in places], copies, pictures, drawers=classes.drawers)
 
 
 @runtime_checkable
@@ -167,11 +185,17 @@ def shapes_of(episode: EpisodeSpec) -> dict[str, EpisodeShape]:
     Raises:
         ValueError: a number out of range.
     """
-    ways, shots, queries, train_ways, train_queries, augment = episode
+    ways, shots, queries, train_ways, train_queries, augment, labels = episode
     is_list = isinstance(augment, list | tuple)
     if not is_list or any(name not in AUGMENTATIONS or augment.count(name) > 1 for name in augment):
         allowed = f"must be a list of different names out of {', '.join(AUGMENTATIONS)}"
         raise Invalid("augment", augment, allowed, "type KEY=[shift,scale], for example")
+    one_of("labels", labels, ("all", NO_LABELS))
+    if labels == NO_LABELS and not augment:
+        allowed = "makes a class of changed copies of a picture, and augment=[] changes none"
+        raise Invalid("labels", labels, allowed, "type GROUP.augment=[shift,scale,turn], for example")
+    if labels == NO_LABELS and shots == META_DATASET:
+        raise Invalid("shots", shots, "with labels=none all classes are of one size", "type KEY=1, for example")
     whole_number("ways", ways, at_least=2)
     check_shots(shots, by_rule=True)
     whole_number("queries", queries, at_least=1)
@@ -304,10 +328,11 @@ class UnlimitedTasks:
 class _PictureTasks(UnlimitedTasks):
     def __init__(
         self, load: Callable[[], Mapping[str, Classes]], shapes: Mapping[str, EpisodeShape], rotations: bool,
-        augment: Sequence[str], seeds: Seeds, samples: Samples | None,
+        augment: Sequence[str], seeds: Seeds, samples: Samples | None, labels: str,
     ) -> None:  # fmt: skip
         if samples is not None:
             self.samples = samples
+        self._labels = labels
         self._load, self._shapes, self._rotations, self._augment, self._seeds = load, shapes, rotations, augment, seeds
         check_seeds(seeds)
         self._counted: dict[str, NDArray[np.int64]] = {}
@@ -315,7 +340,13 @@ class _PictureTasks(UnlimitedTasks):
     @functools.cached_property
     def _splits(self) -> Mapping[str, Classes]:
         """The classes, which are loaded for the first task."""
-        return self._load()
+        splits = self._load()
+        if self._labels != NO_LABELS:
+            return splits
+        return {
+            split: classes if split == "test" else each_picture(classes, self._shapes[split].most)
+            for split, classes in splits.items()
+        }
 
     def classes(self, split: str) -> int:
         return self._shapes[split].ways
@@ -360,7 +391,7 @@ class _PictureTasks(UnlimitedTasks):
 
     def episodes(self, split: str, indices: Tensor) -> Any:
         numbers, shots = indices.tolist(), self.shots_of(split)
-        augment = self._augment if split == "train" else ()
+        augment = self._augment if split == "train" or (split == "val" and self._labels == NO_LABELS) else ()
         if shots is not None and not augment:
             return image_episode(np.stack([self._drawn(split, index, shots) for index in numbers]), shots=shots)
         tasks = [self._task(split, index) for index in numbers]
@@ -477,6 +508,7 @@ class _GroupedTasks(_PictureTasks):
 def picture_tasks(
     load: Callable[[], Mapping[str, Classes]], shapes: Mapping[str, EpisodeShape], *, rotations: bool,
     augment: Sequence[str] = (), seeds: Seeds, samples: Samples | None = None, grouped: Grouped | None = None,
+    labels: str = "all",
 ) -> TaskSource:  # fmt: skip
     """A source of few-shot classification tasks.
 
@@ -487,17 +519,18 @@ def picture_tasks(
         augment: the changes of each training picture, names of `AUGMENTATIONS`.
         samples: that of `metalearn.types.GivesSamples`, if the source is one.
         grouped: draws tasks within groups of classes, and has fixed ones.
+        labels: as in `EpisodeSpec`.
 
     Raises:
         ValueError: a negative seed, or `rotations` is not true or false.
     """
     true_or_false("rotations", rotations)
     if grouped is not None:
-        tasks = _GroupedTasks(load, shapes, rotations, augment, seeds, samples)
+        tasks = _GroupedTasks(load, shapes, rotations, augment, seeds, samples, labels)
         tasks.grouped = grouped
         return tasks
     kind = _MetaDatasetTasks if shapes["test"].shots == META_DATASET else _PictureTasks
-    return kind(load, shapes, rotations, augment, seeds, samples)
+    return kind(load, shapes, rotations, augment, seeds, samples, labels)
 
 
 # The numbers of many tasks at once, in C: numpy takes 90 µs for a task, this one

@@ -17,6 +17,7 @@ from torch import Tensor
 from metalearn.checks import Invalid, one_of, true_or_false, whole_number
 from metalearn.errors import ConfigError, DataError
 from metalearn.tasks.common.episodes import (
+    NO_LABELS,
     SPLITS,
     Classes,
     EpisodeShape,
@@ -191,7 +192,10 @@ class Pretraining:
 
 
 def refuse_training_shape(episode: EpisodeSpec) -> None:
-    """Raises ValueError if training tasks are to have another shape: plain samples have none."""
+    """Raises ValueError if training tasks are to have another shape, or no labels: plain samples have none, and are
+    trained on with theirs."""
+    if episode.labels == NO_LABELS:
+        raise Invalid("labels", episode.labels, "this algorithm trains on plain samples with labels", "type KEY=all")
     for name, value in (("train_ways", episode.train_ways), ("train_queries", episode.train_queries)):
         if value is not None:
             allowed = "this algorithm trains on plain samples, which have no training tasks"
@@ -223,7 +227,14 @@ def few_shot(
         return pretraining_on(tasks, seeds, episode.augment)
 
     tasks = picture_tasks(
-        load, shapes, rotations=rotations, augment=episode.augment, seeds=seeds, samples=plain, grouped=grouped
+        load,
+        shapes,
+        rotations=rotations,
+        augment=episode.augment,
+        seeds=seeds,
+        samples=plain,
+        grouped=grouped,
+        labels=episode.labels,
     )
     return tasks
 

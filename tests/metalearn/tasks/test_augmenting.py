@@ -10,9 +10,10 @@ import torchvision.transforms.v2.functional as transforms
 from torch import Tensor
 from torchvision.transforms import InterpolationMode
 
+from metalearn.checks import Invalid
 from metalearn.config.build import build
 from metalearn.config.compose import compose_config
-from metalearn.errors import DataError
+from metalearn.errors import ConfigError, DataError
 from metalearn.tasks.common import episodes as episodes_module
 from metalearn.tasks.common.episodes import AUGMENTATIONS, Seeds, augmented_pictures
 from metalearn.tasks.common.samples import Labelled, samples
@@ -124,6 +125,31 @@ def test_tasks_of_other_shapes_are_augmented_too(shots: str) -> None:
     before, after, again = (one.episodes("train", number) for one in (plain, other, other))
     assert torch.equal(after.support.x, again.support.x)
     assert after.support.x.shape == before.support.x.shape and not torch.equal(after.support.x, before.support.x)
+
+
+def test_without_labels_a_class_is_one_picture(monkeypatch: pytest.MonkeyPatch) -> None:
+    no_labels = ("dataset.labels=none", "dataset.augment=[shift]", "dataset.queries=1")
+    plain, other, indices = source(no_labels[2]), source(*no_labels), torch.arange(4)
+    for ours, theirs in zip(other.episodes("test", indices), plain.episodes("test", indices), strict=True):
+        assert torch.equal(ours.x, theirs.x)
+    for split in ("train", "val"):
+        (support, query) = other.episodes(split, indices)
+        assert not torch.equal(support.x[:, 0], query.x[:, 0]), "each copy is changed by itself"
+    monkeypatch.setattr(episodes_module, "augmented_pictures", lambda x, names, generator: x)
+    for split in ("train", "val"):
+        (support, query) = other.episodes(split, indices)
+        assert torch.equal(support.x, query.x) and torch.equal(support.y, query.y)
+        assert len(set(other.identities(split))) < len(other.identities(split))  # pictures of one class are several
+
+
+def test_what_needs_labels_refuses_to_do_without() -> None:
+    no_labels = ["dataset=omniglot", "dataset.labels=none", "dataset.augment=[shift]"]
+    config = compose_config([*no_labels, "dataset.within=alphabet", "dataset.split=alphabets"]).config
+    with pytest.raises(ConfigError, match=r"^dataset\.within='alphabet': tasks without labels have no alphabet"):
+        build(config, "dataset")
+    tasks: Any = source(*no_labels[1:])
+    with pytest.raises(Invalid, match="trains on plain samples with labels"):
+        tasks.samples("tasks")
 
 
 def test_plain_samples_are_augmented_by_their_numbers() -> None:

@@ -20,7 +20,8 @@ PHOTOGRAPHS: dict[str, list[Any]] = {
 FILE = {"file": "nowhere.csv", "task": "who", "target": "effect"}
 
 WRONG: list[tuple[str, dict[str, Any], dict[str, list[Any]]]] = [
-    ("glyphs", {}, FEW_SHOT | {"channels": [3], "augment": ["blur", ["shift", "blur"], ["shift", "shift"]]}),
+    ("glyphs", {}, FEW_SHOT | {"channels": [3], "augment": ["blur", ["shift", "blur"], ["shift", "shift"]],
+                               "labels": ["none", "some"]}),
     ("image_folder", {"root": "nowhere"}, FEW_SHOT | {
         "split": [[0.5, 0.5], [0.6, 0.3, 0.3], [1.2, -0.1, -0.1], "", 3], "image_size": [4], "channels": [2, True],
         "seed": [-1]}),
