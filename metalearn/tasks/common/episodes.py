@@ -463,7 +463,9 @@ class _GroupedTasks(_PictureTasks):
     """Tasks whose classes are of one group, with the pictures of the same numbers of all classes: those of one drawer
     are the support set, for example, and those of another the queries. A class is turned as its whole group is."""
 
-    grouped: Grouped
+    def __init__(self, grouped: Grouped, *drawn_from: Any) -> None:
+        super().__init__(*drawn_from)
+        self.grouped = grouped
 
     def size(self, split: str) -> int | None:  # type: ignore[override]
         return len(self.grouped.fixed[split]) if split in self.grouped.fixed else None
@@ -525,12 +527,10 @@ def picture_tasks(
         ValueError: a negative seed, or `rotations` is not true or false.
     """
     true_or_false("rotations", rotations)
+    drawn_from = load, shapes, rotations, augment, seeds, samples, labels
     if grouped is not None:
-        tasks = _GroupedTasks(load, shapes, rotations, augment, seeds, samples, labels)
-        tasks.grouped = grouped
-        return tasks
-    kind = _MetaDatasetTasks if shapes["test"].shots == META_DATASET else _PictureTasks
-    return kind(load, shapes, rotations, augment, seeds, samples, labels)
+        return _GroupedTasks(grouped, *drawn_from)
+    return (_MetaDatasetTasks if shapes["test"].shots == META_DATASET else _PictureTasks)(*drawn_from)
 
 
 # The numbers of many tasks at once, in C: numpy takes 90 µs for a task, this one
