@@ -22,6 +22,9 @@ task, the old value minus the new one. Its mean over the tasks is subtracted, an
 FIXED = f"{STATE}fixed."
 """The prefix of meta-parameters that never change: those of a network that do not require a gradient."""
 
+EXAMPLES = "examples"
+"""The name of a parameter that weighs training examples, [n]: the larger, the more an example counts."""
+
 Metrics = dict[str, Tensor]
 T = TypeVar("T")
 
@@ -418,6 +421,15 @@ class KnowsOptimum(Protocol):
     def optimum(self, episode: Episode, last: int | None = None) -> Tensor:
         """The loss of the best prediction of every query symbol [t, n], in nats; with `last`, of one by that
         number of last symbols alone."""
+        ...
+
+
+@runtime_checkable
+class TellsWrongLabels(Protocol):
+    """A source that has made some labels of its training examples wrong."""
+
+    def wrong_labels(self) -> Tensor:
+        """Whether the label of each training example is wrong, bool [n]."""
         ...
 
 

@@ -68,7 +68,17 @@ from metalearn.runs.folder import (
     run_report,
     write_result,
 )
-from metalearn.runs.metrics import KEY, TESTS, Seen, figures_of, from_meta, main_metric, to_meta, write_table
+from metalearn.runs.metrics import (
+    KEY,
+    TESTS,
+    Seen,
+    figures_of,
+    from_meta,
+    main_metric,
+    of_wrong_labels,
+    to_meta,
+    write_table,
+)
 from metalearn.runs.signals import Interrupted, Stops, StopSignal
 from metalearn.storage.files import comes_from_disk, is_disk_fault, unwritten, writing
 from metalearn.tasks.common.identities import class_names_of
@@ -493,6 +503,7 @@ def train_and_test(parts: Parts, trainer: Trainer) -> tuple[Result, Params]:
     seen = from_meta(trainer.meta)
     figures = figures_of(values, parts.source, "test", trainer.evaluation.unit, parts.model.reach)
     figures |= check_unseen(seen, parts.source, "test", job.config.seen_classes)
+    figures |= of_wrong_labels(tested, parts.source)
     run_log.evaluation(state.step, "test", figures)
     check_finite(job.config, "test", figures, state.step)
     final = {f"hparam/test_{name}": value for name, value in figures.items() if isinstance(value, int | float)}

@@ -10,9 +10,20 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+from torch import Tensor
 
 from metalearn.storage.files import writing
-from metalearn.types import BITS, POSITIONS, KnowsOptimum, Metrics, OfSets, TaskSource
+from metalearn.types import (
+    BITS,
+    EXAMPLES,
+    POSITIONS,
+    KnowsOptimum,
+    Metrics,
+    OfSets,
+    Params,
+    TaskSource,
+    TellsWrongLabels,
+)
 
 METRIC_NAMES = {
     BITS: "bits", "accuracy": "accuracy", "mse": "mean squared error", "mae": "mean absolute error",
@@ -67,7 +78,8 @@ def summary(values: Metrics, unit: str = "tasks") -> dict[str, Any]:
         `by_step` and `ci95_by_step` have metric and interval after each inner step; its number is the key, as a string.
         For tasks also `task_list`: two lists with the same name have the same tasks. Of documents, which have no inner
         steps of their own, `bits` is the mean over all symbols, and `bits_by_position` and `ci95_by_position` have the
-        mean from each place to the next.
+        mean from each place to the next. Where there are figures of other learners beside, such as `equal_loss`, each
+        of them and the loss has an interval, such as `ci95_equal_loss`.
     """
     metric = main_metric(values)
     table = values[metric].double()
@@ -84,16 +96,29 @@ def summary(values: Metrics, unit: str = "tasks") -> dict[str, Any]:
             "symbols": int(values[POSITIONS][0, -1]),
         }
         means, intervals = means[-1:], intervals[-1:]
+    others: dict[str, float] = {}
+    for key in [key for key in values if key.endswith(("_loss", f"_{metric}"))]:
+        others |= _with_interval(key, values[key])
     return {
         metric: means[-1],
         "ci95": intervals[-1],
-        "loss": values["loss"][:, -1].double().mean().item(),
+        **(
+            _with_interval("loss", values["loss"]) if others else {"loss": values["loss"][:, -1].double().mean().item()}
+        ),
+        **others,
         unit: tasks,
         **({} if name is None else {"task_list": name}),
         "by_step": {str(step): value for step, value in enumerate(means)},
         "ci95_by_step": {str(step): value for step, value in enumerate(intervals)},
         **by_position,
     }
+
+
+def _with_interval(name: str, table: Tensor) -> dict[str, float]:
+    """The mean of the last column, and half its 95% interval."""
+    column = table[:, -1].double()
+    spread = column.std().item() if len(column) > 1 else math.nan
+    return {name: column.mean().item(), f"ci95_{name}": 1.96 * spread / math.sqrt(len(column))}
 
 
 def figures_of(
@@ -119,6 +144,17 @@ def figures_of(
         places.setdefault(source.set_of(split, number), []).append(number)
     each = {name: summary({key: table[numbers] for key, table in values.items()}) for name, numbers in places.items()}
     return figures | {BY_SET: each}
+
+
+def of_wrong_labels(params: Params, source: TaskSource) -> dict[str, float]:
+    """Where a source has made labels wrong, and parameters weigh its examples, `wrong_auc`: the probability that an
+    example with a right label weighs more than one with a wrong label."""
+    weights = params.get(EXAMPLES)
+    if weights is None or not isinstance(source, TellsWrongLabels):
+        return {}
+    wrong = source.wrong_labels()
+    lead = weights[~wrong].unsqueeze(1) - weights[wrong]
+    return {"wrong_auc": ((lead.sign() + 1) / 2).double().mean().item()} if lead.numel() else {}
 
 
 LIST_VERSION = 1
@@ -222,7 +258,9 @@ def describe(figures: dict[str, Any]) -> str:
     metric = main_metric(figures)
     form = ".2%" if metric in PARTS else ".4f"
     unit = "samples" if "samples" in figures else "tasks"
-    return f"{metric} {figures[metric]:{form}} ± {figures['ci95']:{form}} ({figures[unit]} {unit})"
+    losses = [f", {name} {figures[name]:.4f} ± {figures[f'ci95_{name}']:.4f}" for name in figures
+              if name.endswith("loss") and f"ci95_{name}" in figures]  # fmt: skip
+    return f"{metric} {figures[metric]:{form}} ± {figures['ci95']:{form}} ({figures[unit]} {unit}){''.join(losses)}"
 
 
 KEY = "seen_classes"  # the key of the seen classes in meta.json

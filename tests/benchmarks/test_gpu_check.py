@@ -61,7 +61,7 @@ def test_a_part_passes_on_the_cpu(part: str) -> None:
 
 
 def test_every_algorithm_is_checked() -> None:
-    assert {*ALGORITHMS, "pfn", "reading"} == {path.stem for path in ROOT.glob("conf/algorithm/*.yaml")}
+    assert {*ALGORITHMS, "pfn", "reading", "reweight"} == {path.stem for path in ROOT.glob("conf/algorithm/*.yaml")}
     assert {name for name in ALGORITHMS if training_of(name).algorithm.trained_on == "samples"} == set(ON_SAMPLES)
 
 

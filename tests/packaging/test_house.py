@@ -23,7 +23,7 @@ MAY_IMPORT = {
     "metalearn/nn": {"nn", "storage"},
     "metalearn/tasks": {"tasks.common", "tasks.priors", "types", "checks", "errors", "storage"},
     "metalearn/models": {"models.common", "nn", "saved", "types", "checks", "errors", "storage"},
-    "metalearn/algorithms": {"algorithms.common", "nn", "types", "checks", "errors"},
+    "metalearn/algorithms": {"algorithms.common", "bilevel", "nn", "types", "checks", "errors"},
     "metalearn/config": {"config", "saved.form", "checks", "errors", "storage"},
     "metalearn/runs": {"config", "runs", "saved", "types", "checks", "errors", "storage"},
     "metalearn/reporting": {"reporting", "runs", "saved", "config", "types", "checks", "errors", "storage"},

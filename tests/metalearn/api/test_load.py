@@ -116,7 +116,7 @@ def test_a_learner_predicts_what_its_algorithm_predicts(name: str, tmp_path: Pat
 
 
 def test_every_algorithm_is_in_the_table() -> None:
-    others = {"supervised", "pfn", "reading"}
+    others = {"supervised", "pfn", "reading", "reweight"}
     assert ALGORITHMS.keys() | others == {path.stem for path in (ROOT / "conf/algorithm").glob("*.yaml")}
 
 

@@ -41,6 +41,8 @@ SUITABLE = {
     ("dataset", "chains"): ["model=decoder", "algorithm=reading"],
     ("dataset", "texts"): ["model=decoder", "algorithm=reading", "trainer.val_tasks=4", "trainer.test_tasks=4"],
     ("algorithm", "reading"): ["model=decoder", "dataset=chains"],
+    ("algorithm", "reweight"): ["model=mlp", "dataset=noisy_digits"],
+    ("dataset", "noisy_digits"): ["model=mlp", "algorithm=reweight"],
     ("experiment", "pfn_own"): ["dataset.prior=tests.own_prior", "plugins=[tests]"],
     ("dataset", "table"): ["model=mlp", "dataset.file=t.csv", "dataset.task=who", "dataset.target=effect"],
     ("dataset", "several"): ["dataset.sets=[omniglot,glyphs]"],

@@ -43,6 +43,9 @@ WRONG: list[tuple[str, dict[str, Any], dict[str, list[Any]]]] = [
     ("gp_prior", {}, {
         "kernel": ["linear", []], "length": [0, [1, 0.1]], "noise": [1e-9, [0.1, 0.2, 0.3]], "rows": [1],
         "known": [[1, 60]], "features": [1.5], "group": [0]}),
+    ("noisy_digits", {}, {
+        "examples": [0, 1796], "clean": [0, 797], "queries": [0, 697], "wrong": [1, -0.1, "half"], "noise": ["gauss"],
+        "seed": [-1], "eval_seed": [-1]}),
     ("sine_prior", {}, {"amplitude": [0], "noise": [-1], "known": [[1, 10_000]]}),
     ("table_prior", {}, {
         "functions": [{"tree": 1}], "known": [20], "missing": [0.5], "target_noise": [[2, 0.1]], "classes": [1]}),
