@@ -44,22 +44,25 @@ from metalearn.storage.files import creating, read_json, read_object, write_atom
 
 ROOT = Path(__file__).resolve().parent.parent
 TABLES = ROOT / "results"
-PAGES = {"results": "RESULTS.md", "drawn": "docs/results/drawn.md"}
+PAGES = {"results": "RESULTS.md", "drawn": "docs/results/drawn.md", "sequences": "docs/results/sequences.md"}
 """The files that tables are drawn in."""
 LAST = "last"
 OK, FAILED, BAD_USAGE = 0, 1, 2
 
 COLUMNS = (
-    "row", "seed", "algorithm", "dataset", "split", "ways", "shots", "queries", "accuracy", "mse", "ci95", "tasks",
-    "task_list", "transductive", "seen_classes", "steps", "seconds", "workers", "command", "date", "commit", "machine",
+    "row", "seed", "algorithm", "dataset", "split", "ways", "shots", "queries", "accuracy", "mse", "bits", "ci95",
+    "tasks", "task_list", "transductive", "seen_classes", "steps", "seconds", "workers", "command", "date", "commit",
+    "machine",
 )  # fmt: skip
 """Of a file of results. A cell is empty for None; cells that are not of `TEXTS` are JSON."""
 TEXTS = ("row", "algorithm", "dataset", "split", "task_list", "command", "date", "commit", "machine")
-NOT_ALWAYS = ("accuracy", "mse", "seen_classes")
+NOT_ALWAYS = ("accuracy", "mse", "bits", "seen_classes")
 """Columns that a result has only with a value."""
 CURVE_COLUMNS = ("row", "seed", "curve", "at", "value", "ci95", "seconds")
-"""Of a file of curves: `at` is the inner step of the test, or the meta-step of a validation."""
+"""Of a file of curves: `at` is the inner step of the test, the meta-step of a validation, or a position."""
 OF_TEST, OF_VALIDATION = "inner steps", "validation"
+BY_POSITION = ("bits_by_position", "optimum_by_position", "window_optimum_by_position")
+"""Curves of documents, as they are named in result.json."""
 
 Result = dict[str, Any]
 """The result of a run; see `result_of`."""
@@ -273,13 +276,16 @@ def result_of(run: RowRun, kept: Kept) -> Result:
         values = [round(value, 5) for value in curve.values]
         validation = {"steps": curve.steps, "seconds": seconds, "values": values}
     dataset = read_config(config)["dataset"]
+    # The inner steps of a document are its chunks, so their figures are those by position.
+    figures = (*BY_POSITION, "ci95_by_position") if BY_POSITION[0] in test else ("by_step", "ci95_by_step")
     return {
         "row": row.name,
         **{key: choices[key] for key in ("algorithm", "dataset")},
         **{key: dataset.get(key) for key in ("split", "ways", "shots")},
         "queries": dataset.get("eval_queries", dataset.get("queries")),
         **{key: test.get(key) for key in (row.metric, "ci95", "tasks", "task_list", "transductive")},
-        **{key: test[key] for key in ("by_step", "ci95_by_step", "seen_classes") if key in test},
+        "by_step": {},
+        **{key: test[key] for key in (*figures, "seen_classes") if key in test},
         **{key: took[key] for key in ("steps", "seconds")},
         "seed": run.seed,
         "workers": took["workers"],
@@ -316,6 +322,11 @@ def read_results(folder: Path) -> Kept:
             if (key := (cells["row"], int(cells["seed"]))) not in kept:  # its line was removed, to run it again
                 continue
             result, value = kept[key], float(cells["value"])
+            if cells["curve"] in BY_POSITION:
+                result.setdefault(cells["curve"], {})[cells["at"]] = value
+                if cells["ci95"]:
+                    result.setdefault("ci95_by_position", {})[cells["at"]] = float(cells["ci95"])
+                continue
             if cells["curve"] == OF_TEST:
                 result["by_step"][cells["at"]], result["ci95_by_step"][cells["at"]] = value, float(cells["ci95"])
                 continue
@@ -348,6 +359,9 @@ def write_results(folder: Path, group: str, rows: Sequence[str], kept: Kept) -> 
         start, validation = [result["row"], result["seed"]], result["validation"] or {"steps": [], "values": []}
         for at, value in result["by_step"].items():
             curves.append([*start, OF_TEST, at, value, result["ci95_by_step"][at], ""])
+        for name in BY_POSITION:
+            intervals = result.get("ci95_by_position", {}) if name == BY_POSITION[0] else {}
+            curves += [[*start, name, at, v, intervals.get(at, ""), ""] for at, v in result.get(name, {}).items()]
         points = zip(validation["steps"], validation["values"], validation.get("seconds") or repeat(""), strict=False)
         curves += [[*start, OF_VALIDATION, at, value, "", seconds] for at, value, seconds in points]
     folder.mkdir(parents=True, exist_ok=True)

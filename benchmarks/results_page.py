@@ -4,7 +4,7 @@ import math
 import statistics
 from collections.abc import Collection, Iterator, Mapping, Sequence
 
-from benchmarks.reproduce import LAST, PAGES, Result, ResultRow, ResultTable
+from benchmarks.reproduce import BY_POSITION, LAST, PAGES, Result, ResultRow, ResultTable
 from metalearn.errors import ConfigError
 from metalearn.reporting.charts import Line, chart, svg_file
 
@@ -38,7 +38,19 @@ runs a row again, in that folder. The command, date, commit and machine of a fig
 `metalearn reproduce --render` draws this page from them."""
 
 
-_TITLES = {"results": "Results", "drawn": "Results on drawn pictures"}
+_HOW_TO_READ_DOCUMENTS = """
+Bits of a symbol, less is better, of networks that learn while they read a document ([Learn while
+reading](docs/how-to/sequences.md)) and of others. *Bits* is the mean over the test documents, of each seed; ± is its
+95% interval, 1.96 · σ / √documents. The other columns have the mean from that position to the next, over the seeds.
+*Best prediction* knows the distribution that the chains are drawn from, and counts in all symbols before; *by counts in
+the window* does so in those that the network's attention reaches. In one table all rows have the same test documents.
+*Minutes* are those of training and validation on one core, with other work beside. `metalearn reproduce --only ROW
+--output FOLDER` runs a row again; command, date, commit and machine of a figure are in `results/`."""
+
+
+_PICTURES_FIRST = " (pictures are fetched or drawn first, see [Data and models](docs/how-to/data.md))"
+
+_TITLES = {"results": "Results", "drawn": "Results on drawn pictures", "sequences": "Results on documents"}
 
 
 def page(tables: Sequence[ResultTable], results: Results) -> str:
@@ -46,10 +58,14 @@ def page(tables: Sequence[ResultTable], results: Results) -> str:
     name = tables[0].page
     rows = [row for table in tables for row in table.rows]
     sources = sorted({row.source for row in rows if row.source})
-    lines = [f"# {_TITLES[name]}", "", " ".join(_HOW_TO_READ.split())]
+    lines = [
+        f"# {_TITLES[name]}",
+        "",
+        " ".join((_HOW_TO_READ_DOCUMENTS if name == "sequences" else _HOW_TO_READ).split()),
+    ]
     for table in tables:
         if shown := [row for row in table.rows if results[row.name]]:
-            body = _by_shots if table.by_shots else _by_row
+            body = _by_position if shown[0].metric == "bits" else _by_shots if table.by_shots else _by_row
             lines += ["", f"## {table.title}", "", *body(shown, results, sources)]
     if name == "drawn" and (curves := curves_of(tables, results)):
         lines += ["", "## Accuracy after each inner step of the test", "", *_curves(curves)]
@@ -57,8 +73,7 @@ def page(tables: Sequence[ResultTable], results: Results) -> str:
         named = [f"`{row.name}` ({row.method}, {', '.join(_papers(row, sources))})" for row in missing]
         lines += [
             "",
-            "Not run yet (pictures are fetched or drawn first, see [Data and models](docs/how-to/data.md)): "
-            f"{'; '.join(named)}.",
+            f"Not run yet{'' if name == 'sequences' else _PICTURES_FIRST}: {'; '.join(named)}.",
         ]
     numbered = [f"[{number}] {source}" for number, source in enumerate(sources, start=1)]
     lines += ["", f"Figures of the papers: {'; '.join(numbered)}."] if sources else []
@@ -137,6 +152,24 @@ def _by_shots(rows: Sequence[ResultRow], results: Results, sources: Sequence[str
         several = results[next(iter(group.values())).name]
         notes = " ".join(row.note for row in group.values() if row.note)
         yield _line(names, several[0]["algorithm"], *cells.values(), several[0]["steps"], _minutes(several), notes)
+
+
+def _by_position(rows: Sequence[ResultRow], results: Results, sources: Sequence[str]) -> Iterator[str]:
+    """A line for each row, and for each best prediction that is known."""
+    ours, best, in_window = ([result.get(name) for row in rows for result in results[row.name]] for name in BY_POSITION)
+    places = list(dict.fromkeys(place for curve in ours for place in curve))
+    yield _line("row", "method", "bits", *(f"from {place}" for place in places), "steps", "minutes", "note")
+    yield "| --- " * (len(places) + 6) + "|"
+    for row in rows:
+        several = results[row.name]
+        curves = [result[BY_POSITION[0]] for result in several]
+        means = [f"{statistics.fmean(c[p] for c in curves):.3f}" if p in curves[0] else "" for p in places]
+        bits = ", ".join(_with_interval("bits", result["bits"], result["ci95"]) for result in several)
+        yield _line(f"`{row.name}`", row.method, bits, *means, several[0]["steps"], _minutes(several), row.note)
+    for what, curves in (("best prediction", best), ("by counts in the window", in_window)):
+        longest = max((curve for curve in curves if curve), key=len, default=None)
+        if longest is not None:
+            yield _line("", what, "", *(f"{longest[p]:.3f}" if p in longest else "" for p in places), "", "", "")
 
 
 def _figures(

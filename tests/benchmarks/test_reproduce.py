@@ -177,7 +177,7 @@ def test_a_file_that_is_no_table_is_refused(text: str, message: str, tmp_path: P
 
 def test_results_come_back_as_they_were_written(tmp_path: Path) -> None:
     kept = read_results(reproduce.TABLES)
-    for group in ("omniglot", "pictures", "sinusoid"):
+    for group in ("omniglot", "pictures", "sequences", "sinusoid"):
         rows = [row.name for table in read_tables(reproduce.TABLES) if table.group == group for row in table.rows]
         write_results(tmp_path, group, rows, kept)
         for name in (f"{group}.csv", f"{group}_curves.csv"):
@@ -218,7 +218,8 @@ def test_the_page_is_that_of_the_results_and_the_rows() -> None:
         shown = [table for table in tables if table.page == name]
         assert text == page(shown, results), "type metalearn reproduce --render"
         assert len(text.splitlines()) <= 160
-    assert (ROOT / CURVES).read_text() == curves_picture(curves_of(shown, results)), "type metalearn reproduce --render"
+    drawn = [table for table in tables if table.page == "drawn"]
+    assert (ROOT / CURVES).read_text() == curves_picture(curves_of(drawn, results)), "type metalearn reproduce --render"
 
 
 def test_the_curves_are_means_of_the_seeds() -> None:
@@ -247,6 +248,24 @@ def result(value: float, metric: str = "accuracy", **fields: Any) -> dict[str, A
         metric: value, "ci95": 0.002, "seconds": 60.0, "split": "paper", "shots": 1, "queries": 1, "tasks": 600,
         "transductive": True, "steps": 10, "workers": 1, "algorithm": "maml", "seed": 0,
     } | fields  # fmt: skip
+
+
+def test_documents_are_shown_by_position(tmp_path: Path) -> None:
+    curves = {"ci95_by_position": {"0": 0.1, "128": 0.1}, "optimum_by_position": {"0": 2.5, "128": 2.0}}
+    several = [
+        result(bits, "bits", row="read", seed=seed, by_step={}, validation=None, task_list="", command="", date="",
+               dataset="chains", commit="", machine="", ways=None, bits_by_position={"0": 3.0, "128": bits}, **curves)
+        for seed, bits in enumerate((2.0, 2.5))
+    ]  # fmt: skip
+    write_results(tmp_path, "documents", ["read"], {("read", seed): one for seed, one in enumerate(several)})
+    kept = read_results(tmp_path)
+    assert kept["read", 1]["bits_by_position"] == {"0": 3.0, "128": 2.5} and kept["read", 1]["bits"] == 2.5
+    text = page(
+        [ResultTable("T", [row_named("read", "bits")], "documents", page="sequences")], {"read": [*kept.values()]}
+    )
+    assert "| row | method | bits | from 0 | from 128 | steps |" in text
+    assert "| `read` | M | 2.000 ± 0.002, 2.500 ± 0.002 | 3.000 | 2.250 | 10 |" in text
+    assert "|  | best prediction |  | 2.500 | 2.000 |" in text and "by counts" not in text.split("##")[1]
 
 
 @pytest.mark.parametrize(
