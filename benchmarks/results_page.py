@@ -157,7 +157,7 @@ def _by_shots(rows: Sequence[ResultRow], results: Results, sources: Sequence[str
 def _by_position(rows: Sequence[ResultRow], results: Results, sources: Sequence[str]) -> Iterator[str]:
     """A line for each row, and for each best prediction that is known."""
     ours, best, in_window = ([result.get(name) for row in rows for result in results[row.name]] for name in BY_POSITION)
-    places = list(dict.fromkeys(place for curve in ours for place in curve))
+    places = list(dict.fromkeys(place for curve in ours if curve for place in curve))
     yield _line("row", "method", "bits", *(f"from {place}" for place in places), "steps", "minutes", "note")
     yield "| --- " * (len(places) + 6) + "|"
     for row in rows:
