@@ -50,9 +50,10 @@ class Seeds(NamedTuple):
 Shots = int | Sequence[int] | Literal["meta_dataset"]
 
 META_DATASET = "meta_dataset"
-NO_LABELS = "none"
 # Of that rule: the fewest classes of a task, how many pictures of a class count, the most support pictures.
 FEWEST_WAYS, MOST_OF_CLASS, MOST_SHOTS = 5, 100, 500
+
+NO_LABELS = "none"
 
 _SHOTS, _AUGMENT = 3, 4  # purposes of generators: a task's number of shots, and the changes of its pictures
 
@@ -328,11 +329,10 @@ class UnlimitedTasks:
 class _PictureTasks(UnlimitedTasks):
     def __init__(
         self, load: Callable[[], Mapping[str, Classes]], shapes: Mapping[str, EpisodeShape], rotations: bool,
-        augment: Sequence[str], seeds: Seeds, samples: Samples | None, labels: str,
+        augment: Mapping[str, Sequence[str]], seeds: Seeds, samples: Samples | None,
     ) -> None:  # fmt: skip
         if samples is not None:
             self.samples = samples
-        self._labels = labels
         self._load, self._shapes, self._rotations, self._augment, self._seeds = load, shapes, rotations, augment, seeds
         check_seeds(seeds)
         self._counted: dict[str, NDArray[np.int64]] = {}
@@ -340,13 +340,7 @@ class _PictureTasks(UnlimitedTasks):
     @functools.cached_property
     def _splits(self) -> Mapping[str, Classes]:
         """The classes, which are loaded for the first task."""
-        splits = self._load()
-        if self._labels != NO_LABELS:
-            return splits
-        return {
-            split: classes if split == "test" else each_picture(classes, self._shapes[split].most)
-            for split, classes in splits.items()
-        }
+        return self._load()
 
     def classes(self, split: str) -> int:
         return self._shapes[split].ways
@@ -391,7 +385,7 @@ class _PictureTasks(UnlimitedTasks):
 
     def episodes(self, split: str, indices: Tensor) -> Any:
         numbers, shots = indices.tolist(), self.shots_of(split)
-        augment = self._augment if split == "train" or (split == "val" and self._labels == NO_LABELS) else ()
+        augment = self._augment.get(split, ())
         if shots is not None and not augment:
             return image_episode(np.stack([self._drawn(split, index, shots) for index in numbers]), shots=shots)
         tasks = [self._task(split, index) for index in numbers]
@@ -527,7 +521,14 @@ def picture_tasks(
         ValueError: a negative seed, or `rotations` is not true or false.
     """
     true_or_false("rotations", rotations)
-    drawn_from = load, shapes, rotations, augment, seeds, samples, labels
+    unlabelled = ("train", "val") if labels == NO_LABELS else ()
+
+    def load_splits() -> Mapping[str, Classes]:
+        splits = load()
+        return {**splits} | {split: each_picture(splits[split], shapes[split].most) for split in unlabelled}
+
+    changes = dict.fromkeys(unlabelled or ("train",), augment)
+    drawn_from = load_splits if unlabelled else load, shapes, rotations, changes, seeds, samples
     if grouped is not None:
         return _GroupedTasks(grouped, *drawn_from)
     return (_MetaDatasetTasks if shapes["test"].shots == META_DATASET else _PictureTasks)(*drawn_from)
