@@ -50,7 +50,12 @@ the window* does so in those that the network's attention reaches. In one table 
 
 _PICTURES_FIRST = " (pictures are fetched or drawn first, see [Data and models](docs/how-to/data.md))"
 
-_TITLES = {"results": "Results", "drawn": "Results on drawn pictures", "sequences": "Results on documents"}
+_WORDS = {
+    "results": ("Results", _HOW_TO_READ, _PICTURES_FIRST),
+    "drawn": ("Results on drawn pictures", _HOW_TO_READ, _PICTURES_FIRST),
+    "sequences": ("Results on documents", _HOW_TO_READ_DOCUMENTS, ""),
+}
+"""Of each page: the title, how to read it, and what the rows that have not run need first."""
 
 
 def page(tables: Sequence[ResultTable], results: Results) -> str:
@@ -58,11 +63,8 @@ def page(tables: Sequence[ResultTable], results: Results) -> str:
     name = tables[0].page
     rows = [row for table in tables for row in table.rows]
     sources = sorted({row.source for row in rows if row.source})
-    lines = [
-        f"# {_TITLES[name]}",
-        "",
-        " ".join((_HOW_TO_READ_DOCUMENTS if name == "sequences" else _HOW_TO_READ).split()),
-    ]
+    title, how_to_read, needs = _WORDS[name]
+    lines = [f"# {title}", "", " ".join(how_to_read.split())]
     for table in tables:
         if shown := [row for row in table.rows if results[row.name]]:
             body = _by_position if shown[0].metric == "bits" else _by_shots if table.by_shots else _by_row
@@ -73,7 +75,7 @@ def page(tables: Sequence[ResultTable], results: Results) -> str:
         named = [f"`{row.name}` ({row.method}, {', '.join(_papers(row, sources))})" for row in missing]
         lines += [
             "",
-            f"Not run yet{'' if name == 'sequences' else _PICTURES_FIRST}: {'; '.join(named)}.",
+            f"Not run yet{needs}: {'; '.join(named)}.",
         ]
     numbered = [f"[{number}] {source}" for number, source in enumerate(sources, start=1)]
     lines += ["", f"Figures of the papers: {'; '.join(numbered)}."] if sources else []

@@ -139,6 +139,7 @@ def reweight(
 def seeds_of(support: Batch) -> list[int]:
     """The seed of each task's start and order of batches, by the order of its examples: a task has no other number."""
     each = support.x.float().cpu()
+    # Not by `reptile.contents`, a sum, which is the same in any order.
     digests = (hashlib.blake2b(x.contiguous().numpy().tobytes(), digest_size=8) for x in each)
     return [int.from_bytes(digest.digest()) for digest in digests]
 

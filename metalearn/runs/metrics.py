@@ -86,7 +86,7 @@ def summary(values: Metrics, unit: str = "tasks") -> dict[str, Any]:
     tasks = table.shape[0]
     name = task_list_id(values)
     means = table.mean(dim=0).tolist()
-    intervals = [1.96 * column.std().item() / math.sqrt(tasks) if tasks > 1 else math.nan for column in table.unbind(1)]
+    intervals = [_ci95(column) for column in table.unbind(1)]
     by_position: dict[str, Any] = {}
     if POSITIONS in values:
         places = [str(place) for place in values[POSITIONS][0, :-1].tolist()]
@@ -117,8 +117,12 @@ def summary(values: Metrics, unit: str = "tasks") -> dict[str, Any]:
 def _with_interval(name: str, table: Tensor) -> dict[str, float]:
     """The mean of the last column, and half its 95% interval."""
     column = table[:, -1].double()
-    spread = column.std().item() if len(column) > 1 else math.nan
-    return {name: column.mean().item(), f"ci95_{name}": 1.96 * spread / math.sqrt(len(column))}
+    return {name: column.mean().item(), f"ci95_{name}": _ci95(column)}
+
+
+def _ci95(column: Tensor) -> float:
+    """Half the 95% interval of the mean over tasks; of a single one it is not known."""
+    return 1.96 * column.std().item() / math.sqrt(len(column)) if len(column) > 1 else math.nan
 
 
 def figures_of(
