@@ -73,6 +73,7 @@ Kept = dict[tuple[str, int], Result]
 class ResultRow(NamedTuple):
     """One line of a table, from a yaml. `run` has overrides of train.py. With `of`, they are those of an evaluation of
     the checkpoints of the row that `of` names: each by itself or, as an `ensemble`, those of all its seeds together.
+    With `start` it is a training that begins with the network of that row and seed.
     `papers` has the paper's figures by the number of inner steps, or `last`; `ci95` is their interval."""
 
     name: str
@@ -82,6 +83,7 @@ class ResultRow(NamedTuple):
     seeds: list[int]
     method: str
     of: str | None = None
+    start: str | None = None
     ensemble: bool = False
     ci95: float | None = None
     source: str = ""
@@ -105,14 +107,15 @@ def read_tables(folder: Path) -> list[ResultTable]:
     """All tables, in the order of their yaml files' names.
 
     Raises:
-        ConfigError: a file does not describe a table, or `of` names no row that trains.
+        ConfigError: a file does not describe a table, or `of` or `start` names no row that trains.
     """
     tables = [table for path in sorted(folder.glob("*.yaml")) for table in _tables(path)]
     rows = [row for table in tables for row in table.rows]
     trained = [row.name for row in rows if row.of is None]
     for row in rows:
-        if row.of not in (None, *trained):
-            raise ConfigError(f"{row.name}: of={row.of}: must name a row that trains; allowed: {', '.join(trained)}")
+        for key, name in (("of", row.of), ("start", row.start)):
+            if name not in (None, *trained):
+                raise ConfigError(f"{row.name}: {key}: {name}: must name a row that trains: {', '.join(trained)}")
     return tables
 
 
@@ -149,7 +152,7 @@ def _row(name: str, metric: str, common: Sequence[str], *, run: str, paper: Any 
 
 
 class RowRun(NamedTuple):
-    """One run of a row: its command and its folder. An evaluation has the trainings `of` whose checkpoints it takes."""
+    """One run of a row: its command and its folder, and the trainings `of` whose checkpoints it takes."""
 
     row: ResultRow
     seed: int
@@ -169,14 +172,21 @@ class RowRun(NamedTuple):
     def command_line(self) -> str:
         return shlex.join(["python", *self.command])
 
+    @property
+    def with_all_before(self) -> "list[RowRun]":
+        """The run after those that it needs."""
+        return [*(run for of in self.of for run in of.with_all_before), self]
+
 
 def run_of(row: ResultRow, seed: int, rows: Mapping[str, ResultRow], output: Path) -> RowRun:
     """The run of a row; `rows` has the row that it evaluates, and `output` is the folder of `--output`, or empty."""
     runs = output / ("outputs/reproduce" if output == Path() else "runs")
     folder = runs / row.name / f"seed{seed}"
     if row.of is None:
-        command = ["train.py", *row.overrides, f"seed={seed}", f"hydra.run.dir={folder}"]
-        return RowRun(row, seed, folder, command, [])
+        before = [run_of(rows[row.start], seed, rows, output)] if row.start else []
+        start = [f"init_from={run.folder}/checkpoints/best" for run in before]
+        command = ["train.py", *row.overrides, *start, f"seed={seed}", f"hydra.run.dir={folder}"]
+        return RowRun(row, seed, folder, command, before)
     of = [run_of(rows[row.of], each, rows, output) for each in (rows[row.of].seeds if row.ensemble else [seed])]
     first, *others = [str(run.folder / "checkpoints/best") for run in of]
     members = [f"ensemble=[{','.join(others)}]"] if row.ensemble else []
@@ -189,7 +199,7 @@ def is_done(run: RowRun, kept: Kept) -> bool:
     if run.key not in kept or not all(is_done(of, kept) for of in run.of):
         return False
     result = kept[run.key]
-    of_these = not run.of or result["seconds"] == math.fsum(kept[of.key]["seconds"] for of in run.of)
+    of_these = run.row.of is None or result["seconds"] == math.fsum(kept[of.key]["seconds"] for of in run.of)
     return result["command"] == run.command_line and of_these
 
 
@@ -211,18 +221,18 @@ def run_all(runs: Sequence[RowRun], kept: Kept, tables: Sequence[ResultTable], o
 
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, stop)
-    for run in sorted(runs, key=lambda run: bool(run.of)):
+    for run in sorted(runs, key=lambda run: run.row.of is not None):
         is_needed = any(run in other.of and not is_done(other, kept) for other in runs)
         if is_done(run, kept) and (is_trained(run) or not is_needed):
             continue
         if undone := [of.name for of in run.of if not is_done(of, kept) or not is_trained(of)]:
             failed = True
-            print(f"{run.name}: left out: it evaluates {undone[0]}, which is not done", file=sys.stderr)
+            print(f"{run.name}: left out: it needs {undone[0]}, which is not done", file=sys.stderr)
             continue
         log = run.folder.with_suffix(".log")
         log.parent.mkdir(parents=True, exist_ok=True)
         print(f"{run.name}: {run.command_line}\n  tail -f {log}", flush=True)
-        if not run.of and not is_trained(run):
+        if run.row.of is None and not is_trained(run):
             (run.folder / "result.json").unlink(missing_ok=True)  # or train.py would find the run complete
         with log.open("wb") as file:
             command = [sys.executable, *run.command]
@@ -263,7 +273,7 @@ def result_of(run: RowRun, kept: Kept) -> Result:
     if missing:
         steps = ", ".join(test["by_step"])
         raise ConfigError(f"paper: the test has inner steps {steps}, and not {missing[0]}; type algorithm.eval_steps")
-    if run.of:
+    if row.of:
         trained = [kept[of.key] for of in run.of]
         typed = dict(override.split("=", 1) for override in row.overrides)
         choices = {key: typed.get(key, trained[0][key]) for key in ("algorithm", "dataset")}
@@ -407,7 +417,7 @@ def _reproduce(options: argparse.Namespace) -> int:
         for name in options.only or usual
         for seed in (rows[name].seeds if rows[name].ensemble else options.seeds or rows[name].seeds)
     ]
-    runs = list({run.folder: run for each in runs for run in (*each.of, each)}.values())
+    runs = list({run.folder: run for each in runs for run in each.with_all_before}.values())
     kept = read_results(output / "results")
     if options.list:
         print("\n".join(f"{run.name:50} {'done' if is_done(run, kept) else 'not run'}" for run in runs))

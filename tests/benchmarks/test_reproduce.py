@@ -141,7 +141,7 @@ def test_a_run_that_fails_is_reported_and_leaves_no_result(tmp_path: Path) -> No
     failed = program(tmp_path, *places(tmp_path)).wait()
     assert failed.code == 1 and "Traceback" not in failed.text, failed.text
     assert "a seed 0: failed with exit code 2\n  error: algorithm=nope: there is no such choice" in failed.text
-    assert "b seed 0: left out: it evaluates a seed 0, which is not done" in failed.text
+    assert "b seed 0: left out: it needs a seed 0, which is not done" in failed.text
     assert not list((tmp_path / "out").glob("results/*")) and (tmp_path / "out/RESULTS.md").exists()
 
 
@@ -166,7 +166,7 @@ def test_an_ensemble_evaluates_all_seeds_of_a_row_together(tmp_path: Path) -> No
         ("- {title: x, rows: {a: {method: M}}}", "missing 1 required keyword-only argument: 'run'"),
         ("- {title: x, rows: {a: {method: M, run: b, papper: 1}}}", "unexpected keyword argument 'papper'"),
         ("- {title: x, rows: {a: {method: M, run: b, paper: high}}}", "a='high': must be a finite number"),
-        ("- {title: x, rows: {a: {of: b, method: M, run: c}}}", "a: of=b: must name a row that trains"),
+        ("- {title: x, rows: {a: {of: b, method: M, run: c}}}", "a: of: b: must name a row that trains"),
     ],
 )
 def test_a_file_that_is_no_table_is_refused(text: str, message: str, tmp_path: Path) -> None:
