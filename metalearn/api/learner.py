@@ -646,7 +646,7 @@ def load(
     if plugins is None or isinstance(plugins, str):
         raise ConfigError(f"plugins={plugins!r}: must be a list of packages; give plugins=['my_package']")
     folder = checked_folder(key, Path(path))
-    saved = read_named(key, folder, later=True)
+    saved = read_named(key, folder)
     try:
         together = saved.meta.get("queries_together") is True if transductive is None else transductive
         config = _configured(saved, network, plugins, together)

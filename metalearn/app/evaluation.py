@@ -68,7 +68,7 @@ def evaluate_checkpoint(request: Request, program: Program, arguments: Sequence[
             a run, or that cannot be written.
     """
     named = [("checkpoint", request.checkpoint), *(("ensemble", path) for path in request.ensemble)]
-    members = [Member(key, path, path.resolve(), read_named(key, path.resolve(), later=True)) for key, path in named]
+    members = [Member(key, path, path.resolve(), read_named(key, path.resolve())) for key, path in named]
     notes = notes_on(members)
     if any(is_folder(request.output / name) for name in (".hydra", "checkpoints")):
         raise ConfigError(

@@ -372,7 +372,7 @@ def initial_params(config: DictConfig, algorithm: Algorithm, run_dir: Path) -> t
     if not is_folder(path) and has_checkpoints(run_dir):
         return params, [], Seen()
     check_checkpoint("init_from", config.init_from)
-    saved = read_named("init_from", path, later=True)
+    saved = read_named("init_from", path)
     start, notes = start_params(path, saved.params, params, strict=config.init_strict)
     notes += trained_otherwise("init_from", saved.meta["config"], to_container(config), ("model",))
     seen = from_meta(saved.meta).joined(Seen(complete=from_scratch))

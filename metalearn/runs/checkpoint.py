@@ -256,22 +256,20 @@ def from_bytes(data: bytes) -> Snapshot:
     return Snapshot(*torch.load(io.BytesIO(data), map_location="cpu", weights_only=True))
 
 
-def read_named(key: str, path: Path, *, later: bool = False) -> Snapshot:
-    """The checkpoint or the learner that the config's `key` names; a learner has no state. With `later`, the file of
-    the parameters is read for the first of them, and their shapes are known before.
+def read_named(key: str, path: Path) -> Snapshot:
+    """The checkpoint or the learner that the config's `key` names; a learner has no state. The file of the parameters
+    is read for the first of them, and their shapes are known before.
 
     Raises:
         ConfigError: it cannot be read.
     """
     with _naming(key, path):
         if kind_of(path) != LEARNER.name:
-            snapshot = read(path, later=later)
+            snapshot = read(path, later=True)
         else:
-            learner = read_learner(path, later=later)
+            learner = read_learner(path, later=True)
             snapshot = Snapshot(learner.tensors, {}, learner.meta)
     unread: Any = snapshot.params
-    if not later:
-        return snapshot
 
     def tensors() -> Params:
         with _naming(key, path):

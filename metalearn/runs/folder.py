@@ -80,7 +80,7 @@ def inspect(run_dir: Path, config: DictConfig, start: Params, restore: Callable[
                 f"trainer.steps={steps}: {place} has already done {done}; type trainer.steps={done} or more, "
                 "or run=NAME for another folder"
             )
-        if named is not None:
+        if place == path:
             fitted("resume", place, saved.params, start, "; type the model of that run")
         # Found here, it costs the steps since an older checkpoint. Found later, it would end the run.
         try:
@@ -111,6 +111,7 @@ def inspect(run_dir: Path, config: DictConfig, start: Params, restore: Callable[
             check_usable(path, snapshot, named)
         except RunError as error:
             raise ConfigError(f"resume={path}: {error}; type resume=PATH with another checkpoint") from error
+        snapshot = snapshot._replace(params=dict(snapshot.params))
     elif snapshot is None and not empty:
         # It was killed before its first checkpoint: only Hydra's record says which run this is.
         try:

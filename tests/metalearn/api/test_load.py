@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 import torch
 from numpy.typing import NDArray
+from omegaconf import OmegaConf
 from PIL import Image
 
 import metalearn
@@ -24,6 +25,7 @@ from metalearn.api.pictures import prepared
 from metalearn.app.parts import Parts
 from metalearn.errors import ConfigError, RunError
 from metalearn.runs.checkpoint import read, write
+from metalearn.runs.folder import inspect
 from metalearn.tasks.common.pictures import PictureForm, formed
 from metalearn.tasks.omniglot import characters, decode_character, find_collections
 from metalearn.types import Batch
@@ -337,6 +339,9 @@ def test_a_tensor_too_many_is_seen_from_the_header(protonet: Run, tmp_path: Path
     keys = (f"init_from={folder}", "init_strict=true")
     with pytest.raises(ValueError, match=refused):
         saved_run(tmp_path / "next", "algorithm=protonet", *TINY, *keys)
+    config = OmegaConf.merge(protonet.parts.job.config, {"resume": str(folder), "resume_changes": []})
+    with pytest.raises(ValueError, match=refused):
+        inspect(tmp_path / "new", config, protonet.parts.start, protonet.parts.restored)
     with pytest.raises(RunError, match="differs from what was saved"):
         read(folder)
 
