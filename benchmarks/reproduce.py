@@ -44,7 +44,10 @@ from metalearn.storage.files import creating, read_json, read_object, write_atom
 
 ROOT = Path(__file__).resolve().parent.parent
 TABLES = ROOT / "results"
-PAGES = {"results": "RESULTS.md", "drawn": "docs/results/drawn.md", "sequences": "docs/results/sequences.md"}
+PAGES = {
+    "results": "RESULTS.md", "drawn": "docs/results/drawn.md", "sequences": "docs/results/sequences.md",
+    "stream": "docs/results/stream.md",
+}  # fmt: skip
 """The files that tables are drawn in."""
 LAST = "last"
 OK, FAILED, BAD_USAGE = 0, 1, 2
@@ -73,7 +76,8 @@ Kept = dict[tuple[str, int], Result]
 class ResultRow(NamedTuple):
     """One line of a table, from a yaml. `run` has overrides of train.py. With `of`, they are those of an evaluation of
     the checkpoints of the row that `of` names: each by itself or, as an `ensemble`, those of all its seeds together.
-    With `start` it is a training that begins with the network of that row and seed.
+    With `start` it is a training that begins with the network of that row and seed. `counts` is what its inner steps
+    are called.
     `papers` has the paper's figures by the number of inner steps, or `last`; `ci95` is their interval."""
 
     name: str
@@ -84,6 +88,7 @@ class ResultRow(NamedTuple):
     method: str
     of: str | None = None
     start: str | None = None
+    counts: str = "step"
     ensemble: bool = False
     ci95: float | None = None
     source: str = ""
@@ -367,7 +372,7 @@ def write_results(folder: Path, group: str, rows: Sequence[str], kept: Kept) -> 
         values = [(name, result.get(name)) for name in COLUMNS]
         lines.append(["" if v is None else v if name in TEXTS else json.dumps(v) for name, v in values])
         start, validation = [result["row"], result["seed"]], result["validation"] or {"steps": [], "values": []}
-        for at, value in result["by_step"].items():
+        for at, value in ((at, v) for at, v in result["by_step"].items() if int(at) <= 100 or int(at) % 50 == 0):
             curves.append([*start, OF_TEST, at, value, result["ci95_by_step"][at], ""])
         for name in BY_POSITION:
             intervals = result.get("ci95_by_position", {}) if name == BY_POSITION[0] else {}
@@ -405,7 +410,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _reproduce(options: argparse.Namespace) -> int:
-    from benchmarks.results_page import CURVES, curves_of, curves_picture, page  # it imports this module
+    from benchmarks.results_page import PICTURES, curves_of, curves_picture, page  # it imports this module
 
     tables, output = read_tables(options.tables), Path() if options.output == ROOT else options.output
     rows = {row.name: row for table in tables for row in table.rows}
@@ -436,8 +441,8 @@ def _reproduce(options: argparse.Namespace) -> int:
     for name in dict.fromkeys(table.page for table in tables):
         shown = [table for table in tables if table.page == name]
         written = {output / PAGES[name]: page(shown, by_row)}
-        if name == "drawn" and (curves := curves_of(shown, by_row)):
-            written[output / CURVES] = curves_picture(curves)
+        if name in PICTURES and (curves := curves_of(shown, by_row)):
+            written[output / PICTURES[name].path] = curves_picture(PICTURES[name], curves)
         for path, text in written.items():
             path.parent.mkdir(parents=True, exist_ok=True)
             write_atomically(path, text)

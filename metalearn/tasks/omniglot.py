@@ -90,6 +90,18 @@ def lake_runs(classes: Sequence[tuple[int, int]]) -> list[FixedTask]:
     return runs
 
 
+STREAM, STREAMS = EpisodeShape(600, 15, 5), 10
+"""The test of Beaulieu et al. 2020 (arXiv 2002.09571): the shape of a task, and how many there are here."""
+
+
+def streams(classes: int) -> list[FixedTask]:
+    """Tasks of 600 of the test's classes, drawn by numbers that are the same in every run."""
+    drawn = (np.random.default_rng(number) for number in range(STREAMS))
+    return [
+        FixedTask(rng.permutation(classes)[: STREAM.ways].tolist(), rng.permutation(DRAWINGS).tolist()) for rng in drawn
+    ]
+
+
 def _grouped(
     split: str, within: str | None, test: str | None, shapes: Mapping[str, EpisodeShape], labels: str,
     classes: Mapping[str, Sequence[tuple[int, int]]],
@@ -100,12 +112,14 @@ def _grouped(
         ValueError: it does not fit the episode or the split.
     """
     one_of("within", within, (None, "alphabet"))
-    one_of("test", test, (None, "lake_runs"))
-    if (within or test) and shapes["test"].shots == META_DATASET:
+    one_of("test", test, (None, "lake_runs", "stream"))
+    if (within or test) and shapes["train"].shots == META_DATASET:
         raise Invalid("shots", META_DATASET, "must be a number with dataset.within and dataset.test", "type KEY=1")
     if within and labels == NO_LABELS:
         raise Invalid("within", within, "tasks without labels have no alphabet", "type KEY=null")
-    if test and (split not in (ALPHABETS, "lake") or shapes["test"] != (20, 1, 1)):
+    if test == "stream" and split not in (ALPHABETS, "lake"):
+        raise Invalid("test", test, "has characters of the evaluation set", f"type GROUP.split={ALPHABETS}")
+    if test == "lake_runs" and (split not in (ALPHABETS, "lake") or shapes["test"] != (20, 1, 1)):
         raise Invalid(
             "test", test, "has 20 classes of the evaluation set, a drawing to know and one to ask for",
             "type GROUP.split=alphabets GROUP.ways=20 GROUP.shots=1 GROUP.queries=1",
@@ -119,7 +133,8 @@ def _grouped(
         if most < shapes[part].ways and not (test and part == "test"):
             allowed = f"the split '{part}' of dataset.split={split} has at most {most} characters of an alphabet"
             raise Invalid("ways", shapes[part].ways, allowed, f"type KEY={most}, or GROUP.split={ALPHABETS}")
-    return Grouped(groups, {"test": lake_runs(classes["test"])} if test else {}) if within or test else None
+    fixed = {"lake_runs": lambda: lake_runs(classes["test"]), "stream": lambda: streams(len(classes["test"]))}
+    return Grouped(groups, {"test": fixed[test]()} if test else {}) if within or test else None
 
 
 def classes_of(split_list: str, split: str, rotations: bool) -> list[tuple[int, int]]:
@@ -292,7 +307,8 @@ def omniglot(
         channels: must be 1.
         rotations: turn each drawn class by a random multiple of 90°, in every split.
         within: `alphabet`: the classes of a task are of one alphabet, each set by one drawer, and turned alike.
-        test: `lake_runs`: the test is the twenty runs of Lake et al. 2015, see `lake_runs`.
+        test: `lake_runs`: the test is the twenty runs of Lake et al. 2015, see `lake_runs`. `stream`: it is ten tasks
+            of 600 classes with 15 drawings to know and 5 to ask for, whatever the episodes of training and validation.
 
     Raises:
         ValueError: the characters cannot fill the episode; another argument is not allowed.
@@ -300,8 +316,9 @@ def omniglot(
     """
     _check(place, split, image_size, channels)
     true_or_false("rotations", rotations)
-    shapes = shapes_of(episode)
+    shapes = shapes_of(episode) | ({"test": STREAM} if test == "stream" else {})
     classes = {part: classes_of(split, part, rotations) for part in shapes}
+    grouped = _grouped(split, within, test, shapes, episode.labels, classes)
     check_filled(shapes, {part: (len(of_part), DRAWINGS) for part, of_part in classes.items()})
 
     def load() -> dict[str, Classes]:
@@ -318,7 +335,6 @@ def omniglot(
         return {name: part(of_part) for name, of_part in classes.items()}
 
     turning = rotations and split != "vinyals"  # there the turned characters are classes
-    grouped = _grouped(split, within, test, shapes, episode.labels, classes)
     return few_shot(
         load, shapes, episode, rotations=turning, seeds=seeds, instead="omniglot_characters", grouped=grouped
     )

@@ -16,7 +16,7 @@ import pytest
 
 from benchmarks import reproduce
 from benchmarks.reproduce import LAST, ResultRow, ResultTable, read_results, read_tables, write_results
-from benchmarks.results_page import CURVES, comparison_with_paper, curves_of, curves_picture, page
+from benchmarks.results_page import PICTURES, comparison_with_paper, curves_of, curves_picture, page
 from metalearn.config.compose import compose_config
 from metalearn.errors import ConfigError
 from tests.runs import ROOT, Outcome, Program, metrics, slow, until
@@ -218,8 +218,10 @@ def test_the_page_is_that_of_the_results_and_the_rows() -> None:
         shown = [table for table in tables if table.page == name]
         assert text == page(shown, results), "type metalearn reproduce --render"
         assert len(text.splitlines()) <= 160
-    drawn = [table for table in tables if table.page == "drawn"]
-    assert (ROOT / CURVES).read_text() == curves_picture(curves_of(drawn, results)), "type metalearn reproduce --render"
+    for name, picture in PICTURES.items():
+        curves = curves_of([table for table in tables if table.page == name], results)
+        drawn = (ROOT / picture.path).read_text() if curves else None
+        assert drawn == (curves_picture(picture, curves) if curves else None), "type metalearn reproduce --render"
 
 
 def test_the_curves_are_means_of_the_seeds() -> None:
@@ -228,7 +230,7 @@ def test_the_curves_are_means_of_the_seeds() -> None:
     found = {"steps": seeds, "none": [], "one": [result(0.9, by_step={"0": 0.9})]}
     curves = curves_of([ResultTable("T", rows=rows, group="t")], found)
     assert curves == {"steps": {"0": 0.2, "10": pytest.approx(0.7), "20": 0.9}}
-    drawn = ElementTree.fromstring(curves_picture(curves))
+    drawn = ElementTree.fromstring(curves_picture(PICTURES["drawn"], curves))
     names = [element.text for element in drawn.iter("{http://www.w3.org/2000/svg}text")]
     assert names[-1] == "steps" and "inner step of the test" in names
     places = [float(dot.get("y", "")) for dot in drawn.iter("{http://www.w3.org/2000/svg}use")]

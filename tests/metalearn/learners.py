@@ -20,6 +20,7 @@ from metalearn.algorithms.matching import matching
 from metalearn.algorithms.meta_curvature import meta_curvature
 from metalearn.algorithms.meta_sgd import meta_sgd
 from metalearn.algorithms.metaoptnet import metaoptnet
+from metalearn.algorithms.oml import oml
 from metalearn.algorithms.protonet import protonet
 from metalearn.algorithms.r2d2 import r2d2
 from metalearn.algorithms.reptile import reptile
@@ -80,6 +81,7 @@ LEARNERS: dict[str, Callable[[Model], Algorithm]] = {
     ),
     "protonet": lambda model: protonet(model=model),
     "matching": lambda model: matching(model=model, scale=2.0),
+    "oml": lambda model: oml(model=model, inner_lr=0.5, scale=4.0),
     "r2d2": lambda model: r2d2(model=model, strength=0.5, scale=2.0),
     "in_context": lambda model: in_context(model=model, width=8, heads=2, layers=2),
     "metaoptnet": lambda model: metaoptnet(model=model, cost=0.3, ridge=0.5, scale=2.0),
@@ -109,7 +111,7 @@ def network(*, transductive: bool = True, size: int = SIZE, filters: int = 8) ->
 
 
 def random(*shape: int, seed: int) -> Tensor:
-    return torch.randn(*shape, dtype=FLOAT64, generator=Generator().manual_seed(seed))
+    return torch.randn(shape, dtype=FLOAT64, generator=Generator().manual_seed(seed))
 
 
 def start_of(learner: Algorithm, dtype: torch.dtype = FLOAT64) -> Params:

@@ -217,9 +217,24 @@ def test_lakes_runs_are_twenty_drawings_and_twenty_questions(omniglot_root: Path
     assert len(set(source.identities("test")) & {*source.identities("train"), *source.identities("val")}) == 0
 
 
+def test_streams_have_600_classes_and_all_their_drawings(omniglot_root: Path) -> None:
+    source = real(omniglot_root, split="lake", ways=5, rotations=True, test="stream")
+    (support, query), (first, _) = source.episodes("test", torch.tensor([3])), source.episodes("val", torch.tensor([0]))
+    assert (source.size("test"), source.classes("test"), source.classes("val")) == (10, 600, 5)
+    assert support.x.shape[1] == 9000 and query.x.shape[1] == 3000 and first.x.shape[1] == 5
+    assert torch.equal(support.y[0], torch.arange(600).repeat_interleave(15))
+    names = source.class_names("test", 3)
+    assert len(set(names)) == 600 and names != source.class_names("test", 4)
+    label = list(source.class_names("test", 3)).index(names[7])  # upright, and each drawing once
+    drawn = torch.cat([x[0, y[0] == label] for x, y in (support, query)])
+    whole = source.classes_of("test").pictures(int(np.random.default_rng(3).permutation(659)[7]))
+    assert sorted((drawn * 255).round().byte().flatten(1).tolist()) == sorted(whole.reshape(20, -1).tolist())
+
+
 @pytest.mark.parametrize(
     ("options", "reason"),
     [
+        ({"test": "stream"}, "type split=alphabets"),
         ({"test": "lake_runs"}, "type split=alphabets"),
         ({"test": "lake_runs", "split": "alphabets", "ways": 5}, "ways=20"),
         ({"within": "alphabet", "split": "lake", "ways": 20}, "has at most"),

@@ -1,0 +1,117 @@
+"""OML, Javed and White 2019 (arXiv 1905.12588): features for learning from a stream without forgetting.
+
+A task is a stream: the support samples in their order, class after class, each seen once. A linear classifier of
+features of length 1 starts at zero and takes a step of plain descent on the cross-entropy of each sample. The meta-loss
+is that of all queries at the end of the stream, where a factor scales the outputs. It is differentiated through all
+steps by the features, the rate and the factor.
+
+Differences from the paper, from its authors' later code, and from ANML (Beaulieu et al. 2020, arXiv 2002.09571):
+
+- What learns from the stream is one linear layer, as in the later code, and it starts at zero, so that a stream may
+  have any number of classes. The paper's has two layers, whose start is learned; in ANML a network gates the features.
+- A training task is a short stream of many classes, as the test's is a long one. Theirs is a stream of few classes
+  with samples of others among the queries.
+- Rate and factor are learned, and features have length 1.
+
+With `model.transductive=false` the samples of the first class, which come first, normalise all others: by the whole
+support set a step would know of samples that come after it.
+"""
+
+import math
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from metalearn.algorithms.common.learners import comparing_learner, one_hot, without_head
+from metalearn.algorithms.common.losses import objective
+from metalearn.checks import positive
+from metalearn.types import Algorithm, Batch, Episode, Metrics, Model, Params
+
+LOG_RATE, LOG_SCALE = "log_rate", "log_scale"
+"""The names of the logarithms of rate and scale, divided by `SPEED`."""
+
+SPEED = 5.0
+"""How much faster than a weight these logarithms move, under an optimiser whose steps have one size for all."""
+
+PART = 1000
+"""Samples whose features are computed together where no derivative is taken: a long stream needs less memory."""
+
+
+def oml(*, model: Model, inner_lr: float, scale: float, eval_lr_factor: float = 1.0) -> Algorithm:
+    """Learns features, a rate and a scale for learning from a stream.
+
+    Column k of its evaluation is after the first k classes, over their queries; column 0 is before the stream, over
+    all.
+
+    Args:
+        model: the network; its head is left out.
+        inner_lr: the rate of the steps before meta-training.
+        scale: the factor of the outputs for queries before meta-training. It leaves the steps as they are.
+        eval_lr_factor: validation and test multiply the rate by it: the longer a stream, the lower the best rate.
+
+    Raises:
+        ValueError: a rate, scale or factor that is not above 0, or a model without a linear head.
+    """
+    positive(inner_lr=inner_lr, scale=scale, eval_lr_factor=eval_lr_factor)
+    start = without_head(model)
+    numbers = {LOG_RATE: torch.tensor(math.log(inner_lr) / SPEED), LOG_SCALE: torch.tensor(math.log(scale) / SPEED)}
+
+    def features(params: Params, support: Batch, x: Tensor) -> Tensor:
+        """The features [t, n, d] of the samples `x`."""
+        first = support.x[:, : int((support.y[0] == support.y[0, 0]).sum())]
+        compute = model.features_of(params, len(x))
+        parts = [x] if torch.is_grad_enabled() else x.split(PART, dim=1)
+        return F.normalize(torch.cat([compute(part, first) for part in parts], dim=1), dim=2)
+
+    def number(params: Params, name: str) -> Tensor:
+        return (SPEED * params[name]).exp()
+
+    def compare(params: Params, support: Batch, x: Tensor, factor: float = 1.0) -> Tensor:
+        known = features(params, support, support.x)
+        classes = one_hot(support, known.dtype)
+        rows = known.new_zeros(len(known), classes.shape[2], known.shape[2])
+        rows = streamed(rows, known, classes, factor * number(params, LOG_RATE))
+        return number(params, LOG_SCALE) * features(params, support, x) @ rows.transpose(1, 2)
+
+    @torch.no_grad()
+    def evaluate(params: Params, episode: Episode) -> Metrics:
+        (support, query) = episode
+        known = features(params, support, support.x)
+        asked = number(params, LOG_SCALE) * features(params, support, query.x)
+        classes, rate = one_hot(support, known.dtype), eval_lr_factor * number(params, LOG_RATE)
+
+        def by_class(task: int) -> list[Metrics]:
+            rows, read, labels = known.new_zeros(1, classes.shape[2], known.shape[2]), 0, support.y[task]
+            columns = [objective(asked[None, task] @ rows.transpose(1, 2), query.y[None, task], model.loss)]
+            ends = {int(label): int((labels == label).nonzero()[-1]) + 1 for label in labels.unique()}
+            for end in sorted(ends.values()):
+                rows = streamed(rows, known[None, task, read:end], classes[None, task, read:end], rate)
+                read = end
+                whole = torch.tensor([label for label, last in ends.items() if last <= end], device=labels.device)
+                of_whole = torch.isin(query.y[task], whole)
+                outputs = asked[None, task, of_whole] @ rows.transpose(1, 2)
+                columns.append(objective(outputs, query.y[None, task, of_whole], model.loss))
+            return columns
+
+        tables = [by_class(task) for task in range(len(known))]
+        return {
+            name: torch.stack([torch.cat([column[name] for column in columns]) for columns in tables])
+            for name in tables[0][0]
+        }
+
+    def adapt(params: Params, support: Batch, steps: int | None = None) -> Callable[[Tensor], Tensor]:
+        return torch.no_grad()(lambda x: compare(params, support, x, eval_lr_factor))
+
+    learner = comparing_learner(model, compare, lambda generator: start(generator) | numbers)
+    return learner._replace(evaluate=evaluate, adapt=adapt)
+
+
+def streamed(rows: Tensor, features: Tensor, classes: Tensor, rate: Tensor) -> Tensor:
+    """The rows [t, ways, d] of a linear classifier after a step of descent on the cross-entropy of each sample, from
+    features [t, n, d] and classes [t, n, ways] as by `one_hot`."""
+    for f, y in zip(features.unbind(1), classes.unbind(1), strict=True):
+        p = (rows @ f.unsqueeze(2)).squeeze(2).softmax(dim=1)
+        rows = rows + (rate * (y - p)).unsqueeze(2) * f.unsqueeze(1)
+    return rows
