@@ -43,8 +43,9 @@ from metalearn.api.learner import load as load_learner
 from metalearn.app.prior_check import area
 from metalearn.cli.arguments import whole
 from metalearn.errors import ConfigError
-from metalearn.models.table import bars, gaussian
+from metalearn.models.table import _answers, bars, gaussian
 from metalearn.reporting.provenance import made_with
+from metalearn.tables import estimators
 from metalearn.tasks.priors.gp import posterior
 from metalearn.types import Batch
 
@@ -175,7 +176,8 @@ def learners(run: str, classes: bool) -> Mapping[str, Learn]:
             "gradient boosting": make_pipeline(coded, ensemble.GradientBoostingClassifier(random_state=0)),
             OURS: PFNClassifier(run),
         }
-        return {name: partial(_classified, learner) for name, learner in made.items()}
+        by_sklearn = {name: partial(_classified, learner) for name, learner in made.items()}
+        return {"its regressions alone": partial(_by_regressions, PFNClassifier(run)), **by_sklearn}
     process = GaussianProcessRegressor(ConstantKernel() * RBF() + WhiteKernel(), normalize_y=True)
     made = {
         "ridge regression": make_pipeline(scaled, TransformedTargetRegressor(linear_model.Ridge())),
@@ -190,6 +192,16 @@ def learners(run: str, classes: bool) -> Mapping[str, Learn]:
 
 def _classified(learner: Any, x: Any, y: Any, asked: Any, truth: Any) -> tuple[float, float]:
     votes = learner.fit(x, y).predict_proba(asked)
+    return area(votes, truth, learner.classes_), float((learner.classes_[votes.argmax(axis=1)] == truth).mean())
+
+
+def _by_regressions(learner: Any, x: Any, y: Any, asked: Any, truth: Any) -> tuple[float, float]:
+    """The mean of the regressions among our network's inputs, without the network."""
+    (context,) = learner.fit(x, y)._contexts
+    rows = estimators._shown(estimators._numbers(asked, learner._columns), learner._scaling)
+    answers = _answers(context, rows[None])
+    assert answers is not None
+    votes = (answers.mean(dim=3) + context.labels.mean(dim=2, keepdim=True))[0].T.numpy()
     return area(votes, truth, learner.classes_), float((learner.classes_[votes.argmax(axis=1)] == truth).mean())
 
 

@@ -68,8 +68,8 @@ _HOW_TO_READ_STREAMS = """
 A learner sees 600 characters of Omniglot that are in no training, one after the other: 15 drawings of each, each once,
 in 9,000 steps of descent (Beaulieu et al. 2020, arXiv 2002.09571; `dataset.test=stream`). *Ours* is its accuracy over
 the other five drawings of all of them at the end, of each seed; ± is the 95% interval over ten such streams,
-1.96 · σ / √10. The word behind the paper's figure is explained in [Results](RESULTS.md). Training has 864 characters
-of the background set, and validation the other 100. *Minutes* are those of training and validation on one core, with
+1.96 · σ / √10. [Results](docs/results.md) explains the word behind the paper's figure. Training has 864 characters of
+the background set, and validation the other 100. *Minutes* are those of training and validation on one core, with
 other work beside. `metalearn reproduce --only ROW --output FOLDER` runs a row again; command, date, commit and machine
 of a figure are in `results/`.
 
@@ -98,7 +98,7 @@ def page(tables: Sequence[ResultTable], results: Results) -> str:
     rows = [row for table in tables for row in table.rows]
     sources = sorted({row.source for row in rows if row.source})
     title, how_to_read, needs = _WORDS[name]
-    lines = [f"# {title}", "", " ".join(how_to_read.split())]
+    lines = [f"# {title}", "", "\n\n".join(" ".join(part.split()) for part in how_to_read.split("\n\n"))]
     for table in tables:
         if shown := [row for row in table.rows if results[row.name]]:
             body = _by_position if shown[0].metric == "bits" else _by_shots if table.by_shots else _by_row

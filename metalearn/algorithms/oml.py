@@ -69,25 +69,25 @@ def oml(*, model: Model, inner_lr: float, scale: float, eval_lr_factor: float = 
         return (SPEED * params[name]).exp()
 
     def compare(params: Params, support: Batch, x: Tensor, factor: float = 1.0) -> Tensor:
-        known = features(params, support, support.x)
-        classes = one_hot(support, known.dtype)
-        rows = known.new_zeros(len(known), classes.shape[2], known.shape[2])
-        rows = streamed(rows, known, classes, factor * number(params, LOG_RATE))
+        stream = features(params, support, support.x)
+        classes = one_hot(support, stream.dtype)
+        rows = stream.new_zeros(len(stream), classes.shape[2], stream.shape[2])
+        rows = streamed(rows, stream, classes, factor * number(params, LOG_RATE))
         return number(params, LOG_SCALE) * features(params, support, x) @ rows.transpose(1, 2)
 
     @torch.no_grad()
     def evaluate(params: Params, episode: Episode) -> Metrics:
         (support, query) = episode
-        known = features(params, support, support.x)
+        stream = features(params, support, support.x)
         asked = number(params, LOG_SCALE) * features(params, support, query.x)
-        classes, rate = one_hot(support, known.dtype), eval_lr_factor * number(params, LOG_RATE)
+        classes, rate = one_hot(support, stream.dtype), eval_lr_factor * number(params, LOG_RATE)
 
         def by_class(task: int) -> list[Metrics]:
-            rows, read, labels = known.new_zeros(1, classes.shape[2], known.shape[2]), 0, support.y[task]
+            rows, read, labels = stream.new_zeros(1, classes.shape[2], stream.shape[2]), 0, support.y[task]
             columns = [objective(asked[None, task] @ rows.transpose(1, 2), query.y[None, task], model.loss)]
             ends = {int(label): int((labels == label).nonzero()[-1]) + 1 for label in labels.unique()}
             for end in sorted(ends.values()):
-                rows = streamed(rows, known[None, task, read:end], classes[None, task, read:end], rate)
+                rows = streamed(rows, stream[None, task, read:end], classes[None, task, read:end], rate)
                 read = end
                 whole = torch.tensor([label for label, last in ends.items() if last <= end], device=labels.device)
                 of_whole = torch.isin(query.y[task], whole)
@@ -95,7 +95,7 @@ def oml(*, model: Model, inner_lr: float, scale: float, eval_lr_factor: float = 
                 columns.append(objective(outputs, query.y[None, task, of_whole], model.loss))
             return columns
 
-        tables = [by_class(task) for task in range(len(known))]
+        tables = [by_class(task) for task in range(len(stream))]
         return {
             name: torch.stack([torch.cat([column[name] for column in columns]) for columns in tables])
             for name in tables[0][0]
