@@ -68,13 +68,13 @@ _HOW_TO_READ_STREAMS = """
 A learner sees 600 characters of Omniglot that are in no training, one after the other: 15 drawings of each, each once,
 in 9,000 steps of descent (Beaulieu et al. 2020, arXiv 2002.09571; `dataset.test=stream`). *Ours* is its accuracy over
 the other five drawings of all of them at the end, of each seed; ± is the 95% interval over ten such streams,
-1.96 · σ / √10. [Results](docs/results.md) explains the word behind the paper's figure. Training has 864 characters of
+1.96 · σ / √10. [Results](../results.md) explains the word behind the paper's figure. Training has 864 characters of
 the background set, and validation the other 100. *Minutes* are those of training and validation on one core, with
 other work beside. `metalearn reproduce --only ROW --output FOLDER` runs a row again; command, date, commit and machine
 of a figure are in `results/`.
 
 A step of descent on one drawing changes what was learned of all others. OML ([Javed and White
-2019](docs/reference/algorithms/oml.md)) learns features in which it does little harm. The rate that it learned on
+2019](../reference/algorithms/oml.md)) learns features in which it does little harm. The rate that it learned on
 streams of 300 drawings is too high for 9,000. With the low one of the test, the classifier stays near its start, where
 a step adds a drawing's features to its class and takes a part from all classes alike: it is close to a sum of each
 class's features, which needs no softmax. So what may be claimed is that such features and so small steps forget little,
