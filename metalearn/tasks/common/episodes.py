@@ -619,10 +619,13 @@ def _is_right() -> bool:
 
 # Changes of training pictures that leave their class
 
-AUGMENTATIONS = ("shift", "scale", "turn", "mirror", "light", "colour")
+AUGMENTATIONS = ("shift", "scale", "turn", "mirror", "shear", "warp", "light", "colour")
 
 # The farthest that a picture goes, as a part of its side; the most it is enlarged or reduced; the widest angle.
 SHIFT, SCALE, TURN = 0.125, 1.25, math.radians(15)
+# The most that a row moves sideways for each row below (0.3 in Koch et al. 2015); the farthest that a point of an even
+# grid moves by itself, as a part of the side, and the grid's points in each direction (Simard et al. 2003).
+SHEAR, WARP, WARP_POINTS = 0.3, 0.05, 5
 # How much brightness and contrast, and saturation, differ from 1 at most; and the widest angle of the hue.
 LIGHT, COLOUR, HUE = 0.4, 0.5, math.radians(36)
 
@@ -640,8 +643,10 @@ def augmented_pictures(x: Tensor, names: Sequence[str], generator: np.random.Gen
         raise DataError("dataset.augment: these pictures are grey, and colour changes nothing; leave colour out")
     drawn = torch.from_numpy(generator.random((len(x), _NUMBERS), np.float32)).T.reshape(_NUMBERS, -1, 1, 1)
     even = drawn * 2 - 1  # from -1 to 1
-    if {"shift", "scale", "turn", "mirror"}.intersection(names):
-        x = _moved(x, names, even)
+    if {"shift", "scale", "turn", "mirror", "shear", "warp"}.intersection(names):
+        # Drawn last, so that what `warp` needs changes nothing else.
+        points = generator.random((len(x), 2, WARP_POINTS, WARP_POINTS), np.float32) if "warp" in names else None
+        x = _moved(x, names, even, points)
     if "light" in names:
         x = x * (1 + LIGHT * even[5].unsqueeze(1))
         mean = x.mean(dim=(1, 2, 3), keepdim=True)
@@ -651,7 +656,7 @@ def augmented_pictures(x: Tensor, names: Sequence[str], generator: np.random.Gen
     return x.clamp(0, 1)
 
 
-def _moved(x: Tensor, names: Sequence[str], even: Tensor) -> Tensor:
+def _moved(x: Tensor, names: Sequence[str], even: Tensor, points: NDArray[np.float32] | None) -> Tensor:
     """Pictures whose pixels come from elsewhere; beyond its edges, a picture goes on with their colours."""
     # Not by `affine_grid`: its matrix product may round otherwise for another number of pictures.
     none = torch.zeros_like(even[0])
@@ -663,8 +668,15 @@ def _moved(x: Tensor, names: Sequence[str], even: Tensor) -> Tensor:
     rows = ((torch.arange(h) * 2 + 1) / h - 1).view(1, h, 1)
     columns = ((torch.arange(w) * 2 + 1) / w - 1).view(1, 1, w)
     cosine, sine = torch.cos(angle) * smaller, torch.sin(angle) * smaller
-    places = ((columns * cosine - rows * sine) * left + right, columns * sine + rows * cosine + down)
-    return F.grid_sample(x, torch.stack(places, dim=-1), padding_mode="border", align_corners=False)
+    if "shear" in names:
+        columns = columns + SHEAR * even[9] * rows
+    places = torch.stack(
+        ((columns * cosine - rows * sine) * left + right, columns * sine + rows * cosine + down), dim=-1
+    )
+    if points is not None:
+        bent = F.interpolate(torch.from_numpy(points) * 2 - 1, (h, w), mode="bicubic", align_corners=True)
+        places = places + 2 * WARP * bent.permute(0, 2, 3, 1)
+    return F.grid_sample(x, places, padding_mode="border", align_corners=False)
 
 
 def _coloured(x: Tensor, saturation: Tensor, hue: Tensor) -> Tensor:

@@ -66,6 +66,30 @@ def test_half_of_the_pictures_are_mirrored() -> None:
     torch.testing.assert_close(found[~mirrored], x[~mirrored])
 
 
+def ramps(pictures: int, side: int = 29) -> Tensor:
+    """Pictures of two channels that say where each pixel is, in parts of the side: to the right, and down."""
+    rows, columns = torch.meshgrid(torch.arange(side) / side, torch.arange(side) / side, indexing="ij")
+    return torch.stack([columns, rows]).expand(pictures, -1, -1, -1)
+
+
+def test_shear_moves_each_row_sideways() -> None:
+    x, even = ramps(3), numbers(0, 3)
+    below = ((torch.arange(29) - 14) / 29).view(29, 1)
+    for result, drawn in zip(changed(x, "shear"), even.T, strict=True):
+        torch.testing.assert_close(result[1], x[0, 1])
+        torch.testing.assert_close(result[0, :, 5:-5], (x[0, 0] + 0.3 * drawn[9] * below)[:, 5:-5])
+
+
+def test_warp_moves_each_point_by_itself() -> None:
+    x, rng = ramps(3), np.random.default_rng(0)
+    rng.random((3, 10), np.float32)
+    moved = torch.from_numpy(rng.random((3, 2, 5, 5), np.float32)) * 2 - 1
+    found = changed(x, "warp") - x
+    # The 5 points lie at every seventh pixel; those of the edges show no farther than the picture.
+    torch.testing.assert_close(found[:, :, 7:-7:7, 7:-7:7], episodes_module.WARP * moved[:, :, 1:-1, 1:-1])
+    assert found[:, :, 4:-4, 4:-4].diff(dim=3).abs().max() < episodes_module.WARP / 2  # and between them, smoothly
+
+
 def test_light_changes_mean_and_contrast() -> None:
     x, even = smooth() * 0.2 + 0.4, numbers(0, 3)
     found = changed(x, "light")
@@ -87,7 +111,7 @@ def test_colours_turn_around_grey() -> None:
 
 def test_beyond_its_edges_a_picture_goes_on() -> None:
     white = torch.ones(4, 3, 16, 16)
-    torch.testing.assert_close(changed(white, "shift", "scale", "turn", "mirror"), white)
+    torch.testing.assert_close(changed(white, "shift", "scale", "turn", "mirror", "shear", "warp"), white)
 
 
 def test_another_choice_changes_nothing_else() -> None:
@@ -101,7 +125,7 @@ def source(*overrides: str) -> TaskSource:
 
 
 def test_only_training_tasks_are_augmented_and_each_always_alike() -> None:
-    plain, other = source(), source("dataset.augment=[shift,scale]")
+    plain, other = source(), source("dataset.augment=[shift,scale,shear,warp]")
     together, apart = torch.arange(5, 9), [torch.tensor([number]) for number in range(5, 9)]
     for split in ("val", "test"):
         for ours, theirs in zip(other.episodes(split, together), plain.episodes(split, together), strict=True):
