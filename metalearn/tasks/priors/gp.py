@@ -1,17 +1,18 @@
 """Functions as priors: of a Gaussian process (Müller et al. 2022, arXiv 2112.10510, section 5.1), and sine waves.
 
-Of a Gaussian process, inputs lie evenly in [0, 1]ᵈ; y has variance 1, and noise on top. The exact prediction is known
-(`posterior`), so that it can be measured how far a trained model is from it. A sine wave is y = amplitude ·
+Of a Gaussian process, inputs lie evenly in [0, 1]ᵈ; y has variance 1, and noise on top; other ranges and scales are
+keys. The exact prediction is known (`posterior`), so that it can be measured how far a trained model is from it. The
+benchmark of neural processes is such a prior (`experiment=functions`). A sine wave is y = amplitude ·
 sin(frequency · x − phase) + noise; without noise and with frequency 1, one of Finn et al. 2017 (arXiv 1703.03400).
 """
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
-from metalearn.checks import Invalid, real_number
+from metalearn.checks import Invalid, real_number, true_or_false, whole_number
 from metalearn.tasks.common.episodes import Seeds
 from metalearn.tasks.priors.source import (
     Prior,
@@ -31,7 +32,7 @@ from metalearn.tasks.priors.source import (
 
 Array = NDArray[np.float64]
 
-KERNELS = ("rbf", "matern12", "matern32", "matern52")
+KERNELS = ("rbf", "matern12", "matern32", "matern52", "periodic")
 
 LEAST_NOISE = 1e-6  # with less, rounding can make a covariance of close points that no longer is one
 
@@ -40,7 +41,7 @@ def covariance(kernel: str, distance: Array) -> Array:
     """The covariance of two values by the distance of their inputs, in length scales (Rasmussen and Williams 2006,
     section 4.2.1)."""
     values: Array
-    if kernel == "rbf":
+    if kernel in ("rbf", "periodic"):
         values = np.exp(-0.5 * distance**2)
     elif kernel == "matern12":
         values = np.exp(-distance)
@@ -53,25 +54,58 @@ def covariance(kernel: str, distance: Array) -> Array:
     return values
 
 
-def distances(a: Array, b: Array) -> Array:
-    """[…, n, m] between the rows of a […, n, d] and b […, m, d]."""
+def distances(a: Array, b: Array, period: float | Array | None = None) -> Array:
+    """[…, n, m] between the rows of a […, n, d] and b […, m, d]. With a period, it is as if each input went around a
+    circle of diameter 2: so the rbf kernel becomes the periodic one (Rasmussen and Williams, equation 4.31)."""
     difference = a[..., :, None, :] - b[..., None, :, :]
+    if period is not None:
+        difference = 2 * np.sin(np.pi / period * difference)
     return np.asarray(np.sqrt((difference**2).sum(axis=-1)))
 
 
 def posterior(
-    x: Array, y: Array, asked: Array, *, kernel: str, length: float, noise: float
+    x: Array, y: Array, asked: Array, *, kernel: str, length: float, noise: float, scale: float = 1.0,
+    period: float = 1.0,
 ) -> tuple[Array, Array]:  # fmt: skip
     """Mean and standard deviation [m] of the noisy values at `asked` [m, d], given y [n] at x [n, d]."""
-    gram = covariance(kernel, distances(x, x) / length) + noise**2 * np.eye(len(x))
-    across = covariance(kernel, distances(x, asked) / length)
-    weights = np.linalg.solve(gram, across)
-    return weights.T @ y, np.sqrt(1 + noise**2 - (across * weights).sum(axis=0))
+
+    def between(a: Array, b: Array) -> Array:
+        return scale**2 * covariance(kernel, distances(a, b, period if kernel == "periodic" else None) / length)
+
+    across = between(x, asked)
+    weights = np.linalg.solve(between(x, x) + noise**2 * np.eye(len(x)), across)
+    return weights.T @ y, np.sqrt(scale**2 + noise**2 - (across * weights).sum(axis=0))
+
+
+class Settings(NamedTuple):
+    """What a task draws: the arguments of `posterior`."""
+
+    kernel: str
+    length: float
+    noise: float
+    scale: float
+    period: float
+
+
+def draw_settings(
+    rng: np.random.Generator, *, kernel: str | Sequence[str], length: Real, noise: Real, scale: Real, period: Real,
+    uniform: bool,
+) -> Settings:  # fmt: skip
+    """The settings of a task: what its generator draws first."""
+    kernels = [kernel] if isinstance(kernel, str) else kernel
+    name = kernels[int(rng.integers(len(kernels)))]
+    draw = _draw_evenly if uniform else draw_real
+    return Settings(name, *(draw(rng, value) for value in (length, noise, scale, period)))
+
+
+def _draw_evenly(rng: np.random.Generator, value: Real) -> float:
+    return float(value) if isinstance(value, int | float) else float(rng.uniform(*value))
 
 
 def gp_prior(
     *, kernel: str | Sequence[str], length: Real, noise: Real, features: Whole, rows: Whole, known: Whole, group: int,
-    seeds: Seeds,
+    seeds: Seeds, scale: Real = 1.0, period: Real = 1.0, uniform: bool = False, inputs: Sequence[float] = (0.0, 1.0),
+    asked: int | None = None,
 ) -> PriorTasks:  # fmt: skip
     """Tasks of a Gaussian process.
 
@@ -81,6 +115,12 @@ def gp_prior(
         noise: the standard deviation of the noise, or a range, of which each task draws one.
         features, rows, known: input dimensions, points, and known points; ranges: each group draws one.
         group: how many tasks share a shape.
+        scale: the standard deviation of the function, or a range, of which each task draws one.
+        period: of the periodic kernel, or a range, of which each task draws one.
+        uniform: whether ranges of numbers are drawn from evenly, or evenly in the logarithm.
+        inputs: the smallest and the largest input.
+        asked: the fewest points to predict: a group draws `known`, then the number of all points, up to `rows`. None:
+            it draws `rows`, whatever is known.
 
     Raises:
         ValueError: a value that is not allowed.
@@ -88,29 +128,45 @@ def gp_prior(
     kernels = [kernel] if isinstance(kernel, str) else list(kernel)
     if not kernels or not {*kernels} <= {*KERNELS}:
         raise Invalid("kernel", kernel, f"must be of {', '.join(KERNELS)}", "type KEY=rbf, or KEY=[rbf,matern52]")
-    check_real("length", length)
+    for name, value in (("length", length), ("scale", scale), ("period", period)):
+        check_real(name, value)
     check_real("noise", noise, at_least=LEAST_NOISE)
     check_whole("features", features, at_least=1)
     check_rows(rows, known)
+    true_or_false("uniform", uniform)
+    if len(inputs) != 2 or not inputs[0] < inputs[1]:
+        raise Invalid("inputs", inputs, "must be the smallest and the largest", "type KEY=[0,1]")
+    if asked is not None:
+        whole_number("asked", asked, at_least=1)
+        whole_number("rows", rows, at_least=asked + (known if isinstance(known, int) else known[1]))
 
     def shape(rng: np.random.Generator) -> Shape:
-        return Shape(draw_whole(rng, rows), draw_whole(rng, known), draw_whole(rng, features))
+        if asked is None:
+            return Shape(draw_whole(rng, rows), draw_whole(rng, known), draw_whole(rng, features))
+        first = draw_whole(rng, known)
+        return Shape(draw_whole(rng, [first + asked, cast(int, rows)]), first, draw_whole(rng, features))
 
     def tables(rngs: Sequence[np.random.Generator], shape: Shape) -> Tables:
         drawn: list[Any] = []
         for rng in rngs:
-            settings = kernels[int(rng.integers(len(kernels)))], draw_real(rng, length), draw_real(rng, noise)
-            drawn.append((*settings, rng.uniform(size=(shape.rows, shape.features)), rng.normal(size=shape.rows)))
-        of_task, lengths, noises, x, normal = zip(*drawn, strict=True)
-        inputs = np.stack(x)
-        scaled = distances(inputs, inputs) / np.array(lengths)[:, None, None]
-        matrices = np.empty_like(scaled)
+            settings = draw_settings(
+                rng, kernel=kernels, length=length, noise=noise, scale=scale, period=period, uniform=uniform
+            )
+            points = rng.uniform(*inputs, size=(shape.rows, shape.features))
+            drawn.append((settings, points, rng.normal(size=shape.rows)))
+        settings_of, x, normal = zip(*drawn, strict=True)
+        of_task, *columns = zip(*settings_of, strict=True)
+        lengths, noises, scales, periods = (np.array(column)[:, None, None] for column in columns)
+        points = np.stack(x)
+        matrices = np.empty((len(rngs), shape.rows, shape.rows))
         for name in {*of_task}:
             tasks = [number for number, kernel_of_task in enumerate(of_task) if kernel_of_task == name]
-            matrices[tasks] = covariance(name, scaled[tasks])
+            period_of = periods[tasks][..., None] if name == "periodic" else None
+            apart = distances(points[tasks], points[tasks], period_of) / lengths[tasks]
+            matrices[tasks] = scales[tasks] ** 2 * covariance(name, apart)
         diagonal = np.arange(shape.rows)
-        matrices[:, diagonal, diagonal] += np.array(noises)[:, None] ** 2
-        return inputs, (np.linalg.cholesky(matrices) @ np.stack(normal)[..., None])[..., 0]
+        matrices[:, diagonal, diagonal] += noises[:, 0] ** 2
+        return points, (np.linalg.cholesky(matrices) @ np.stack(normal)[..., None])[..., 0]
 
     return tasks_of(Prior("gp", shape, tables), classes=None, group=group, seeds=seeds)
 

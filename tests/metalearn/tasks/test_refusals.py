@@ -42,7 +42,8 @@ WRONG: list[tuple[str, dict[str, Any], dict[str, list[Any]]]] = [
         "features": ["age"], "file": ["t.xlsx"]}),
     ("gp_prior", {}, {
         "kernel": ["linear", []], "length": [0, [1, 0.1]], "noise": [1e-9, [0.1, 0.2, 0.3]], "rows": [1],
-        "known": [[1, 60]], "features": [1.5], "group": [0]}),
+        "known": [[1, 60]], "features": [1.5], "group": [0], "scale": [0], "period": [[2, 1]], "uniform": ["yes"],
+        "inputs": [[1, 0], [0, 1, 2]], "asked": [0, 1.5]}),
     ("noisy_digits", {}, {
         "examples": [0, 1796], "clean": [0, 797], "queries": [0, 697], "wrong": [1, -0.1, "half"], "noise": ["gauss"],
         "seed": [-1], "eval_seed": [-1]}),
