@@ -46,7 +46,7 @@ from metalearn.errors import ConfigError
 from metalearn.models.table import _answers, bars, gaussian
 from metalearn.reporting.provenance import made_with
 from metalearn.tables import estimators
-from metalearn.tasks.priors.gp import posterior
+from metalearn.tasks.priors.gp import Settings, posterior
 from metalearn.types import Batch
 
 SPLITS, KNOWN, ASKED = 5, 200, 500
@@ -279,9 +279,9 @@ def gaps(path: str, tasks: int) -> dict[str, Any]:
     """
     learner = load_learner(path)
     config, source, model, *_ = learner.taught
-    settings = {name: config.dataset.get(name) for name in ("kernel", "length", "noise")}
-    reads, numbers = model.in_context, all(isinstance(settings[name], float) for name in ("length", "noise"))
-    if reads is None or reads.loss is None or not isinstance(settings["kernel"], str) or not numbers:
+    settings = {name: config.dataset[name] for name in Settings._fields if name in config.dataset}
+    reads, fixed = model.in_context, all(isinstance(value, str | int | float) for value in settings.values())
+    if reads is None or reads.loss is None or not settings or not fixed:
         raise ConfigError(f"{path}: is no run of experiment=pfn_gp with one kernel, length and noise; type another one")
     support, query = zip(
         *(source.episodes("test", torch.tensor([number * 64])) for number in range(tasks)), strict=True

@@ -99,7 +99,7 @@ def draw_settings(
 
 
 def _draw_evenly(rng: np.random.Generator, value: Real) -> float:
-    return float(value) if isinstance(value, int | float) else float(rng.uniform(*value))
+    return float(value) if isinstance(value, int | float) else float(rng.uniform(value[0], value[1]))
 
 
 def gp_prior(
@@ -152,7 +152,7 @@ def gp_prior(
             settings = draw_settings(
                 rng, kernel=kernels, length=length, noise=noise, scale=scale, period=period, uniform=uniform
             )
-            points = rng.uniform(*inputs, size=(shape.rows, shape.features))
+            points = rng.uniform(inputs[0], inputs[1], size=(shape.rows, shape.features))
             drawn.append((settings, points, rng.normal(size=shape.rows)))
         settings_of, x, normal = zip(*drawn, strict=True)
         of_task, *columns = zip(*settings_of, strict=True)
