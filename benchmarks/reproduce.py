@@ -410,7 +410,8 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _reproduce(options: argparse.Namespace) -> int:
-    from benchmarks.results_page import PICTURES, curves_of, curves_picture, page  # it imports this module
+    # It imports this module.
+    from benchmarks.results_page import BESIDE_PAPERS, PICTURES, curves_of, curves_picture, page, rows_picture
 
     tables, output = read_tables(options.tables), Path() if options.output == ROOT else options.output
     rows = {row.name: row for table in tables for row in table.rows}
@@ -443,6 +444,9 @@ def _reproduce(options: argparse.Namespace) -> int:
         written = {output / PAGES[name]: page(shown, by_row)}
         if name in PICTURES and (curves := curves_of(shown, by_row)):
             written[output / PICTURES[name].path] = curves_picture(PICTURES[name], curves)
+        for table in shown:
+            if table.title in BESIDE_PAPERS and any(by_row[row.name] for row in table.rows):
+                written[output / BESIDE_PAPERS[table.title]] = rows_picture(table.rows, by_row)
         for path, text in written.items():
             path.parent.mkdir(parents=True, exist_ok=True)
             write_atomically(path, text)

@@ -161,6 +161,27 @@ def curves_picture(picture: Picture, curves: Curves) -> str:
     return svg_file(chart("", lines, x=picture.x, y="accuracy (%)", percent=True, whole=True))
 
 
+BESIDE_PAPERS = {"Omniglot, Lake's challenge, 20 runs within one alphabet": "docs/pictures/lake.svg"}
+"""By the title of a table, the path of its picture."""
+
+
+def rows_picture(rows: Sequence[ResultRow], results: Results) -> str:
+    """The accuracy of each seed of the rows, with its interval, beside the figures of papers, as an SVG file."""
+    shown = [row for row in rows if results[row.name] and row.metric == "accuracy"]
+    lines = [
+        Line(
+            f"{place}: {row.name}",
+            [(place + 0.15 * number, result["accuracy"]) for number, result in enumerate(results[row.name])],
+            [result["ci95"] for result in results[row.name]],
+            "points",
+        )
+        for place, row in enumerate(shown, start=1)
+    ]
+    papers = [(place - 0.15, row.papers.get(LAST)) for place, row in enumerate(shown, start=1)]
+    others = Line("figures of others", [(x, y) for x, y in papers if y is not None], style="points", colour="#7a7a7a")
+    return svg_file(chart("", [*lines, others], x="row of the table", y="accuracy (%)", percent=True, whole=True))
+
+
 def _curves(picture: Picture, curves: Curves) -> Iterator[str]:
     """The table of the curves, and their picture."""
     yield f"![{picture.title}]({picture.path})"

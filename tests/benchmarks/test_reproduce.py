@@ -16,7 +16,15 @@ import pytest
 
 from benchmarks import reproduce
 from benchmarks.reproduce import LAST, ResultRow, ResultTable, read_results, read_tables, write_results
-from benchmarks.results_page import PICTURES, comparison_with_paper, curves_of, curves_picture, page
+from benchmarks.results_page import (
+    BESIDE_PAPERS,
+    PICTURES,
+    comparison_with_paper,
+    curves_of,
+    curves_picture,
+    page,
+    rows_picture,
+)
 from metalearn.config.compose import compose_config
 from metalearn.errors import ConfigError
 from tests.runs import ROOT, Outcome, Program, metrics, slow, until
@@ -222,6 +230,11 @@ def test_the_page_is_that_of_the_results_and_the_rows() -> None:
         curves = curves_of([table for table in tables if table.page == name], results)
         drawn = (ROOT / picture.path).read_text() if curves else None
         assert drawn == (curves_picture(picture, curves) if curves else None), "type metalearn reproduce --render"
+    for table in tables:
+        if table.title in BESIDE_PAPERS:
+            drawn = (ROOT / BESIDE_PAPERS[table.title]).read_text()
+            assert drawn == rows_picture(table.rows, results), "type metalearn reproduce --render"
+    assert BESIDE_PAPERS.keys() <= {table.title for table in tables}
 
 
 def test_the_curves_are_means_of_the_seeds() -> None:
