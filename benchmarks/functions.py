@@ -86,7 +86,7 @@ def of_kernel(learners: Sequence[Any], kernel: str, count: int, gridded: int) ->
     grids = {"rbf ": Grid("rbf", *ranges)} | ({"": Grid(kernel, *ranges)} if kernel == "matern52" else {})
     of_tasks = defaultdict[str, list[float]](list)
     for first in range(0, count, config.group):
-        numbers = range(first, min(first + config.group, count))
+        numbers = range(first, first + config.group)
         support, query = source.episodes("test", torch.tensor(numbers))
         for place, learner in enumerate(learners):
             reads = learner.taught.model.in_context
@@ -122,15 +122,15 @@ def with_interval(values: Array, group: int) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("runs", nargs="+", help="folders of runs")
-    parser.add_argument("--tasks", type=whole(2), default=48_000, help="test tasks of each kernel (default: 48000)")
-    parser.add_argument("--gridded", type=whole(2), default=1600, help="the first, for Bayes too (default: 1600)")
+    parser.add_argument("--groups", type=whole(2), default=3000, help="groups of 16 test tasks (default: 3000)")
+    parser.add_argument("--gridded", type=whole(2), default=100, help="the first, for Bayes too (default: 100)")
     parser.add_argument("--picture", type=Path, help="file for the curves of the first kernel over known points")
     options = parser.parse_args()
     torch.set_num_threads(1)
     learners = [load(run) for run in options.runs]
     group = learners[0].taught.config.dataset.group
     for kernel in KERNELS:
-        of_tasks = of_kernel(learners, kernel, options.tasks, options.gridded)
+        of_tasks = of_kernel(learners, kernel, group * options.groups, group * options.gridded)
         context, exact = of_tasks.pop("context"), of_tasks["exact"]
         print(f"\n{kernel}: exact has {with_interval(exact, group)}\n")
         print(f"| predictor | tasks | log-likelihood | less the exact one's, same tasks |\n{'| --- ' * 4}|")
@@ -140,8 +140,8 @@ def main() -> None:
         if kernel == "rbf" and options.picture:
             networks = np.mean([of_tasks[f"network {place}"] for place in range(len(learners))], axis=0)
             shown = {"exact": exact, "Bayes: length and scale unknown": of_tasks["rbf Bayes"], "networks": networks}
-            first = {name: values[: options.gridded] for name, values in shown.items()}
-            write_atomically(options.picture, curves(first, context[: options.gridded]))
+            first = {name: values[: group * options.gridded] for name, values in shown.items()}
+            write_atomically(options.picture, curves(first, context[: group * options.gridded]))
     print(f"\n{made_with()}")
 
 

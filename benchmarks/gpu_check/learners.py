@@ -18,6 +18,7 @@ from metalearn.algorithms.matching import matching
 from metalearn.algorithms.meta_curvature import meta_curvature
 from metalearn.algorithms.meta_sgd import meta_sgd
 from metalearn.algorithms.metaoptnet import metaoptnet
+from metalearn.algorithms.oml import oml
 from metalearn.algorithms.protonet import protonet
 from metalearn.algorithms.r2d2 import r2d2
 from metalearn.algorithms.reptile import reptile
@@ -54,6 +55,7 @@ ALGORITHMS: dict[str, Callable[[Model], Algorithm]] = {
     "imaml": lambda model: imaml(model=model, **DESCENT, strength=5.0, cg_steps=5),
     "protonet": lambda model: protonet(model=model),
     "matching": lambda model: matching(model=model, scale=1.0),
+    "oml": lambda model: oml(model=model, inner_lr=0.05, scale=40.0),
     "r2d2": lambda model: r2d2(model=model, strength=1.0, scale=1.0),
     "in_context": lambda model: in_context(model=model, width=32, heads=4, layers=2),
     "metaoptnet": lambda model: metaoptnet(model=model, cost=0.1, ridge=1.0, scale=1.0),

@@ -13,8 +13,8 @@ Differences from the paper, from its authors' later code, and from ANML (Beaulie
   with samples of others among the queries.
 - Rate and factor are learned, and features have length 1.
 
-With `model.transductive=false` the samples of the first class, which come first, normalise all others: by the whole
-support set a step would know of samples that come after it.
+With `model.transductive=false` the first samples, as many as a class has on the average, normalise all others: by the
+whole support set, as with true, a step would know of samples that come after it.
 """
 
 import math
@@ -60,20 +60,25 @@ def oml(*, model: Model, inner_lr: float, scale: float, eval_lr_factor: float = 
 
     def features(params: Params, support: Batch, x: Tensor) -> Tensor:
         """The features [t, n, d] of the samples `x`."""
-        first = support.x[:, : int((support.y[0] == support.y[0, 0]).sum())]
+        first = support.x[:, : max(1, support.x.shape[1] // one_hot(support, x.dtype).shape[2])]
         compute = model.features_of(params, len(x))
-        parts = [x] if torch.is_grad_enabled() else x.split(PART, dim=1)
+        whole = torch.is_grad_enabled() or model.transductive or torch.compiler.is_exporting()
+        parts = [x] if whole else x.split(PART, dim=1)
         return F.normalize(torch.cat([compute(part, first) for part in parts], dim=1), dim=2)
 
     def number(params: Params, name: str) -> Tensor:
         return (SPEED * params[name]).exp()
 
-    def compare(params: Params, support: Batch, x: Tensor, factor: float = 1.0) -> Tensor:
+    def learned(params: Params, support: Batch, factor: float) -> Tensor:
+        """The classifier after the stream, times the scale."""
         stream = features(params, support, support.x)
         classes = one_hot(support, stream.dtype)
         rows = stream.new_zeros(len(stream), classes.shape[2], stream.shape[2])
         rows = streamed(rows, stream, classes, factor * number(params, LOG_RATE))
-        return number(params, LOG_SCALE) * features(params, support, x) @ rows.transpose(1, 2)
+        return number(params, LOG_SCALE) * rows
+
+    def compare(params: Params, support: Batch, x: Tensor) -> Tensor:
+        return features(params, support, x) @ learned(params, support, 1.0).transpose(1, 2)
 
     @torch.no_grad()
     def evaluate(params: Params, episode: Episode) -> Metrics:
@@ -101,8 +106,10 @@ def oml(*, model: Model, inner_lr: float, scale: float, eval_lr_factor: float = 
             for name in tables[0][0]
         }
 
+    @torch.no_grad()
     def adapt(params: Params, support: Batch, steps: int | None = None) -> Callable[[Tensor], Tensor]:
-        return torch.no_grad()(lambda x: compare(params, support, x, eval_lr_factor))
+        rows = learned(params, support, eval_lr_factor).transpose(1, 2)
+        return torch.no_grad()(lambda x: features(params, support, x) @ rows)
 
     learner = comparing_learner(model, compare, lambda generator: start(generator) | numbers)
     return learner._replace(evaluate=evaluate, adapt=adapt)

@@ -167,6 +167,33 @@ def test_an_ensemble_evaluates_all_seeds_of_a_row_together(tmp_path: Path) -> No
         assert reproduce.is_done(run, kept) is done
 
 
+def test_a_row_begins_with_the_network_of_another(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An evaluation needs all trainings before it, also where results are there and their folders are not."""
+    rows = "a: {method: A, run: k=1}, b: {method: B, start: a, run: k=2}, c: {method: C, of: b, run: ''}"
+    (tmp_path / "table.yaml").write_text(f"- title: t\n  rows: {{{rows}}}")
+    by_name = {row.name: row for table in read_tables(tmp_path) for row in table.rows}
+    run = reproduce.run_of(by_name["c"], 0, by_name, tmp_path)
+    first, second, last = run.with_all_before
+    assert f"init_from={tmp_path}/runs/a/seed0/checkpoints/best" in second.command and last is run
+    assert not any(word.startswith("init_from") for word in first.command)
+    kept: Any = {each.key: {"command": each.command_line, "seconds": 1.0} for each in (first, second)}
+    assert reproduce.is_done(second, kept) and not reproduce.is_done(run, kept)
+    monkeypatch.setattr(sys, "executable", "false")
+    assert reproduce.run_all(run.with_all_before, kept, [], tmp_path) == 1
+    assert "a seed 0: failed with exit code 1" in capsys.readouterr().err
+
+
+def test_a_picture_has_the_seeds_and_the_figures_of_others() -> None:
+    rows = [row_named("one", papers={LAST: 0.7}), row_named("two")]
+    drawn = ElementTree.fromstring(rows_picture(rows, {"one": [result(0.6), result(0.8)], "two": [result(0.9)]}))
+    names = [element.text for element in drawn.iter("{http://www.w3.org/2000/svg}text")]
+    assert names[-3:] == ["1: one", "2: two", "figures of others"]
+    low, high, *others = [float(dot.get("y", "")) for dot in drawn.iter("{http://www.w3.org/2000/svg}use")][:4]
+    assert [0.6 + 0.2 * (low - y) / (low - high) for y in others] == pytest.approx([0.9, 0.7])  # then the legend's
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
@@ -175,6 +202,7 @@ def test_an_ensemble_evaluates_all_seeds_of_a_row_together(tmp_path: Path) -> No
         ("- {title: x, rows: {a: {method: M, run: b, papper: 1}}}", "unexpected keyword argument 'papper'"),
         ("- {title: x, rows: {a: {method: M, run: b, paper: high}}}", "a='high': must be a finite number"),
         ("- {title: x, rows: {a: {of: b, method: M, run: c}}}", "a: of: b: must name a row that trains"),
+        ("- {title: x, rows: {a: {start: b, method: M, run: c}}}", "a: start: b: must name a row that trains"),
     ],
 )
 def test_a_file_that_is_no_table_is_refused(text: str, message: str, tmp_path: Path) -> None:

@@ -39,7 +39,7 @@ LEAST_NOISE = 1e-6  # with less, rounding can make a covariance of close points 
 
 def covariance(kernel: str, distance: Array) -> Array:
     """The covariance of two values by the distance of their inputs, in length scales (Rasmussen and Williams 2006,
-    section 4.2.1)."""
+    section 4.2.1). That of the periodic kernel is the distance around its circle, see `distances`."""
     values: Array
     if kernel in ("rbf", "periodic"):
         values = np.exp(-0.5 * distance**2)
