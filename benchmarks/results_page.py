@@ -156,7 +156,10 @@ def curves_picture(picture: Picture, curves: Curves) -> str:
     return svg_file(chart("", lines, x=picture.x, y="accuracy (%)", percent=True, whole=True))
 
 
-BESIDE_PAPERS = {"Omniglot, Lake's challenge, 20 runs within one alphabet": "docs/pictures/lake.svg"}
+BESIDE_PAPERS = {
+    "Omniglot, Lake's challenge, 20 runs within one alphabet": "docs/pictures/lake.svg",
+    "Omniglot without labels, 5-way": "docs/pictures/no_labels.svg",
+}
 """By the title of a table, the path of its picture."""
 
 

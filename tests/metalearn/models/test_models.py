@@ -318,7 +318,7 @@ def test_an_own_module_equals_torchvisions_model_of_that_name() -> None:
     assert all(
         torch.equal(a, b) for a, b in zip(ours.init(seeded(1)).values(), theirs.init(seeded(1)).values(), strict=True)
     )
-    assert torch.equal(ours.apply(params, x), theirs.apply(params, x))
+    assert_same(ours.apply(params, x), theirs.apply(params, x))  # torch.vmap may round in another way
 
 
 def test_convolutions_by_torch_are_noted_and_right() -> None:
