@@ -291,6 +291,10 @@ def result_of(run: RowRun, kept: Kept) -> Result:
         values = [round(value, 5) for value in curve.values]
         validation = {"steps": curve.steps, "seconds": seconds, "values": values}
     dataset = read_config(config)["dataset"]
+    if dataset.get("test") == "stream":
+        from metalearn.tasks.omniglot import STREAM  # it takes torch, for seconds
+
+        dataset |= STREAM._asdict() | {"eval_queries": STREAM.queries}
     # The inner steps of a document are its chunks, so their figures are those by position.
     figures = (*BY_POSITION, "ci95_by_position") if BY_POSITION[0] in test else ()
     # Of a long curve every fiftieth is enough, and 600 lines are nothing to read.
