@@ -79,8 +79,8 @@ A step of descent on one drawing changes what was learned of all others. [OML](.
 features in which it does little harm: untrained ones have 5% at the end, and trained ones 69% after five minutes of a
 core. The rate matters as much. The one that was learned on streams of 300 drawings is too high for 9,000, and has 42%.
 The low one of the test keeps the classifier near its start, where it is close to a sum of each class's features.
-That descent itself gains anything is not shown: a prototypical network that keeps the mean of each class, and sees all drawings
-for its statistics, has 87%."""
+That descent itself gains anything is not shown: a prototypical network that keeps the mean of each class, and sees all
+drawings for its statistics, has 87%."""
 
 
 _PICTURES_FIRST = " (pictures are fetched or drawn first, see [Data and models](docs/how-to/data.md))"
