@@ -62,7 +62,14 @@ reading](docs/how-to/sequences.md)) and of others. *Bits* is the mean over the t
 in the window* does so in those that the network's attention reaches. In one table all rows have the same test
 documents. *Minutes* are those of training and validation on one core, with other work beside; a row that begins with
 another's network counts from there. `metalearn reproduce --only ROW --output FOLDER` runs a row again; command, date,
-commit and machine of a figure are in `results/`."""
+commit and machine of a figure are in `results/`.
+
+What may be claimed: a network that was meta-trained to learn while it reads is 1.05 bits below a static one of as
+many steps on chains, on Python's library (of Python 3.11.7) 0.40 bits below, and 0.11 below dynamic evaluation of
+that network. Its second derivatives are worth 0.02 to 0.03 bits on the library, in each of three seeds, and nothing
+on chains. What may not: that static networks cannot do it. They had as many steps and documents as short, no more;
+attention to all before was trained on 1,024 symbols, and loses on 8,192 bytes. Two blocks that learn were trained by
+the settings of one."""
 
 
 _HOW_TO_READ_STREAMS = """
