@@ -25,7 +25,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from metalearn.algorithms.common.learners import comparing_learner, one_hot, without_head
-from metalearn.algorithms.common.losses import objective
+from metalearn.algorithms.common.losses import by_sample
 from metalearn.checks import positive
 from metalearn.types import Algorithm, Batch, Episode, Metrics, Model, Params
 
@@ -42,8 +42,8 @@ PART = 1000
 def oml(*, model: Model, inner_lr: float, scale: float, eval_lr_factor: float = 1.0) -> Algorithm:
     """Learns features, a rate and a scale for learning from a stream.
 
-    Column k of its evaluation is after the first k classes, over their queries; column 0 is before the stream, over
-    all.
+    Column k of its evaluation is after the first k classes, over their queries, if all have as many samples; column 0
+    is before the stream, over all.
 
     Args:
         model: the network; its head is left out.
@@ -86,25 +86,15 @@ def oml(*, model: Model, inner_lr: float, scale: float, eval_lr_factor: float = 
         stream = features(params, support, support.x)
         asked = number(params, LOG_SCALE) * features(params, support, query.x)
         classes, rate = one_hot(support, stream.dtype), eval_lr_factor * number(params, LOG_RATE)
-
-        def by_class(task: int) -> list[Metrics]:
-            rows, read, labels = stream.new_zeros(1, classes.shape[2], stream.shape[2]), 0, support.y[task]
-            columns = [objective(asked[None, task] @ rows.transpose(1, 2), query.y[None, task], model.loss)]
-            ends = {int(label): int((labels == label).nonzero()[-1]) + 1 for label in labels.unique()}
-            for end in sorted(ends.values()):
-                rows = streamed(rows, stream[None, task, read:end], classes[None, task, read:end], rate)
-                read = end
-                whole = torch.tensor([label for label, last in ends.items() if last <= end], device=labels.device)
-                of_whole = torch.isin(query.y[task], whole)
-                outputs = asked[None, task, of_whole] @ rows.transpose(1, 2)
-                columns.append(objective(outputs, query.y[None, task, of_whole], model.loss))
-            return columns
-
-        tables = [by_class(task) for task in range(len(stream))]
-        return {
-            name: torch.stack([torch.cat([column[name] for column in columns]) for columns in tables])
-            for name in tables[0][0]
-        }
+        (tasks, samples, ways), columns = classes.shape, list[Metrics]()
+        rows = stream.new_zeros(tasks, ways, stream.shape[2])
+        for count in range(ways + 1):
+            part = slice((count - 1) * samples // ways, count * samples // ways) if count else slice(0)
+            rows = streamed(rows, stream[:, part], classes[:, part], rate)
+            counted = query.y < (count or ways)
+            values = by_sample(asked @ rows.transpose(1, 2), query.y, model.loss)
+            columns.append({name: (value * counted).sum(dim=1) / counted.sum(dim=1) for name, value in values.items()})
+        return {name: torch.stack([column[name] for column in columns], dim=1) for name in columns[0]}
 
     @torch.no_grad()
     def adapt(params: Params, support: Batch, steps: int | None = None) -> Callable[[Tensor], Tensor]:

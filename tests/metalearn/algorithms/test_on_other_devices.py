@@ -29,7 +29,17 @@ DEVICE = "lazy"
 """A device whose tensors torch can imitate; those of `cuda` fail in the backward pass where there is no card."""
 
 WAITS = {
-    "one_hot": ("protonet", "matching", "r2d2", "metaoptnet", "simpleshot", "laplacian_shot", "baseline_pp", "tim"),
+    "one_hot": (
+        "protonet",
+        "matching",
+        "r2d2",
+        "metaoptnet",
+        "simpleshot",
+        "laplacian_shot",
+        "baseline_pp",
+        "tim",
+        "oml",
+    ),
     "a decision": ("reptile", "metaoptnet"),
 }
 """Where the host waits for the device: to count classes; to see whether they are evenly many, or a task is solved."""
