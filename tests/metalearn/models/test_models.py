@@ -2,7 +2,7 @@
 
 import copy
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 import torch
@@ -307,9 +307,9 @@ def test_every_torchvision_parameter_affects_the_outputs(name: str) -> None:
 # Your own network
 
 
-def own(target: str, *, transductive: bool = True, **options: Any) -> Model:
+def own(target: str, *, transductive: bool = True, vectorize: bool | Literal["auto"] = "auto", **options: Any) -> Model:
     network = {"_target_": target, **options}
-    return module(network=network, channels=3, image_size=32, transductive=transductive)
+    return module(network=network, channels=3, image_size=32, transductive=transductive, vectorize=vectorize)
 
 
 def test_an_own_module_equals_torchvisions_model_of_that_name() -> None:
@@ -318,6 +318,8 @@ def test_an_own_module_equals_torchvisions_model_of_that_name() -> None:
     assert all(
         torch.equal(a, b) for a, b in zip(ours.init(seeded(1)).values(), theirs.init(seeded(1)).values(), strict=True)
     )
+    one_by_one = own("torchvision.models.resnet18", num_classes=3, vectorize=False)
+    assert torch.equal(one_by_one.apply(params, x), theirs.apply(params, x))
     assert_same(ours.apply(params, x), theirs.apply(params, x))  # torch.vmap may round in another way
 
 
