@@ -26,7 +26,7 @@ from metalearn.cli.arguments import whole
 from metalearn.reporting.charts import Line, chart, svg_file
 from metalearn.reporting.provenance import made_with
 from metalearn.storage.files import write_atomically
-from metalearn.tasks.priors.gp import Array, covariance, distances, draw_settings, posterior
+from metalearn.tasks.priors.gp import Array, covariance, draw_settings, posterior
 
 KERNELS, HYPER = ("rbf", "matern52", "periodic"), ("kernel", "length", "noise", "scale", "period", "uniform")
 POINTS = 32  # of a grid, for each range; with 192 a task of 20 known points had 0.0006 more
@@ -55,7 +55,7 @@ class Grid:
 
     def predicted(self, x: Array, y: Array, context: int) -> dict[str, float]:
         """The mean log-likelihood of the points of a task that follow the known ones."""
-        shapes = covariance(self.kernel, distances(x, x) / self.lengths[:, None, None])
+        shapes = covariance(self.kernel, x, x, self.lengths[:, None, None])
         vectors, turned, spectrum, weights = self._weighed(shapes[:, :context, :context], y[:context])
         evidence = np.logaddexp.reduce(weights, axis=None)
         weights, joint = weights - evidence, np.logaddexp.reduce(self._weighed(shapes, y)[3], axis=None) - evidence

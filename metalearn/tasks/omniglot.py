@@ -133,8 +133,10 @@ def _grouped(
         if most < shapes[part].ways and not (test and part == "test"):
             allowed = f"the split '{part}' of dataset.split={split} has at most {most} characters of an alphabet"
             raise Invalid("ways", shapes[part].ways, allowed, f"type KEY={most}, or GROUP.split={ALPHABETS}")
-    fixed = {"lake_runs": lambda: lake_runs(classes["test"]), "stream": lambda: streams(len(classes["test"]))}
-    return Grouped(groups, {"test": fixed[test]()} if test else {}) if within or test else None
+    if not (within or test):
+        return None
+    fixed = lake_runs(classes["test"]) if test == "lake_runs" else streams(len(classes["test"])) if test else []
+    return Grouped(groups, {"test": fixed} if test else {})
 
 
 def classes_of(split_list: str, split: str, rotations: bool) -> list[tuple[int, int]]:

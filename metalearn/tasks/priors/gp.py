@@ -37,10 +37,15 @@ KERNELS = ("rbf", "matern12", "matern32", "matern52", "periodic")
 LEAST_NOISE = 1e-6  # with less, rounding can make a covariance of close points that no longer is one
 
 
-def covariance(kernel: str, distance: Array) -> Array:
-    """The covariance of two values by the distance of their inputs, in length scales (Rasmussen and Williams 2006,
-    section 4.2.1). That of the periodic kernel is the distance around its circle, see `distances`."""
+def covariance(kernel: str, a: Array, b: Array, length: float | Array, period: float | Array = 1.0) -> Array:
+    """The covariance […, n, m] of values of variance 1 at the inputs a […, n, d] and b […, m, d] (Rasmussen and
+    Williams 2006, section 4.2.1). The periodic kernel is as if each input went around a circle of diameter 2 (equation
+    4.31)."""
     values: Array
+    difference = a[..., :, None, :] - b[..., None, :, :]
+    if kernel == "periodic":
+        difference = 2 * np.sin(np.pi / period * difference)
+    distance = np.sqrt((difference**2).sum(axis=-1)) / length
     if kernel in ("rbf", "periodic"):
         values = np.exp(-0.5 * distance**2)
     elif kernel == "matern12":
@@ -54,15 +59,6 @@ def covariance(kernel: str, distance: Array) -> Array:
     return values
 
 
-def distances(a: Array, b: Array, period: float | Array | None = None) -> Array:
-    """[…, n, m] between the rows of a […, n, d] and b […, m, d]. With a period, it is as if each input went around a
-    circle of diameter 2: so the rbf kernel becomes the periodic one (Rasmussen and Williams, equation 4.31)."""
-    difference = a[..., :, None, :] - b[..., None, :, :]
-    if period is not None:
-        difference = 2 * np.sin(np.pi / period * difference)
-    return np.asarray(np.sqrt((difference**2).sum(axis=-1)))
-
-
 def posterior(
     x: Array, y: Array, asked: Array, *, kernel: str, length: float, noise: float, scale: float = 1.0,
     period: float = 1.0,
@@ -70,7 +66,7 @@ def posterior(
     """Mean and standard deviation [m] of the noisy values at `asked` [m, d], given y [n] at x [n, d]."""
 
     def between(a: Array, b: Array) -> Array:
-        return scale**2 * covariance(kernel, distances(a, b, period if kernel == "periodic" else None) / length)
+        return scale**2 * covariance(kernel, a, b, length, period)
 
     across = between(x, asked)
     weights = np.linalg.solve(between(x, x) + noise**2 * np.eye(len(x)), across)
@@ -161,9 +157,8 @@ def gp_prior(
         matrices = np.empty((len(rngs), shape.rows, shape.rows))
         for name in {*of_task}:
             tasks = [number for number, kernel_of_task in enumerate(of_task) if kernel_of_task == name]
-            period_of = periods[tasks][..., None] if name == "periodic" else None
-            apart = distances(points[tasks], points[tasks], period_of) / lengths[tasks]
-            matrices[tasks] = scales[tasks] ** 2 * covariance(name, apart)
+            shown = covariance(name, points[tasks], points[tasks], lengths[tasks], periods[tasks][..., None])
+            matrices[tasks] = scales[tasks] ** 2 * shown
         diagonal = np.arange(shape.rows)
         matrices[:, diagonal, diagonal] += noises[:, 0] ** 2
         return points, (np.linalg.cholesky(matrices) @ np.stack(normal)[..., None])[..., 0]
