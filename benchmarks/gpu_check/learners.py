@@ -19,6 +19,7 @@ from metalearn.algorithms.meta_curvature import meta_curvature
 from metalearn.algorithms.meta_sgd import meta_sgd
 from metalearn.algorithms.metaoptnet import metaoptnet
 from metalearn.algorithms.oml import oml
+from metalearn.algorithms.protomaml import protomaml
 from metalearn.algorithms.protonet import protonet
 from metalearn.algorithms.r2d2 import r2d2
 from metalearn.algorithms.reptile import reptile
@@ -44,6 +45,7 @@ ALGORITHMS: dict[str, Callable[[Model], Algorithm]] = {
     "maml": lambda model: maml(model=model, **DESCENT),
     "fomaml": lambda model: maml(model=model, **DESCENT, first_order=True),
     "anil": lambda model: anil(model=model, **DESCENT),
+    "protomaml": lambda model: protomaml(model=model, **DESCENT),
     "boil": lambda model: boil(model=model, **DESCENT),
     "meta_sgd": lambda model: meta_sgd(model=model, **DESCENT),
     "maml_pp": lambda model: maml_pp(

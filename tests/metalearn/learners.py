@@ -21,6 +21,7 @@ from metalearn.algorithms.meta_curvature import meta_curvature
 from metalearn.algorithms.meta_sgd import meta_sgd
 from metalearn.algorithms.metaoptnet import metaoptnet
 from metalearn.algorithms.oml import oml
+from metalearn.algorithms.protomaml import protomaml
 from metalearn.algorithms.protonet import protonet
 from metalearn.algorithms.r2d2 import r2d2
 from metalearn.algorithms.reptile import reptile
@@ -49,6 +50,7 @@ LEARNERS: dict[str, Callable[[Model], Algorithm]] = {
     "maml": lambda model: maml(model=model, **STEPS),
     "fomaml": lambda model: maml(model=model, **STEPS, first_order=True),
     "anil": lambda model: anil(model=model, **STEPS),
+    "protomaml": lambda model: protomaml(model=model, **(STEPS | {"inner_lr": 0.05})),
     "boil": lambda model: boil(model=model, **STEPS),
     "meta_sgd": lambda model: meta_sgd(model=model, **STEPS),
     "maml_pp": lambda model: maml_pp(model=model, **STEPS, **PP),

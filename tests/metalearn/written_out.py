@@ -176,6 +176,19 @@ def protonet(params: Params, task: Task) -> Tensor:
     return torch.stack([torch.logsumexp(row, 0) - row[label] for row, label in zip(logits, qy, strict=True)]).mean()
 
 
+def protomaml(*, lr: float, steps: int) -> Callable[[Params, Task], Tensor]:
+    def loss(params: Params, task: Task) -> Tensor:
+        (sx, sy, _, _) = task
+        support = features(params, sx, sx, F.softplus)
+        centres = torch.stack([support[sy == label].mean(dim=0) for label in range(int(sy.max()) + 1)])
+        # Clones: an inner gradient takes the head as a parameter, and no inner step goes through its start.
+        weights = {name: value.clone() for name, value in params.items()}
+        weights |= {"head.weight": 2 * centres, "head.bias": -(centres**2).sum(dim=1)}
+        return adapted_losses(weights, task, steps=steps, rate=lambda name, step: lr, names=list(weights))[-1]
+
+    return loss
+
+
 def matching(*, scale: float) -> Callable[[Params, Task], Tensor]:
     def loss(params: Params, task: Task) -> Tensor:
         (sx, sy, qx, qy) = task

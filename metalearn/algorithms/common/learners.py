@@ -213,11 +213,13 @@ def support_descent(
     steps: int,
     order: int,
     checkpoint: Checkpoint = False,
+    replaced: Params | None = None,
 ) -> Iterator[Params]:
-    """Descent from weights and by rates that all tasks share, on each task's loss on its support set. `order` and
-    `checkpoint` are as for `descent` and `descend`; `nested` needs a network that is compiled, else it is True."""
+    """Descent from weights and by rates that all tasks share, on each task's loss on its support set. Some weights may
+    be `replaced` by those of each task [t, *shape]. `order` and `checkpoint` are as for `descent` and `descend`;
+    `nested` needs a network that is compiled, else it is True."""
     tasks, twice = support.x.shape[0], order == 2
-    start = model.start(weights, tasks)
+    start = model.replaced(model.start(weights, tasks), replaced or {})
 
     def at_once(theta: Params, state: State, number: int) -> tuple[Params, State]:
         assert isinstance(rate, float | int)

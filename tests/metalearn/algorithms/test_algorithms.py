@@ -194,6 +194,7 @@ REFERENCES: dict[str, Callable[[Params, Episode], Params]] = {
     "fomaml": written_out.gradient(written_out.maml(lr=0.3, steps=2, order=1)),
     "anil": written_out.gradient(written_out.maml(lr=0.3, steps=2, adapts="head")),
     "boil": written_out.gradient(written_out.maml(lr=0.3, steps=2, adapts="body")),
+    "protomaml": written_out.gradient(written_out.protomaml(lr=0.05, steps=2)),
     "meta_sgd": written_out.gradient(written_out.meta_sgd(steps=2)),
     "maml_pp": written_out.gradient(written_out.maml_pp(steps=2, weights=(0.0, 1.0))),
     "cavia": written_out.gradient(written_out.cavia(lr=0.3, steps=2, norm=2)),
@@ -436,13 +437,29 @@ def test_cavia_of_a_perceptron_has_the_context_beside_its_inputs(layer: int) -> 
     assert result.metrics["loss"].item() == pytest.approx(meta_loss(params).item(), abs=1e-12)
 
 
-@pytest.mark.parametrize("name", ["anil", "cavia", "matching", "meta_curvature", "metaoptnet", "protonet", "r2d2"])
+@pytest.mark.parametrize(
+    "name", ["anil", "cavia", "matching", "meta_curvature", "metaoptnet", "protomaml", "protonet", "r2d2"]
+)
 @pytest.mark.parametrize("transductive", [True, False])
 def test_the_compiled_network_gives_what_its_layers_give(name: str, transductive: bool) -> None:
     model, episode = network(transductive=transductive), tasks(3)
     whole, by_layers = (LEARNERS[name](one) for one in (model, model._replace(network=None, body=None)))
     params = start_of(whole)
     close(whole.meta_grad(params, episode, 1).grads, by_layers.meta_grad(params, episode, 1).grads, atol=1e-12)
+
+
+def test_protomaml_starts_as_a_prototypical_network() -> None:
+    """Before the first inner step, the probabilities are those by squared distances to the class means."""
+    proto, maml = (LEARNERS[name](network()) for name in ("protonet", "protomaml"))
+    params, episode = start_of(proto), tasks(1)
+    assert params.keys() == start_of(maml).keys()
+    by_distance, by_head = (
+        learner.adapt(params, episode.support, steps)(episode.query.x).softmax(dim=2)
+        for learner, steps in ((proto, None), (maml, 0))
+    )
+    torch.testing.assert_close(by_head, by_distance, rtol=0, atol=1e-12)
+    after = maml.adapt(params, episode.support)(episode.query.x).softmax(dim=2)
+    assert (after - by_head).abs().max() > 1e-3
 
 
 def test_matching_learns_from_a_class_that_is_far_away() -> None:

@@ -30,6 +30,7 @@ DEVICE = "lazy"
 
 WAITS = {
     "one_hot": (
+        "protomaml",
         "protonet",
         "matching",
         "r2d2",

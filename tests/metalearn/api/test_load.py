@@ -38,7 +38,7 @@ TINY = ("model.filters=8", "model.transductive=false")
 
 ALGORITHMS = {
     "maml": 5, "maml_pp": 5, "meta_sgd": 5, "anil": 5, "boil": 5, "fomaml": 5, "imaml": 5, "reptile": 5, "scratch": 5,
-    "in_context": 5, "cavia": 5, "meta_curvature": 5,
+    "in_context": 5, "cavia": 5, "meta_curvature": 5, "protomaml": None,
     "finetune": 5, "protonet": None, "r2d2": None, "matching": None, "simpleshot": None, "baseline_pp": None,
     "metaoptnet": None, "tim": None, "laplacian_shot": None, "oml": None,
 }  # fmt: skip
