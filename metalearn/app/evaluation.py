@@ -126,11 +126,8 @@ def pinned(arguments: Sequence[str], members: Sequence[Member], output: Path) ->
 
 
 def notes_on(members: Sequence[Member]) -> list[str]:
-    """Lines on what is evaluated: classes that are not known, and networks that differ.
-
-    Raises:
-        ConfigError: a saved config is refused.
-    """
+    """Lines on what is evaluated: classes that are not known, and networks that differ. Raises ConfigError if a saved
+    config is refused."""
     notes = []
     configs = [check_saved(member.saved.meta["config"]) for member in members]
     for (key, path, _, saved), config in zip(members, configs, strict=True):
@@ -157,11 +154,8 @@ def warn_of_other_data(parts: Parts, config: DictConfig, member: Member, overrid
 
 
 def params_for(parts: Parts, member: Member) -> Params:
-    """The parameters of a checkpoint that the evaluation reads.
-
-    Raises:
-        ConfigError: they are those of another model.
-    """
+    """The parameters of a checkpoint that the evaluation reads. Raises ConfigError if they are those of another
+    model."""
     key, checkpoint, _, saved = member
     advice = "; leave out what changes the network, such as model=… or algorithm=…"
     head = parts.model.head

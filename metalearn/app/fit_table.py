@@ -145,11 +145,7 @@ def predict(options: argparse.Namespace) -> int:
 
 def read(path: Path, texts: Sequence[str] = ()) -> Any:
     """The data frame of a file. In a CSV file, the columns `texts` are read as texts, whatever they look like, and of
-    texts, only an empty cell is missing.
-
-    Raises:
-        ValueError: it cannot be read, or has no rows.
-    """
+    texts, only an empty cell is missing. Raises ValueError if it cannot be read, or has no rows."""
     try:
         import pandas as pd
     except ImportError as error:

@@ -9,13 +9,7 @@ from typing import Any, NamedTuple
 
 from omegaconf import DictConfig, OmegaConf, read_write
 
-from metalearn.config.check import (
-    check_network,
-    check_top_level,
-    computes_elsewhere,
-    started_as_rank,
-    world_size,
-)
+from metalearn.config.check import check_network, check_top_level, computes_elsewhere, started_as_rank, world_size
 
 MODULE = "metalearn"
 ROOT = Path(__file__).resolve().parents[2]
@@ -100,11 +94,8 @@ def to_job(
     program: Program,
     arguments: Sequence[str],
 ) -> Job:
-    """The job that a composed config asks for; `program` is what was started.
-
-    Raises:
-        ConfigError: a value that is not allowed, of a key that belongs to no component.
-    """
+    """The job that a composed config asks for; `program` is what was started. Raises ConfigError for a value that is
+    not allowed, of a key that belongs to no component."""
     check_top_level(config)
     workers = world_size(config, " ".join([program.name, *arguments]))
     check_network(config)

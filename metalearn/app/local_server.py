@@ -45,11 +45,7 @@ class LocalHandler(BaseHTTPRequestHandler):
 
 
 def opened(handler: type[LocalHandler], port: int) -> ThreadingHTTPServer:
-    """A server that waits for `serve`.
-
-    Raises:
-        ConfigError: there is no such port, or it is taken.
-    """
+    """A server that waits for `serve`. Raises ConfigError if there is no such port, or it is taken."""
     if port > 65535:
         raise ConfigError(f"--port={port}: must be at most 65535; type --port 0 for any that is free")
     try:

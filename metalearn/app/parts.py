@@ -207,11 +207,7 @@ class Parts:
 
 
 def assemble(job: Job) -> Parts:
-    """Builds every component, which checks its values.
-
-    Raises:
-        ConfigError: a value that a component refuses.
-    """
+    """Builds every component, which checks its values. Raises ConfigError for a value that a component refuses."""
     config = job.config
     if not computes_elsewhere(config):
         check_device(config.device, config.precision)
@@ -270,11 +266,8 @@ def note_inputs(source: TaskSource, config: DictConfig, recorded: DictConfig | N
 
 
 def chosen_loss(loss: object, source: TaskSource) -> Loss | None:
-    """The loss of the tasks of a source: None is `loss=auto`, and a function is one of the user's own.
-
-    Raises:
-        ConfigError: it is something else.
-    """
+    """The loss of the tasks of a source: None is `loss=auto`, and a function is one of the user's own. Raises
+    ConfigError if it is something else."""
     if loss is None or isinstance(loss, Loss):
         return loss
     if not callable(loss):
@@ -284,10 +277,7 @@ def chosen_loss(loss: object, source: TaskSource) -> Loss | None:
 
 def put_together(job: Job, source: TaskSource, model: Model, algorithm: Algorithm, notes: Sequence[str] = ()) -> Parts:
     """These components with those that the config describes beside them; `notes` are lines for the start of the log.
-
-    Raises:
-        ConfigError: a value that a component refuses, or an algorithm that does not compute the model's loss.
-    """
+    Raises ConfigError for a value that a component refuses, or an algorithm that does not compute the model's loss."""
     config, algorithm = job.config, with_fixed(with_present_classes(algorithm, source), model)
     if model.loss is not None and algorithm.computes is not model.loss:
         raise ConfigError(
@@ -328,11 +318,7 @@ def steps_on_gpu(
     config: DictConfig, plan: WorkPlan, algorithm: Algorithm, source: TaskSource, *, pairs: Callable[[], bool]
 ) -> Callable[[Trainer], Updater] | None:
     """What takes the steps of a process that computes on a GPU: they stay there if the strategy allows it. None: the
-    host takes them.
-
-    Raises:
-        ConfigError: the host takes them, and `trainer.draw_ahead` asks for processes.
-    """
+    host takes them. Raises ConfigError if the host takes them, and `trainer.draw_ahead` asks for processes."""
     ahead = config.trainer.draw_ahead
     if plan.work.device.type in RESIDENT:
         every, dtype = config.logger.get("every", 1), type_of(config.precision)

@@ -68,11 +68,8 @@ class PriorFigures(NamedTuple):
 
 def source_of(name: str, settings: Mapping[str, Any], plugins: Sequence[str]) -> PriorTasks:
     """The tasks of a prior by its name: `gp` or `gp_prior` is that option of the group dataset, any other one a module.
-    Where no setting says how many classes the tasks of a module have, the shapes that it draws do.
-
-    Raises:
-        ConfigError: there is no such prior, or a setting is not allowed.
-    """
+    Where no setting says how many classes the tasks of a module have, the shapes that it draws do. Raises ConfigError
+    if there is no such prior, or a setting is not allowed."""
     options = groups()["dataset"]
     option = next((key for key in (f"{name}_prior", name) if key in options), None)
     if option is None:
@@ -100,13 +97,11 @@ def prior(name: str, /, **settings: Any) -> Prior:
 
 
 def check_prior(source: PriorTasks, tasks: int, learn: Callable[[Episode], Mapping[str, float]] | None) -> PriorFigures:
-    """Looks at the first task of each of `tasks` groups.
+    """Looks at the first task of each of `tasks` groups. Raises DataError for a task that cannot be used, two that are
+    alike, or too many with constant targets.
 
     Args:
         learn: the scores of learners on a task; None: nothing is learned.
-
-    Raises:
-        DataError: a task that cannot be used, two that are alike, or too many with constant targets.
     """
     name, group = source.prior.name, source.group(SPLIT)
     seen: dict[int, int] = {}

@@ -119,11 +119,8 @@ def ask_rank_zero(job: Job) -> bool:
 
 def look_into_folder(parts: Parts) -> tuple[FolderState, str | None]:
     """Inspects the run folder, which stays as it is; returns its state, and the report if nothing is left to do. If the
-    run is complete already, its model is handed out.
-
-    Raises:
-        ConfigError: the run may not go on in this folder; see `inspect`. Or the model cannot be handed out there.
-    """
+    run is complete already, its model is handed out. Raises ConfigError if the run may not go on in this folder; see
+    `inspect`. Or the model cannot be handed out there."""
     job = parts.job
     check_copy(job.config.launch.model)
     folder = inspect(job.run_dir, job.config, parts.start, parts.restored)
@@ -154,13 +151,11 @@ def check_run(parts: Parts, begun: Snapshot | None) -> None:
 
 def compare_with_saved(parts: Parts, saved: Snapshot, *, goes_on: bool) -> None:
     """Compares what a checkpoint was trained with and what is asked for, where the keys alone do not tell: the content
-    of the data, and the rates of a schedule that falls towards another last step. One line names what differs.
+    of the data, and the rates of a schedule that falls towards another last step. One line names what differs. Raises
+    ConfigError if the run is to go on with other data, or these lie elsewhere, and no `resume` names the checkpoint.
 
     Args:
         goes_on: the run goes on from the checkpoint; else only its result is reported.
-
-    Raises:
-        ConfigError: the run is to go on with other data, or these lie elsewhere, and no `resume` names the checkpoint.
     """
     job, changes = parts.job, []
     try:
@@ -362,11 +357,8 @@ def follow(parts: Parts, strategy: Strategy) -> None:
 
 def train(parts: Parts, folder: FolderState, strategy: Strategy, stop: StopSignal) -> int:
     """Rank zero: trains to the end, or to a stop that was asked for, and writes what became of the run; returns the
-    exit code.
-
-    Raises:
-        RunError: a value that is not finite, a checkpoint that is gone, or a file that cannot be written.
-    """
+    exit code. Raises RunError for a value that is not finite, a checkpoint that is gone, or a file that cannot be
+    written."""
     job, pause = parts.job, parts.job.run_dir / STOP
     trainer = begin(parts, folder, strategy)
     trainer.stops = Stops(lambda: stop.requested or pause.exists(), stop.interruptible)
@@ -537,11 +529,8 @@ def result_of(job: Job, status: str, state: TrainState) -> Result:
 
 
 def hand_out(job: Job) -> None:
-    """Copies what a completed run has learned to where the config asks for it; jobs of a multirun copy nothing.
-
-    Raises:
-        RunError: the folder cannot be written.
-    """
+    """Copies what a completed run has learned to where the config asks for it; jobs of a multirun copy nothing. Raises
+    RunError if the folder cannot be written."""
     target = job.config.launch.model
     if target is not None and not job.in_sweep:
         copy_best(job.run_dir, Path(target))
@@ -616,11 +605,8 @@ def first_pictures(parts: Parts) -> dict[str, Picture]:
 
 
 def draw(parts: Parts, trainer: Trainer, tested: Params, result: Result) -> None:
-    """The plots, and the page report.html, as far as the config asks for them.
-
-    Raises:
-        DiskError: the disk is full or has failed; the same command tests again, and draws.
-    """
+    """The plots, and the page report.html, as far as the config asks for them. Raises DiskError if the disk is full or
+    has failed; the same command tests again, and draws."""
     params = {name: value.float() for name, value in tested.items()}  # in the type of the data
 
     def plots() -> None:

@@ -74,11 +74,8 @@ def preload() -> tuple[str, ...]:
 
 
 def run_sweep(program: Program, overrides: Sequence[str], run_job: RunJob) -> int:
-    """Checks and runs a multirun; returns the exit code.
-
-    Raises:
-        ConfigError: a job that is refused, a sweep that cannot be started, or torchrun has started this process.
-    """
+    """Checks and runs a multirun; returns the exit code. Raises ConfigError for a job that is refused, a sweep that
+    cannot be started, or a process that torchrun has started."""
     check_rank_variables()
     if started_as_rank():
         raise ConfigError(
@@ -279,13 +276,11 @@ class Checked(NamedTuple):
 
 def check_trials(program: Program, overrides: Sequence[str], sweeper: Mapping[str, Any]) -> Checked | int:
     """Checks the search, then one option at a time and both ends of every number, in a child process: this one must not
-    import torch.
+    import torch. Raises ConfigError for an override that describes no space, or a key of the sweeper with a value that
+    is not allowed.
 
     Returns:
         What was found; or the exit code if the child has refused a job, and has reported why.
-
-    Raises:
-        ConfigError: an override that describes no space, or a key of the sweeper with a value that is not allowed.
     """
     # Here, since every run imports this file, and few are sweeps.
     from concurrent.futures import ProcessPoolExecutor

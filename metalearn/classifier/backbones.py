@@ -67,16 +67,14 @@ class Backbone:
 
 
 def backbone_of(name: str | nn.Module | Backbone = DEFAULT, weights: str | None = None) -> Backbone:
-    """A backbone by its name: `efficientnet_lite0`; a key of `HEADS`, a network of torchvision; or `timm:NAME`.
-    Or one of code: a module is shown pictures as `of_module` does by default.
+    """A backbone by its name: `efficientnet_lite0`; a key of `HEADS`, a network of torchvision; or `timm:NAME`. Or one
+    of code: a module is shown pictures as `of_module` does by default. Raises ValueError for a name that is not known,
+    weights that are not there or not of this network, a missing package.
 
     Args:
         weights: None: those that the name stands for, downloaded by its library if they are not there. Of
             `efficientnet_lite0`, or a network of torchvision or timm: the path of a state dict, or torchvision's name
             of weights, or for timm `pretrained`.
-
-    Raises:
-        ValueError: a name that is not known, weights that are not there or not of this network, a missing package.
     """
     if not isinstance(name, str):
         if weights is not None:
@@ -102,15 +100,13 @@ def of_module(
     resample: str = "bicubic",
     whole: bool = False,
 ) -> Backbone:
-    """A network of code, with the weights that it has. A copy of it is used, in eval mode.
+    """A network of code, with the weights that it has. A copy of it is used, in eval mode. Raises ValueError if it
+    cannot take such pictures, or gives something else.
 
     Args:
         network: from pictures [n, 3, size, size] to features [n, width], or [n, width, h, w], which are averaged.
         mean, std: of the colours, by which values in [0, 1] are normalised.
         size, crop, resample, whole: as in `PictureForm`.
-
-    Raises:
-        ValueError: it cannot take such pictures, or gives something else.
     """
     used = copy.deepcopy(network).float().cpu().eval().requires_grad_(False)
     name = f"{OF_CODE}{type(network).__name__}"

@@ -67,15 +67,13 @@ class Saved:
     shown: Mapping[str, Tensor]
 
     def write(self, folder: Path, *, replace: bool, weights: Weights | None, command: str) -> None:
-        """Writes the folder: a reader, also after a kill, finds the classifier before or this one.
+        """Writes the folder: a reader, also after a kill, finds the classifier before or this one. Raises ConfigError
+        if there is something else there, or it cannot be written.
 
         Args:
             replace: the folder may hold a classifier, which this one was made of.
             weights: of the network, if the folder is to have them.
             command: that has made it so, empty if that was none.
-
-        Raises:
-            ConfigError: there is something else there, or it cannot be written.
         """
         old = replace and kind_of(folder) == CLASSIFIER.name
         with form.replacing("path", folder, CLASSIFIER) if replace else whole_folder("path", folder) as temporary:
@@ -103,11 +101,8 @@ class Saved:
 
     @classmethod
     def read(cls, folder: Path, key: str) -> tuple["Saved", Path | None]:
-        """What a folder holds, and the file of its network's weights, if it has one.
-
-        Raises:
-            ConfigError: it is damaged, or not one that `write` has written.
-        """
+        """What a folder holds, and the file of its network's weights, if it has one. Raises ConfigError if it is
+        damaged, or not one that `write` has written."""
         replaced = replaced_by(folder.resolve())
         if not is_folder(folder) and not replaced.exists():
             raise ConfigError(f"{key}={folder}: there is no such folder; type one that metalearn fit has made")
@@ -128,11 +123,8 @@ class Saved:
 
 
 def _named(names: Sequence[str], tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Takes the small pictures out of the tensors, where they have the places of their names.
-
-    Raises:
-        ValueError: one is no picture, or has no name.
-    """
+    """Takes the small pictures out of the tensors, where they have the places of their names. Raises ValueError if one
+    is no picture, or has no name."""
     shown = {}
     for key in [key for key in tensors if key.startswith(_SHOWN)]:
         place, value = key.removeprefix(_SHOWN), tensors.pop(key)

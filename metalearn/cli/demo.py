@@ -37,11 +37,8 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def served(classifier: "PictureClassifier", name: str, port: int) -> ThreadingHTTPServer:
-    """A server of the page on this machine alone, which waits for `serve`.
-
-    Raises:
-        ConfigError: there is no such port, or it is taken.
-    """
+    """A server of the page on this machine alone, which waits for `serve`. Raises ConfigError if there is no such port,
+    or it is taken."""
     content = page("demo.html", title=name, classes=classifier.classes_).encode()
     one_at_a_time = threading.Lock()
 

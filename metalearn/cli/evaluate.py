@@ -57,11 +57,7 @@ def main(arguments: Sequence[str], program: Program | None = None) -> int:
 
 
 def read(words: Sequence[str], config_dir: str | None) -> "Request":
-    """The keys of the command line as a request.
-
-    Raises:
-        ConfigError: something is missing or not known.
-    """
+    """The keys of the command line as a request. Raises ConfigError if something is missing or not known."""
     from metalearn.app.evaluation import Request
 
     typed = {key: value for key, _, value in (word.partition("=") for word in words) if key in NO_OVERRIDES}

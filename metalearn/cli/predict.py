@@ -98,11 +98,8 @@ def main(arguments: Sequence[str]) -> int:
 
 def files_in(paths: Sequence[Path], labels: list[str]) -> Iterator[tuple[Path, str | None]]:
     """The files, and the pictures below the folders, in the order of their names; each with the class that its folder
-    is named by, if all of that argument are.
-
-    Raises:
-        ValueError: a path that is not there, or a folder without pictures.
-    """
+    is named by, if all of that argument are. Raises ValueError for a path that is not there, or a folder without
+    pictures."""
     from metalearn.api.pictures import queries_in
 
     for path in paths:

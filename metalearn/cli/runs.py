@@ -68,11 +68,8 @@ def named_run(run: str) -> tuple[str, Path]:
 
 
 def tests_side_by_side(named: Sequence[tuple[str, Path]]) -> list[str]:
-    """A line for each run: its test, and how far that is from the first one's; and what the intervals are of.
-
-    Raises:
-        ValueError: a test.csv is damaged.
-    """
+    """A line for each run: its test, and how far that is from the first one's; and what the intervals are of. Raises
+    ValueError if a test.csv is damaged."""
     tests = [read_table(path) if (path := folder / TESTS).exists() else None for _, folder in named]
     first, rows, others = tests[0], [], []
     for (name, _), test in zip(named, tests, strict=True):
@@ -137,11 +134,8 @@ def watch(arguments: Sequence[str]) -> int:
 
 
 def watched(folder: Path, port: int, every: int) -> ThreadingHTTPServer:
-    """A server of the index of a folder, and of the reports that it links to, which waits for `serve`.
-
-    Raises:
-        ConfigError: there is no such port, or it is taken.
-    """
+    """A server of the index of a folder, and of the reports that it links to, which waits for `serve`. Raises
+    ConfigError if there is no such port, or it is taken."""
     one_at_a_time = threading.Lock()  # matplotlib draws in one thread only
 
     class IndexHandler(LocalHandler):

@@ -101,11 +101,7 @@ def option_of(group: str, target: str) -> str | None:
 
 
 def import_plugins(packages: Sequence[str]) -> None:
-    """Imports the packages that the command line admits.
-
-    Raises:
-        ConfigError: one cannot be imported.
-    """
+    """Imports the packages that the command line admits. Raises ConfigError if one cannot be imported."""
     for name in packages:
         try:
             importlib.import_module(name)
@@ -143,11 +139,8 @@ def _factory(group: str, target: str, plugins: Sequence[str]) -> Callable[..., A
 
 def _beside_each_other(config: DictConfig, group: str, name: str, values: Mapping[str, Any]) -> dict[str, Any]:
     """The objects of the options that are listed under a key of a group. They have the group's keys, where they take
-    them, and for the others the defaults of their options.
-
-    Raises:
-        ConfigError: no list of different options; or as `build`.
-    """
+    them, and for the others the defaults of their options. Raises ConfigError if there is no list of different options;
+    or as `build`."""
     options = values[name]
     key = f"{group}.{name}={options}"
     if not isinstance(options, list) or not 2 <= len(set(options)) == len(options) or "several" in options:

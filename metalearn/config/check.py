@@ -26,11 +26,7 @@ PRECISIONS = ("float32", "float64", "tf32", "bf16")
 
 
 def check_top_level(config: DictConfig) -> None:
-    """Checks the keys that belong to no component.
-
-    Raises:
-        ConfigError: a value that is not allowed.
-    """
+    """Checks the keys that belong to no component. Raises ConfigError for a value that is not allowed."""
     for key in OmegaConf.missing_keys(config):
         if "." not in key or key.startswith("launch."):
             raise ConfigError(f"{key}=???: needs a value; type {key}=VALUE")
@@ -130,11 +126,8 @@ _TOGETHER = {
 
 
 def check_rank_variables() -> None:
-    """Checks the environment variables that make this process one of several ranks.
-
-    Raises:
-        ConfigError: one has a wrong value, or lacks another one.
-    """
+    """Checks the environment variables that make this process one of several ranks. Raises ConfigError if one has a
+    wrong value, or lacks another one."""
     for name, value in ((name, os.environ[name]) for name in RANK_VARIABLES if name in os.environ):
         if name != "MASTER_ADDR" and not (value.isascii() and value.isdecimal()):
             _refuse_variable(name, "must be a whole number from 0")
@@ -177,11 +170,8 @@ def restarted() -> bool:
 
 
 def is_new_run(run_dir: Path, resume: str) -> bool:
-    """Whether a run begins in this folder; what this takes needs no torch.
-
-    Raises:
-        ConfigError: it is no folder, holds something that is no run, or is not empty although `resume` is `never`.
-    """
+    """Whether a run begins in this folder; what this takes needs no torch. Raises ConfigError if it is no folder, holds
+    something that is no run, or is not empty although `resume` is `never`."""
     if run_dir.exists() and not run_dir.is_dir():
         raise ConfigError(f"hydra.run.dir={run_dir}: is no folder; type run=NAME, or another hydra.run.dir")
     empty = not run_dir.exists() or {entry.name for entry in run_dir.iterdir()} <= {LOCK, ".hydra"}
@@ -193,11 +183,8 @@ def is_new_run(run_dir: Path, resume: str) -> bool:
 
 
 def check_folder(run_dir: Path, config: DictConfig) -> None:
-    """Refuses a run folder as far as that needs no torch, whose import takes seconds.
-
-    Raises:
-        ConfigError: as `is_new_run`; or the last checkpoint there was made with another config.
-    """
+    """Refuses a run folder as far as that needs no torch, whose import takes seconds. Raises ConfigError as
+    `is_new_run`; or if the last checkpoint there was made with another config."""
     if not is_new_run(run_dir, config.resume) and config.resume == "auto":
         last = read_json(run_dir / "checkpoints/last/meta.json")
         refuse_changes(run_dir, last.get("config", {}), to_container(config), SET_BY_TASKS)
@@ -208,10 +195,7 @@ def refuse_changes(
 ) -> None:
     """Compares the config of the run in `place` with the one that is asked for. Keys below `FREE_KEYS`, `free` and
     `named`, which `resume_changes` has, may differ; and an empty config, of which nothing is known, in everything.
-
-    Raises:
-        ConfigError: another key differs, or the optimizer.
-    """
+    Raises ConfigError if another key differs, or the optimizer."""
     changes = differences(old, new) if old else {}
     refused = {key: pair for key, pair in changes.items() if not is_below(key, (*FREE_KEYS, *free, *(named or ())))}
     if refused:
@@ -231,14 +215,12 @@ def refuse_changes(
 
 def world_size(config: DictConfig, command: str) -> int:
     """The number of workers: as torchrun (or our launcher) has started them, else `workers`, else those of all hosts.
+    Raises ConfigError if `workers` contradicts torchrun, or cannot be divided by the number of hosts; or what the
+    environment says of ranks is not whole.
 
     Args:
         config: the whole config.
         command: the program with its arguments, for the message.
-
-    Raises:
-        ConfigError: `workers` contradicts torchrun, or cannot be divided by the number of hosts; or what the
-            environment says of ranks is not whole.
     """
     check_rank_variables()
     launch, workers = config.launch, config.workers
@@ -302,12 +284,9 @@ def on_several_hosts(config: DictConfig) -> bool:
 
 
 def check_network(config: DictConfig) -> None:
-    """Checks the network interface of the workers, and whether they can be isolated.
-
-    Raises:
-        ConfigError: this host does not have the interface; there are several hosts, and the config names none;
-            torchrun has started workers that must be isolated; or a rank does not know where the others are.
-    """
+    """Checks the network interface of the workers, and whether they can be isolated. Raises ConfigError if this host
+    does not have the interface; there are several hosts, and the config names none; torchrun has started workers that
+    must be isolated; or a rank does not know where the others are."""
     if config.launch.isolate is True and started_as_rank() and not started_by_launcher():
         raise ConfigError(
             "launch.isolate=true: torchrun has started this process in the host's network. Type\n"

@@ -109,12 +109,8 @@ def composed_by_hydra(overrides: Sequence[str], **options: bool) -> DictConfig:
 
 
 def compose_config(overrides: Sequence[str]) -> Composed:
-    """The config for these overrides.
-
-    Raises:
-        ConfigError: a key or a choice that does not exist, a value that cannot be read, or options of which one needs a
-            key that another lacks.
-    """
+    """The config for these overrides. Raises ConfigError for a key or a choice that does not exist, a value that cannot
+    be read, or options of which one needs a key that another lacks."""
     overrides = with_sets(overrides)
     all_overrides = parsed(overrides)
     for override in all_overrides:
@@ -213,11 +209,8 @@ def own_error(error: Exception) -> ConfigError:
 
 
 def sweep_jobs(overrides: Sequence[str]) -> list[list[str]]:
-    """The overrides of every job of a multirun: all combinations of the listed values.
-
-    Raises:
-        ConfigError: an override that cannot be read, or a sweep that is no list of values.
-    """
+    """The overrides of every job of a multirun: all combinations of the listed values. Raises ConfigError for an
+    override that cannot be read, or a sweep that is no list of values."""
     values: list[list[str]] = []
     for override in parsed(overrides):
         key = override.get_key_element()
@@ -232,11 +225,8 @@ def sweep_jobs(overrides: Sequence[str]) -> list[list[str]]:
 
 
 def compose_sweeper(overrides: Sequence[str]) -> tuple[dict[str, Any], Path]:
-    """The keys below `hydra.sweeper` that the overrides ask for, and the folder of the sweep.
-
-    Raises:
-        ConfigError: an override that cannot be read, or a key that the sweeper does not have.
-    """
+    """The keys below `hydra.sweeper` that the overrides ask for, and the folder of the sweep. Raises ConfigError for an
+    override that cannot be read, or a key that the sweeper does not have."""
     fixed = [str(override.input_line) for override in parsed(overrides) if not override.is_sweep_override()]
     try:
         whole = composed_by_hydra(fixed, return_hydra_config=True)
@@ -272,11 +262,7 @@ def with_sets(overrides: Sequence[str]) -> list[str]:
 
 
 def parsed(overrides: Sequence[str]) -> list[Override]:
-    """The overrides, read by Hydra.
-
-    Raises:
-        ConfigError: one that cannot be read.
-    """
+    """The overrides, read by Hydra. Raises ConfigError for one that cannot be read."""
     parser = OverridesParser.create()
     parsed = []
     for override in overrides:
@@ -390,11 +376,7 @@ def _keys_of_text(text: str, prefix: str) -> tuple[frozenset[str], tuple[str, ..
 
 
 def resolved(config: DictConfig) -> DictConfig:
-    """The config with every interpolation replaced by its value.
-
-    Raises:
-        ConfigError: one that points nowhere.
-    """
+    """The config with every interpolation replaced by its value. Raises ConfigError for one that points nowhere."""
     copy = config.copy()
     try:
         OmegaConf.resolve(copy)
@@ -418,15 +400,13 @@ class KeyLink(NamedTuple):
 
 
 def check_links(config: DictConfig, selected: Mapping[str, str], typed: set[str]) -> None:
-    """Checks that the key in every `${KEY}` of a config exists.
+    """Checks that the key in every `${KEY}` of a config exists. Raises ConfigError if a key does not exist; the message
+    names the options that need it.
 
     Args:
         config: not resolved yet.
         selected: the option of every group.
         typed: the keys that overrides set.
-
-    Raises:
-        ConfigError: a key does not exist; the message names the options that need it.
     """
     missing = [link for link in _links_of(config) if not _exists(config, link.target)]
     if not missing:

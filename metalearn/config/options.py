@@ -40,11 +40,7 @@ _own: list[Path] = []
 
 def search(folder: str | None) -> None:
     """From now on this process finds the options of groups in `folder`, too: what `--config-dir` names. An option of
-    ours cannot be replaced.
-
-    Raises:
-        ConfigError: there is no such folder, or it has an option of ours.
-    """
+    ours cannot be replaced. Raises ConfigError if there is no such folder, or it has an option of ours."""
     _own.clear()
     if folder is None:
         return
@@ -207,14 +203,12 @@ def as_named(part: str | Named) -> Named:
 
 
 def plain_config(parts: Mapping[str, Named | Mapping[str, Any]], keys: Mapping[str, Any]) -> DictConfig:
-    """The config that has these parts, and the default options of all other groups.
+    """The config that has these parts, and the default options of all other groups. Raises ConfigError if there is no
+    such option.
 
     Args:
         parts: for a group, an option; or keys that options of other groups take values from.
         keys: values of keys that belong to no group.
-
-    Raises:
-        ConfigError: there is no such option.
     """
     config = OmegaConf.load(CONF / "config.yaml")
     assert isinstance(config, DictConfig)
@@ -307,11 +301,8 @@ def help_text() -> str:
 
 def topic_text(topic: str, others: Collection[str] = ()) -> str:
     """What the yamls say of a group (`algorithm`), an option (`algorithm=maml`), a key (`trainer.steps`) or the keys
-    below a name (`launch`). `others` are further topics, for the advice.
-
-    Raises:
-        ConfigError: there is nothing of this name; the message names the nearest.
-    """
+    below a name (`launch`). `others` are further topics, for the advice. Raises ConfigError if there is nothing of this
+    name; the message names the nearest."""
     group, _, option = topic.partition("=")
     options = groups().get(group, [])
     all_keys = [*owners()]

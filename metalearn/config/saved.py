@@ -76,10 +76,7 @@ def read_config(path: Path) -> Config:
 
 def typed_keys(run_dir: Path) -> dict[str, str]:
     """The keys and groups that were typed for a run, with their values, as its .hydra folder has them; none without it.
-
-    Raises:
-        OSError, ValueError: as `read_config`.
-    """
+    Raises OSError or ValueError as `read_config`."""
     path = run_dir / ".hydra" / "overrides.yaml"
     # Not resolved: a typed `${seed}` stands for a key of the config, which this list has not.
     words: Any = OmegaConf.to_container(_loaded(path), resolve=False) if path.exists() else []
@@ -96,10 +93,7 @@ def _loaded(path: Path) -> DictConfig | ListConfig:
 
 def check_saved(saved: object) -> dict[str, Any]:
     """The config of a checkpoint, whose values are plain: a published one names no resolver, which would run here.
-
-    Raises:
-        ConfigError: it is something else.
-    """
+    Raises ConfigError if it is something else."""
     if not isinstance(saved, dict) or "${" in json.dumps(saved, default=str):
         raise ConfigError("the checkpoint's meta.json holds no config of plain values; take another checkpoint")
     return saved
@@ -109,16 +103,14 @@ def changed_config(
     saved: object, overrides: Sequence[str], aliases: Mapping[str, str], objects: Collection[str] = ()
 ) -> DictConfig:
     """The config of a checkpoint of any origin, changed by overrides. Foreign code runs only if an override names it.
+    Raises ConfigError if a key or a choice does not exist or has no effect on an evaluation, or a value cannot be read;
+    or the saved config is refused.
 
     Args:
         saved: the config in its meta.json.
         overrides: `GROUP=OPTION` and `KEY=VALUE`; KEY may be an alias.
         aliases: short names of keys.
         objects: groups that the caller has objects for.
-
-    Raises:
-        ConfigError: a key or a choice does not exist or has no effect on an evaluation, or a value cannot be read; or
-            the saved config is refused.
     """
     plain = check_saved(saved)
     for name in [name for name in ("algorithm", "model", "dataset") if name not in objects]:
@@ -188,11 +180,8 @@ def _find_data(config: DictConfig) -> None:
 
 
 def check_checkpoint(key: str, path: object, *, published: bool = True) -> None:
-    """Checks that `key` names the folder of a checkpoint or, if that will do, of a `published` model.
-
-    Raises:
-        ConfigError: it is something else. The message says what to type in its place.
-    """
+    """Checks that `key` names the folder of a checkpoint or, if that will do, of a `published` model. Raises
+    ConfigError if it is something else. The message says what to type in its place."""
     if not isinstance(path, str) or not path or not is_folder(Path(path)):
         raise ConfigError(f"{key}={path}: must be the folder of a checkpoint; type {key}=…/checkpoints/best")
     folder = Path(path)

@@ -11,14 +11,12 @@ if TYPE_CHECKING:
 
 
 def make(name: str, out: Path, *, source: Path | None, partly: bool) -> "DrawnSet":
-    """Builds the set `name` in the folder `out`, or goes on with it.
+    """Builds the set `name` in the folder `out`, or goes on with it. Raises ConfigError or DataError or RunError as
+    `collect` of photographs.py, or `SetRecipe.build` of drawing.py.
 
     Args:
         source: where photographs lie; None: the set is drawn.
         partly: also photographs that are not as published.
-
-    Raises:
-        ConfigError, DataError, RunError: as `collect` of photographs.py, or `SetRecipe.build` of drawing.py.
     """
     # Each needs packages that the other one does not.
     if source is not None:

@@ -28,18 +28,7 @@ import numpy as np
 from fontTools.ttLib import TTFont
 from PIL import Image, ImageDraw, ImageFont, features
 
-from metalearn.datasets.drawing import (
-    APT,
-    HERE,
-    NPM,
-    Design,
-    Drawings,
-    Listed,
-    SetRecipe,
-    designs_of,
-    listed,
-    members,
-)
+from metalearn.datasets.drawing import APT, HERE, NPM, Design, Drawings, Listed, SetRecipe, designs_of, listed, members
 from metalearn.errors import ConfigError, DataError
 from metalearn.tasks.common.episodes import Images
 
@@ -48,11 +37,7 @@ RENDERER = "0.5.0"  # the version of resvg-py that has drawn the published pictu
 
 
 def emoji() -> SetRecipe:
-    """The recipe of the emoji.
-
-    Raises:
-        ConfigError: the renderer is missing, or is another version.
-    """
+    """The recipe of the emoji. Raises ConfigError if the renderer is missing, or is another version."""
     try:
         import resvg_py
     except ImportError as error:
@@ -73,11 +58,7 @@ def emoji() -> SetRecipe:
 
 
 def draw_emoji(design: Design, package: Path, classes: Sequence[Listed]) -> Drawings:
-    """Draws the icons of a design on white.
-
-    Raises:
-        DataError: the design has no such icon.
-    """
+    """Draws the icons of a design on white. Raises DataError if the design has no such icon."""
     import resvg_py
 
     icons = json.loads(members(package, [design.file])[design.file])

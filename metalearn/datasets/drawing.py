@@ -249,11 +249,8 @@ class SetRecipe:
     source: str
 
     def build(self, out: Path) -> DrawnSet:
-        """Makes the set in the folder `out`, or goes on with it; what is whole already stays.
-
-        Raises:
-            ConfigError, DataError, RunError: as `fetched`; or `out` holds another set, or cannot be written.
-        """
+        """Makes the set in the folder `out`, or goes on with it; what is whole already stays. Raises ConfigError or
+        DataError or RunError as `fetched`; or if `out` holds another set, or cannot be written."""
         classes = [(listed.one.key, listed.one.split) for listed in self.classes]
 
         def other(old: DrawnSet) -> str:

@@ -102,11 +102,8 @@ class PictureLayout(NamedTuple):
 
 
 def recognised(folder: Path, published: PublishedPictures) -> FoundSet:
-    """The set in a folder, or in one of those below it.
-
-    Raises:
-        DataError: none is there, or several are; or a file of it cannot be read.
-    """
+    """The set in a folder, or in one of those below it. Raises DataError if none is there, or several are; or a file of
+    it cannot be read."""
     if not folder.is_dir():
         raise DataError(f"--from={folder}: there is no such folder; type --from=/path/to/{published.name}")
 
@@ -219,11 +216,7 @@ def _lists(place: Path, tree: Tree) -> dict[str, Path]:
 
 
 def read_list(path: Path) -> list[tuple[str, str]]:
-    """The rows filename,label of a published list.
-
-    Raises:
-        DataError: it is something else, or cut off.
-    """
+    """The rows filename,label of a published list. Raises DataError if it is something else, or cut off."""
     try:
         with path.open(encoding="utf-8-sig", newline="") as text:
             rows = [(row["filename"], row["label"]) for row in csv.DictReader(text)]
@@ -301,11 +294,8 @@ class _PlainUnpickler(pickle._Unpickler):
 
 
 def read_plain(path: Path) -> Any:
-    """The value in a pickle. Texts of Python 2 are read as latin-1, as numpy's arrays need it.
-
-    Raises:
-        DataError: it cannot be read, or holds something else than plain values and arrays.
-    """
+    """The value in a pickle. Texts of Python 2 are read as latin-1, as numpy's arrays need it. Raises DataError if it
+    cannot be read, or holds something else than plain values and arrays."""
     try:
         with path.open("rb") as file:
             return _PlainUnpickler(file, encoding="latin1").load()

@@ -24,7 +24,8 @@ def conv4(
     *, ways: int, channels: int, image_size: int, filters: int = 64, downsample: str = "stride",
     activation: str = "relu", transductive: bool = True,
 ) -> Model:  # fmt: skip
-    """Four blocks of 3×3 convolution (no bias: the norm would cancel it), batch norm, activation.
+    """Four blocks of 3×3 convolution (no bias: the norm would cancel it), batch norm, activation. Raises ValueError for
+    an image too small for four poolings, or a choice that does not exist.
 
     Args:
         ways: outputs of the linear head.
@@ -37,9 +38,6 @@ def conv4(
             arXiv 1810.09502); or `softplus`, which is smooth.
         transductive: normalise a batch by its own statistics; if false, queries are normalised by
             the statistics of the support set.
-
-    Raises:
-        ValueError: an image too small for four poolings, or a choice that does not exist.
     """
     for name, value in (("ways", ways), ("channels", channels), ("image_size", image_size), ("filters", filters)):
         whole_number(name, value, at_least=1)

@@ -28,7 +28,8 @@ DEVIATION = 0.5  # of the numbers of a symbol at the start
 def decoder(
     *, vocabulary: int, width: int = 64, layers: int = 2, heads: int = 4, hidden: int = 256, window: int | None = 32
 ) -> Model:
-    """A network that gives each symbol of a document a score for the next one.
+    """A network that gives each symbol of a document a score for the next one. Raises ValueError for a number below 1,
+    or heads that do not divide the width into even parts.
 
     Args:
         vocabulary: the number of symbols, 256 for bytes.
@@ -37,9 +38,6 @@ def decoder(
         heads: heads of the attention.
         hidden: width within an MLP.
         window: the symbols that a symbol attends to; None: all before it.
-
-    Raises:
-        ValueError: a number below 1, or heads that do not divide the width into even parts.
     """
     sizes = {"vocabulary": vocabulary, "width": width, "layers": layers, "heads": heads, "hidden": hidden}
     for name, value in (sizes | {"window": window or 1}).items():

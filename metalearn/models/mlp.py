@@ -14,16 +14,14 @@ from metalearn.types import Model, Params, Stage
 
 
 def mlp(*, inputs: int, outputs: int, hidden: Sequence[int] = (40, 40), activation: str = "relu") -> Model:
-    """Linear layers with an activation between them; inputs of any shape are flattened.
+    """Linear layers with an activation between them; inputs of any shape are flattened. Raises ValueError for a width
+    below 1, or an activation that does not exist.
 
     Args:
         inputs: numbers in one input.
         outputs: numbers in one output.
         hidden: widths of the hidden layers.
         activation: `relu`, or `tanh`, which is smooth.
-
-    Raises:
-        ValueError: a width below 1, or an activation that does not exist.
     """
     whole_number("inputs", inputs, at_least=1)
     whole_number("outputs", outputs, at_least=1)

@@ -17,7 +17,9 @@ def module(
     *, network: dict[str, Any], channels: int, image_size: int | None, inputs: str | Sequence[Any] = "images",
     transductive: bool = True, dropout: bool = True, running_statistics: bool = False, vectorize: Vectorize = "auto",
 ) -> Model:  # fmt: skip
-    """Your own network. `metalearn.models.common.adapter` explains how it is computed.
+    """Your own network. `metalearn.models.common.adapter` explains how it is computed. Raises ValueError if there is
+    nothing by that name, it does not take the arguments, it does not give a module, or the module cannot take the
+    inputs.
 
     Args:
         network: `_target_` names the class or function that gives the `nn.Module`, as `package.module.Name`; the other
@@ -30,10 +32,6 @@ def module(
         dropout: dropout, and what else the training mode of the module changes, is on in training.
         running_statistics: batch norms normalise by the running statistics that the module came with, as constants.
         vectorize: true, false or `auto`: whether the tasks of a chunk are computed at once; see `model_of`.
-
-    Raises:
-        ValueError: there is nothing by that name, it does not take the arguments, it does not give a module, or the
-            module cannot take the inputs.
     """
     if isinstance(inputs, str):
         if inputs != "images":
@@ -92,11 +90,7 @@ def to_note(inputs: Inputs) -> list[Any]:
 
 
 def from_note(note: Any) -> Inputs:
-    """The inverse of `to_note`; also of a note that was typed.
-
-    Raises:
-        ValueError: it is something else.
-    """
+    """The inverse of `to_note`; also of a note that was typed. Raises ValueError if it is something else."""
     try:
         inputs = tuple(Part(name, tuple(shape), kind) for name, shape, kind in note)
         names = {part.name for part in inputs}
@@ -116,10 +110,7 @@ def from_note(note: Any) -> Inputs:
 
 
 def noted_inputs(config: Mapping[str, Any]) -> Inputs | None:
-    """The inputs that a config notes of its network or its tasks; None if they are one tensor of real numbers.
-
-    Raises:
-        ValueError: as `from_note`.
-    """
+    """The inputs that a config notes of its network or its tasks; None if they are one tensor of real numbers. Raises
+    ValueError as `from_note`."""
     notes = [config[group].get("inputs") for group in ("model", "dataset")]  # of other models, a number or a word
     return next((from_note(note) for note in notes if isinstance(note, Sequence) and not isinstance(note, str)), None)

@@ -99,7 +99,8 @@ def table(
     layers: int = 4, standardize: bool = True, frequency: float = 1.0, linear: bool = False,
     kernels: bool = False,
 ) -> Model:  # fmt: skip
-    """A network for `algorithm=pfn`, for rows of any number of features; NaN is a missing value.
+    """A network for `algorithm=pfn`, for rows of any number of features; NaN is a missing value. Raises ValueError for
+    a number out of range, heads that do not divide the width, or a name that does not exist.
 
     Args:
         head: `classes`; or of a real number the normal distribution (`gaussian`), a histogram (`bars`), or `quantiles`.
@@ -114,9 +115,6 @@ def table(
         frequency: the standard deviation of the first frequencies of the sines, in units of the features.
         linear: whether tokens have the answers of linear regressions, see above; with `form=rows` alone.
         kernels: whether they have those of kernel regressions, see above; with `form=rows` alone.
-
-    Raises:
-        ValueError: a number out of range, heads that do not divide the width, or a name that does not exist.
     """
     one_of("head", head, HEADS)
     one_of("form", form, ("rows", "cells"))

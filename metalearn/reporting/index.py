@@ -354,11 +354,8 @@ def link_of(folder: Path, run: ListedRun) -> str | None:
 
 
 def report_at(folder: Path, runs: Sequence[ListedRun], address: str) -> bytes | None:
-    """The page at an address that `link_of` gives; None for any other one.
-
-    Raises:
-        OSError, ValueError: a file of the run is damaged.
-    """
+    """The page at an address that `link_of` gives; None for any other one. Raises OSError or ValueError if a file of
+    the run is damaged."""
     run = next((run for run in runs if link_of(folder, run) == f".{address}"), None)
     if run is None:
         return None

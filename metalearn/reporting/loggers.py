@@ -126,14 +126,11 @@ class Sent:
 
 def opened(name: str, open_it: Callable[[], Logger]) -> Logger:
     """A logger that sends to another program. A failure after the start does not end the run: it is reported once, and
-    the logger gets nothing more.
+    the logger gets nothing more. Raises RunError if it cannot be opened.
 
     Args:
         name: of its key in the group logger.
         open_it: opens the logger of that program.
-
-    Raises:
-        RunError: it cannot be opened.
     """
     try:
         logger = open_it()
@@ -232,11 +229,7 @@ _GROUPS = {"test": "z_test"}
 
 class TensorboardLogger(Logger):
     """TensorBoard's events of a run: curves, hyperparameters with the final figures, the config, a few episodes. If the
-    run goes on, events after the steps done are purged.
-
-    Raises:
-        RunError: they cannot be written.
-    """
+    run goes on, events after the steps done are purged. Raises RunError if they cannot be written."""
 
     def __init__(self, folder: Path, window: Window) -> None:
         from torch.utils.tensorboard import SummaryWriter  # takes a second to import

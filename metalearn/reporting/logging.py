@@ -91,7 +91,8 @@ def run_log(
     mlflow_uri: str | None = None,
     others: Sequence[OpenLogger] = (),
 ) -> OpenLog:
-    """Returns a function from the run folder and the window of steps to a `RunLog`.
+    """Returns a function from the run folder and the window of steps to a `RunLog`. Raises ValueError if an argument is
+    out of range, or the package of a logger is not installed.
 
     Args:
         every: steps between logged lines; a line is the mean over the steps since the last one.
@@ -100,9 +101,6 @@ def run_log(
         project: the project of Weights & Biases, or the experiment of MLflow.
         wandb_mode, mlflow_uri: as `wandb_logger` and `mlflow_logger` have them.
         others: loggers of plugins.
-
-    Raises:
-        ValueError: `every` is below 1, another argument is out of range, or the package of a logger is not installed.
     """
     whole_number("every", every, at_least=1)
     switches = {"tensorboard": tensorboard, "wandb": wandb, "mlflow": mlflow}
@@ -258,11 +256,7 @@ def _check_log_files() -> None:
 
 
 def log_to_file(path: Path) -> logging.Handler:
-    """Sends log messages to `path` as well, with the time.
-
-    Raises:
-        RunError: it cannot be opened.
-    """
+    """Sends log messages to `path` as well, with the time. Raises RunError if it cannot be opened."""
     with writing(path):
         handler = _LogFile(path, encoding="utf-8")
     handler.setFormatter(PrintableFormatter("%(asctime)s  %(levelname)-7s  %(message)s"))

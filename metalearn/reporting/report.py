@@ -58,7 +58,7 @@ def write_report(
     tasks: Sequence[ShownTask],
     learned: ShownLearner,
 ) -> Path:
-    """Writes the page of a completed run.
+    """Writes the page of a completed run. Raises RunError if it cannot be written.
 
     Args:
         run_dir: its folder, with metrics.jsonl.
@@ -67,9 +67,6 @@ def write_report(
         result: the fields of result.json.
         tasks: the test tasks to show.
         learned: what adapts to them.
-
-    Raises:
-        RunError: it cannot be written.
     """
     content = _report(run_dir, commands, config, result, made_with(), tasks, learned)
     write_atomically(run_dir / REPORT, content)
@@ -77,14 +74,12 @@ def write_report(
 
 
 def report_of(run_dir: Path, result: Mapping[str, Any]) -> str:
-    """The page of a run that has none, as the jobs of a sweep, of what lies in its folder: without test tasks.
+    """The page of a run that has none, as the jobs of a sweep, of what lies in its folder: without test tasks. Raises
+    OSError or ValueError if a file is damaged.
 
     Args:
         run_dir: its folder, with metrics.jsonl; the run may be under way.
         result: the fields of its result.json; empty if there is none yet.
-
-    Raises:
-        OSError, ValueError: a file is damaged.
     """
     saved, path = read_json(run_dir / "checkpoints/last/meta.json"), run_dir / ".hydra/config.yaml"
     config = saved.get("config") or (read_config(path) if path.exists() else {})

@@ -90,11 +90,7 @@ class Checkpointer:
 
     def save(self, snapshot: Snapshot, best: bool) -> None:
         """Writes one, points `last` (and, if `best`, `best` too) to it, and removes old ones. Its validation, if it has
-        one that counts, is `meta["validation"]`.
-
-        Raises:
-            RunError: it cannot be written.
-        """
+        one that counts, is `meta["validation"]`. Raises RunError if it cannot be written."""
 
     def best(self) -> Snapshot | None:
         """The best one; None if none can be read."""
@@ -171,15 +167,12 @@ class _InFolder(Checkpointer):
 
 
 def checkpointing(*, every: int, keep: int, keep_best: int = 1) -> Callable[[Path], Checkpointer]:
-    """Returns a function from the run folder to its `Checkpointer`.
+    """Returns a function from the run folder to its `Checkpointer`. Raises ValueError for a number below 1.
 
     Args:
         every: steps between checkpoints.
         keep: number of latest checkpoints to keep; those of `best` and `last` always stay.
         keep_best: number of checkpoints to keep by their validations. With 2 or more, each validated step is saved.
-
-    Raises:
-        ValueError: a number below 1.
     """
     for name, value in (("every", every), ("keep", keep), ("keep_best", keep_best)):
         whole_number(name, value, at_least=1)
@@ -187,11 +180,8 @@ def checkpointing(*, every: int, keep: int, keep_best: int = 1) -> Callable[[Pat
 
 
 def write(folder: Path, snapshot: Snapshot) -> Path:
-    """Saves as `folder`/step_NNNNNN: writes a temporary folder, syncs it to disk, renames it.
-
-    Raises:
-        RunError: it cannot be written. What was saved before is still there.
-    """
+    """Saves as `folder`/step_NNNNNN: writes a temporary folder, syncs it to disk, renames it. Raises RunError if it
+    cannot be written. What was saved before is still there."""
     final = folder / _name(snapshot.meta["step"])
     temporary, replaced = folder / f".{final.name}.tmp", folder / f".{final.name}.old"
     if not folder.parent.is_dir():
@@ -230,10 +220,7 @@ def write(folder: Path, snapshot: Snapshot) -> Path:
 
 def read(path: Path, *, later: bool = False) -> Snapshot:
     """The checkpoint in the folder `path`, verified against its manifest; its parameters `later`, see `form.load`.
-
-    Raises:
-        RunError: it is not complete, or a file has changed since it was written.
-    """
+    Raises RunError if it is not complete, or a file has changed since it was written."""
     try:
         saved = form.load(path, CHECKPOINT, later=later)
         state = torch.load(path / STATE, map_location="cpu", weights_only=True)
@@ -258,11 +245,7 @@ def from_bytes(data: bytes) -> Snapshot:
 
 def read_named(key: str, path: Path) -> Snapshot:
     """The checkpoint or the learner that the config's `key` names; a learner has no state. The file of the parameters
-    is read for the first of them, and their shapes are known before.
-
-    Raises:
-        ConfigError: it cannot be read.
-    """
+    is read for the first of them, and their shapes are known before. Raises ConfigError if it cannot be read."""
     with _naming(key, path):
         if kind_of(path) != LEARNER.name:
             snapshot = read(path, later=True)
@@ -291,14 +274,11 @@ def _naming(key: str, path: Path) -> Iterator[None]:
 
 def latest(run_dir: Path, check: Callable[[Snapshot], object] = lambda snapshot: None) -> Snapshot | None:
     """The newest usable checkpoint of a run, or None if it has no checkpoint yet. Damaged ones are skipped with a
-    warning.
+    warning. Raises ConfigError if there are checkpoints, but none can be used.
 
     Args:
         run_dir: the run folder.
         check: raises RunError for a checkpoint that the run cannot use.
-
-    Raises:
-        ConfigError: there are checkpoints, but none can be used.
     """
     paths = _candidates(run_dir / "checkpoints")
     for path in reversed(paths):
@@ -329,10 +309,7 @@ def has_checkpoints(run_dir: Path) -> bool:
 
 def rewind(run_dir: Path, step: int) -> None:
     """Removes the result and the checkpoints after `step`, the latest first, so that the run continues from there.
-
-    Raises:
-        RunError: a file cannot be removed.
-    """
+    Raises RunError if a file cannot be removed."""
     folder = run_dir / "checkpoints"
     with writing(run_dir):
         (run_dir / "result.json").unlink(missing_ok=True)
@@ -355,11 +332,8 @@ def has_gone_back(run_dir: Path) -> bool:
 
 def start_params(path: Path, loaded: Params, params: Params, *, strict: bool) -> tuple[Params, list[str]]:
     """The parameters `loaded` from `path` where name and shape fit, in the dtypes of `params`; the others are those of
-    `params`. Also returns a line for each one that does not fit.
-
-    Raises:
-        ConfigError: nothing fits; or, with `strict`, one parameter does not fit.
-    """
+    `params`. Also returns a line for each one that does not fit. Raises ConfigError if nothing fits; or, with `strict`,
+    one parameter does not fit."""
 
     def name_here(name: str) -> str:
         """What learned there may be fixed here, and the reverse."""
@@ -392,10 +366,7 @@ def start_params(path: Path, loaded: Params, params: Params, *, strict: bool) ->
 
 def fitted(key: str, path: Path, loaded: Params, params: Params, advice: str = "") -> Params:
     """The parameters `loaded` from the checkpoint at `path`, in the dtypes of `params`; the config's `key` names it.
-
-    Raises:
-        ConfigError: they have other names or shapes than `params`. The message ends with `advice`.
-    """
+    Raises ConfigError if they have other names or shapes than `params`. The message ends with `advice`."""
     _check_shapes(key, path, _shapes(loaded), _shapes(params), advice)
     return {name: loaded[name].to(value.dtype) for name, value in params.items()}
 
@@ -520,15 +491,13 @@ def fill_learner(
     weights: bytes | None = None,
     without: Collection[str] = (),
 ) -> None:
-    """Writes a learner into an empty folder.
+    """Writes a learner into an empty folder. Raises ConfigError if the config holds a path of this machine, or has no
+    such key.
 
     Args:
         facts: what else meta.json says: its `preprocessing`, the `step`, and fields for its readers.
         weights: a safetensors file in place of the path of the network's pretrained weights.
         without: keys of the config whose paths are left out.
-
-    Raises:
-        ConfigError: the config holds a path of this machine, or has no such key.
     """
     parts: dict[str, Any] = {group: deepcopy(dict(config[group])) for group in GROUPS}
     dataset = parts["dataset"]
@@ -558,11 +527,8 @@ def fill_learner(
 
 
 def read_learner(folder: Path, *, later: bool = False) -> SavedFolder:
-    """The learner in a folder. The data of its config are those of this machine, wherever it says that they are.
-
-    Raises:
-        NotSavedError: it is damaged, not complete, or refused.
-    """
+    """The learner in a folder. The data of its config are those of this machine, wherever it says that they are. Raises
+    NotSavedError if it is damaged, not complete, or refused."""
     saved = form.load(folder, LEARNER, later=later)
     config = check_saved(saved.meta["config"])
     for group, fields in OBJECT_FIELDS.items():

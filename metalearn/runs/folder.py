@@ -51,18 +51,15 @@ class FolderState(NamedTuple):
 
 
 def inspect(run_dir: Path, config: DictConfig, start: Params, restore: Callable[[Snapshot], object]) -> FolderState:
-    """The state of the run folder for a run of this config, under its `resume`.
+    """The state of the run folder for a run of this config, under its `resume`. Raises ConfigError if the folder holds
+    another run, a run that has done more steps, or something that is no run; or the checkpoint that `resume` names has
+    a config that differs in more than `resume_changes`, or is not the one that the run in the folder began from.
 
     Args:
         run_dir: the run folder.
         config: the whole config.
         start: the meta-parameters before the first step.
         restore: makes a learner of a checkpoint. A checkpoint of this run that it cannot restore counts as damaged.
-
-    Raises:
-        ConfigError: the folder holds another run, a run that has done more steps, or something that is no run; or the
-            checkpoint that `resume` names has a config that differs in more than `resume_changes`, or is not the one
-            that the run in the folder began from.
     """
     resume, steps = config.resume, config.trainer.steps
     path = None if resume in ("auto", "never") else Path(resume)
@@ -171,11 +168,7 @@ def check_copy(target: str | None) -> None:
 
 def copy_best(run_dir: Path, target: Path) -> None:
     """Copies the best checkpoint of a completed run, and its result.json, into the folder `target`: whole, or not at
-    all. An earlier copy is replaced.
-
-    Raises:
-        RunError: the folder cannot be written.
-    """
+    all. An earlier copy is replaced. Raises RunError if the folder cannot be written."""
     try:
         check_copy(str(target))
         with replacing("launch.model", target, CHECKPOINT) as temporary:
@@ -229,13 +222,11 @@ def evaluation_report(figures: dict[str, Any]) -> str:
 
 @contextmanager
 def lock(run_dir: Path, *, wait: bool = False) -> Iterator[None]:
-    """Holds the folder, which is made if need be, for this process.
+    """Holds the folder, which is made if need be, for this process. Raises ConfigError if another process is running in
+    it, or it cannot be written.
 
     Args:
         wait: wait for a process that is running in it, without a time limit.
-
-    Raises:
-        ConfigError: another process is running in it, or it cannot be written.
     """
     with ExitStack() as holding:
         try:

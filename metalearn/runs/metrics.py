@@ -179,10 +179,7 @@ TESTS = "test.csv"
 
 def write_table(path: Path, values: Metrics) -> None:
     """Writes a line for each task: its number, the digest of its content, its loss and metric after each inner step.
-
-    Raises:
-        RunError: it cannot be written.
-    """
+    Raises RunError if it cannot be written."""
     columns = {"task": range(len(values["loss"]))}
     for name, table in values.items():
         for step, column in enumerate(table.t().tolist()):

@@ -58,7 +58,9 @@ def export(
     about: tuple[str, Mapping[str, Any]] | None,
     card: Card,
 ) -> list[str]:
-    """Writes the new folder `out`, whole or not at all; returns what there is to say, in lines.
+    """Writes the new folder `out`, whole or not at all; returns what there is to say, in lines. Raises ConfigError if a
+    package is missing, the program differs from this one by more than 1e-4, a path of this machine would be in the
+    folder, or it cannot be written.
 
     Args:
         key: what messages call `out`.
@@ -67,10 +69,6 @@ def export(
         program: gives the program; None: there is only the folder.
         about: the name and the content of the file that says what a program reads and answers.
         card: for README.md.
-
-    Raises:
-        ConfigError: a package is missing, the program differs from this one by more than 1e-4, a path of this machine
-            would be in the folder, or it cannot be written.
     """
     one_of("format", file_format, FORMATS if program else (FOLDER,))
     missing = [name for name in _NEEDED if file_format == ONNX and importlib.util.find_spec(name) is None]
@@ -109,11 +107,8 @@ def in_batches(x: Tensor) -> tuple[Tensor, Tensor]:
 
 def write_program(program: NetworkToExport, path: Path, file_format: str) -> float:
     """Writes the program; returns the largest difference of an output from ours, as a part of the largest of it where
-    that is above 1.
-
-    Raises:
-        ConfigError: the difference is above `LARGEST_DIFFERENCE`, or torch cannot export the network.
-    """
+    that is above 1. Raises ConfigError if the difference is above `LARGEST_DIFFERENCE`, or torch cannot export the
+    network."""
     network, x, ours, name, outputs, inputs, folded = program
     try:
         # torch.export asks a flag that torch cannot tell after a run in full precision; on a CPU it has no effect.
@@ -175,11 +170,7 @@ def described(form: PictureForm) -> dict[str, Any]:
 
 
 def read_form(values: Mapping[str, Any]) -> PictureForm:
-    """The form that `described` has written.
-
-    Raises:
-        NotSavedError: a value is missing or not allowed.
-    """
+    """The form that `described` has written. Raises NotSavedError if a value is missing or not allowed."""
     fields = {"image_size": int, "channels": int, "framing": str, "inverted": bool, "crop": float, "filter": str}
     check_fields(values, fields, "preprocessing")
     size, channels, framing, *others = (values[name] for name in fields)

@@ -151,11 +151,8 @@ def kind_of(folder: Path) -> str | None:
 
 def load(folder: Path, kind: Kind, *, later: bool = False) -> SavedFolder:
     """What `fill` has written, verified by its manifest and the schema of its kind. With `later`, the tensors are
-    `Unread`: gigabytes of another network are seen from the header.
-
-    Raises:
-        NotSavedError: a file is missing or damaged, or the folder holds something else.
-    """
+    `Unread`: gigabytes of another network are seen from the header. Raises NotSavedError if a file is missing or
+    damaged, or the folder holds something else."""
     from safetensors import SafetensorError, safe_open
     from safetensors.torch import load_file
 

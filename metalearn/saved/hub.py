@@ -19,11 +19,8 @@ Result = TypeVar("Result")
 
 
 def push(folder: Path, repo_id: str, *, private: bool, timeout: float) -> str:
-    """Uploads a saved folder to a repository, which is made if it is not there; returns its address.
-
-    Raises:
-        ConfigError: the hub refuses it, or does not answer within `timeout` seconds.
-    """
+    """Uploads a saved folder to a repository, which is made if it is not there; returns its address. Raises ConfigError
+    if the hub refuses it, or does not answer within `timeout` seconds."""
     api = _api()
 
     def upload() -> str:
@@ -37,10 +34,7 @@ def push(folder: Path, repo_id: str, *, private: bool, timeout: float) -> str:
 
 def fetch(name_or_folder: str | os.PathLike[str], *, revision: str | None, timeout: float) -> Path:
     """A folder that is there, if there is no `revision`; or else a repository, which is fetched into the hub's cache.
-
-    Raises:
-        ConfigError: there is no such repository, or the hub does not answer within `timeout` seconds.
-    """
+    Raises ConfigError if there is no such repository, or the hub does not answer within `timeout` seconds."""
     if revision is None and is_folder(Path(name_or_folder)):
         return Path(name_or_folder)
     api, name = _api(), os.fspath(name_or_folder)

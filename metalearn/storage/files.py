@@ -49,10 +49,7 @@ def read_object(path: Path) -> dict[str, Any]:
 
 def read_json(path: Path) -> dict[str, Any]:
     """As `read_object`; empty if there is no such file, or it holds no JSON object, as one that a power cut has left.
-
-    Raises:
-        ConfigError: the file is there, and may not be read.
-    """
+    Raises ConfigError if the file is there, and may not be read."""
     try:
         return read_object(path)
     except (FileNotFoundError, NotADirectoryError, ValueError):
@@ -90,11 +87,8 @@ def refuse_used(key: str, folder: Path) -> None:
 
 @contextmanager
 def whole_folder(key: str, folder: Path) -> Iterator[Path]:
-    """Gives a folder to fill, which becomes the output folder `folder` that `key` names, if nothing fails.
-
-    Raises:
-        ConfigError: `folder` is there already and not empty, has no name, or cannot be written.
-    """
+    """Gives a folder to fill, which becomes the output folder `folder` that `key` names, if nothing fails. Raises
+    ConfigError if `folder` is there already and not empty, has no name, or cannot be written."""
     refuse_nameless(key, folder)
     refuse_used(key, folder)
     temporary = beside(folder)
@@ -177,11 +171,7 @@ def room_at(path: Path) -> str:
 
 def write_atomically(path: Path, text: str, *, mode: int = 0o666) -> None:
     """Writes or replaces a file. Readers find the old text or the new one, never a part, even after a power loss. Its
-    permissions are `mode`, less the process's umask.
-
-    Raises:
-        RunError: it cannot be written.
-    """
+    permissions are `mode`, less the process's umask. Raises RunError if it cannot be written."""
     temporary = path.with_name(f".{path.name}.tmp")
     with writing(path):
         temporary.unlink(missing_ok=True)  # a kill may have left it, and `mode` is for a new file

@@ -13,12 +13,7 @@ from metalearn.checks import only, true_or_false
 from metalearn.tasks.common.episodes import SPLITS, Classes, EpisodeSpec, Images, Seeds, check_filled, shapes_of
 from metalearn.tasks.common.identities import identity, published_list
 from metalearn.tasks.common.samples import few_shot
-from metalearn.tasks.common.stored import (
-    DataPlace,
-    PublishedDataset,
-    cached_array,
-    read_published,
-)
+from metalearn.tasks.common.stored import DataPlace, PublishedDataset, cached_array, read_published
 from metalearn.types import TaskSource
 
 PICTURES = 600  # of each class
@@ -44,11 +39,7 @@ def identities(numbers: Iterable[int]) -> list[str]:
 
 
 def pictures_of(place: DataPlace) -> Callable[[int], Images]:
-    """Number of a class → its pictures, [600, 32, 32, 3].
-
-    Raises:
-        DataError: files are missing or damaged.
-    """
+    """Number of a class → its pictures, [600, 32, 32, 3]. Raises DataError if files are missing or damaged."""
     everyone, shape = class_names(), (_CIFAR100.size, _CIFAR100.size, _CIFAR100.channels)
 
     def by_class() -> Images:

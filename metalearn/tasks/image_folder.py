@@ -21,13 +21,7 @@ from metalearn.tasks.common.episodes import (
     shapes_of,
 )
 from metalearn.tasks.common.pictures import first_few, one_form, picture_folders
-from metalearn.tasks.common.samples import (
-    KNOWN,
-    Chosen,
-    pretraining_on,
-    refuse_training_shape,
-    samples,
-)
+from metalearn.tasks.common.samples import KNOWN, Chosen, pretraining_on, refuse_training_shape, samples
 from metalearn.tasks.common.stored import check_picture_shape, decoded_classes
 from metalearn.types import TaskSource, Unit
 
@@ -54,10 +48,7 @@ def _by_fractions(root: Path, names: Collection[str], fractions: Sequence[float]
 
 def by_lists(root: Path, names: Collection[str], lists: str) -> dict[str, list[str]]:
     """The classes of each split, as the files train, val and test (.txt or .csv) in the folder `lists` list them.
-
-    Raises:
-        DataError: a file is missing or cannot be read; a listed class is not there, or listed twice.
-    """
+    Raises DataError if a file is missing or cannot be read; a listed class is not there, or listed twice."""
     place = next((folder for folder in (root / lists, Path(lists)) if folder.is_dir()), None)
     if place is None:
         raise DataError(

@@ -35,10 +35,7 @@ from metalearn.tasks.common.episodes import (
     turned,
 )
 from metalearn.tasks.common.identities import identity, published_list
-from metalearn.tasks.common.samples import (
-    drawn_samples,
-    few_shot,
-)
+from metalearn.tasks.common.samples import drawn_samples, few_shot
 from metalearn.tasks.common.stored import DataPlace, cached_array
 from metalearn.types import TaskSource
 
@@ -106,11 +103,7 @@ def _grouped(
     split: str, within: str | None, test: str | None, shapes: Mapping[str, EpisodeShape], labels: str,
     classes: Mapping[str, Sequence[tuple[int, int]]],
 ) -> Grouped | None:  # fmt: skip
-    """What the keys `within` and `test` ask for.
-
-    Raises:
-        ValueError: it does not fit the episode or the split.
-    """
+    """What the keys `within` and `test` ask for. Raises ValueError if it does not fit the episode or the split."""
     one_of("within", within, (None, "alphabet"))
     one_of("test", test, (None, "lake_runs", "stream"))
     if (within or test) and shapes["train"].shots == META_DATASET:
@@ -226,11 +219,8 @@ def _drawings(where: Path) -> Drawings:
 
 
 def decode_character(character: Character, files: Drawings, size: int) -> Images:
-    """The drawings of a character, [20, size, size], ink in [0, 255].
-
-    Raises:
-        DataError: they are not the published ones, or cannot be read.
-    """
+    """The drawings of a character, [20, size, size], ink in [0, 255]. Raises DataError if they are not the published
+    ones, or cannot be read."""
     paths = files.paths.get(character.path, ())
     if len(paths) != DRAWINGS:
         raise DataError(f"{files.where}: {character.path} has {len(paths)} drawings of {DRAWINGS}: it is not complete")
@@ -247,11 +237,8 @@ def decode_character(character: Character, files: Drawings, size: int) -> Images
 
 
 def decoded(place: DataPlace, size: int) -> Images:
-    """Every drawing, [1623, 20, size, size], ink in [0, 255]; from the cache if it is there.
-
-    Raises:
-        DataError: pictures are missing, unreadable or not the published ones.
-    """
+    """Every drawing, [1623, 20, size, size], ink in [0, 255]; from the cache if it is there. Raises DataError if
+    pictures are missing, unreadable or not the published ones."""
 
     def decode() -> Images:
         root = Path(place.root)

@@ -103,7 +103,8 @@ def table(
     *, file: str, task: str, target: str, targets: str, features: Sequence[str] | None, split: Sequence[float] | str,
     missing: str, standardize: bool, shots: Shots, queries: int, seeds: Seeds,
 ) -> TaskSource:  # fmt: skip
-    """Tasks of the rows of a file.
+    """Tasks of the rows of a file. Raises ValueError for a value that is not allowed, and DataError, which names row
+    and column, at the first task.
 
     Args:
         file: `.csv` with a line of names.
@@ -117,9 +118,6 @@ def table(
         standardize: whether features are shifted and scaled to mean 0 and variance 1 over the training tasks.
         shots: support rows of a task, or the fewest and the most.
         queries: query rows of a task.
-
-    Raises:
-        ValueError: a value that is not allowed. At the first task: `DataError`, which names row and column.
     """
     for key, value in (("file", file), ("task", task), ("target", target)):
         if not isinstance(value, str) or not value:

@@ -128,7 +128,7 @@ class Texts:
 
 
 def texts(*, root: str | None, ending: str, length: int, eval_length: int, seeds: Seeds) -> Texts:
-    """Windows of texts, of which each byte is to be predicted.
+    """Windows of texts, of which each byte is to be predicted. Raises ValueError for a length below 1.
 
     Args:
         root: a folder. All files of an entry at its top are in one split: in train, val or test where it has that name,
@@ -136,9 +136,6 @@ def texts(*, root: str | None, ending: str, length: int, eval_length: int, seeds
         ending: of the names of the files, such as `.py`; empty: all files.
         length: bytes of a training window that are predicted.
         eval_length: those of validation and test, which have one window of each file.
-
-    Raises:
-        ValueError: a length below 1.
     """
     for name, value in (("length", length), ("eval_length", eval_length)):
         whole_number(name, value, at_least=1)

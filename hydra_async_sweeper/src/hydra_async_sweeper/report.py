@@ -52,12 +52,7 @@ log = logging.getLogger("hydra_async_sweeper")
 
 
 def write_tables(
-    folder: Path,
-    ended: FinishedTrials,
-    *,
-    total: int,
-    command: str | None,
-    folder_of: Callable[[int], str] = str,
+    folder: Path, ended: FinishedTrials, *, total: int, command: str | None, folder_of: Callable[[int], str] = str
 ) -> None:
     """Writes trials.csv and, with the field names of Hydra's Optuna sweeper, optimization_results.yaml.
 

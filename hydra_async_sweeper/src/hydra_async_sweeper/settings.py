@@ -72,16 +72,14 @@ class SweeperSettings(NamedTuple):
 def settings_of(
     values: Mapping[str, Any], space: Space, objective: str | None = None, maximized: Collection[str] = ()
 ) -> SweeperSettings:
-    """The settings that the keys below `hydra.sweeper` describe.
+    """The settings that the keys below `hydra.sweeper` describe. Raises SpaceError for a value that is not allowed, or
+    a package that is missing; the message names the key.
 
     Args:
         values: the keys with their values.
         space: what is searched.
         objective: what is searched for where the key `objective` is not given.
         maximized: as for `direction_of`, where the key `direction` is not given.
-
-    Raises:
-        SpaceError: a value that is not allowed, or a package that is missing; the message names the key.
     """
     keys: dict[str, Any] = {
         key: OmegaConf.to_container(value) if OmegaConf.is_config(value) else value for key, value in values.items()

@@ -75,11 +75,7 @@ class TrialSlots:
         return list(self._pids)
 
     def start(self, number: int, overrides: Sequence[str], slot: int) -> None:
-        """Starts a trial in a slot.
-
-        Raises:
-            NurseryGoneError: the nursery is gone, and its trials with it.
-        """
+        """Starts a trial in a slot. Raises NurseryGoneError if the nursery is gone, and its trials with it."""
         _outcome_path(self.folder, number).unlink(missing_ok=True)
         self._socket.settimeout(None)
         try:
@@ -89,11 +85,8 @@ class TrialSlots:
         self._pids[number] = 0
 
     def wait(self, seconds: float) -> list[TrialExit]:
-        """The trials that have ended, after at most `seconds`.
-
-        Raises:
-            NurseryGoneError: the nursery is gone, and its trials with it.
-        """
+        """The trials that have ended, after at most `seconds`. Raises NurseryGoneError if the nursery is gone, and its
+        trials with it."""
         ended: list[TrialExit] = []
         self._socket.settimeout(seconds)
         while self._pids:

@@ -60,15 +60,13 @@ class SweepPlan(NamedTuple):
 
 
 def plan_of(arguments: Sequence[str], params: Mapping[str, Any], options: Callable[[str], Sequence[str]]) -> SweepPlan:
-    """What the overrides on the command line, and those of `hydra.sweeper.params`, ask for.
+    """What the overrides on the command line, and those of `hydra.sweeper.params`, ask for. Raises SpaceError for a
+    sweep that describes no space, or a searched key that comes once more.
 
     Args:
         arguments: overrides of the command line; they come before `params` of the same key.
         params: key → value or sweep, as text.
         options: from the name of a config group to its options.
-
-    Raises:
-        SpaceError: a sweep that describes no space, or a searched key that comes once more.
     """
     parser = OverridesParser.create()
     typed = parser.parse_overrides(list(arguments))
@@ -94,11 +92,8 @@ def plan_of(arguments: Sequence[str], params: Mapping[str, Any], options: Callab
 
 
 def dimension_of(override: Override, options: Callable[[str], Sequence[str]]) -> Dimension:
-    """The dimension that a sweep override spans; `options` gives those of a config group, for `glob`.
-
-    Raises:
-        SpaceError: an interval that is empty, reversed or not finite, a logarithm of 0, or an empty list.
-    """
+    """The dimension that a sweep override spans; `options` gives those of a config group, for `glob`. Raises SpaceError
+    for an interval that is empty, reversed or not finite, a logarithm of 0, or an empty list."""
     value: Any = override.value()
     dimension: Dimension
     if isinstance(value, IntervalSweep):

@@ -24,11 +24,7 @@ from omegaconf import DictConfig, OmegaConf, read_write
 
 from hydra_async_sweeper import report
 from hydra_async_sweeper.settings import JOURNAL, SweeperSettings, settings_of
-from hydra_async_sweeper.slots import (
-    NurseryGoneError,
-    TrialSlots,
-    write_atomically,
-)
+from hydra_async_sweeper.slots import NurseryGoneError, TrialSlots, write_atomically
 from hydra_async_sweeper.space import SpaceError, SweepPlan, combinations, plan_of, size, to_plain
 from hydra_async_sweeper.trials import FAILED, FinishedTrials, PausedError, StartedTrial, StudyError
 

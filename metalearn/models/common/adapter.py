@@ -140,11 +140,7 @@ def model_of(
 
 def floats_of(network: nn.Module, *, name: str, shape: tuple[int, ...], advice: str) -> int:
     """The floats that a forward pass of a network leaves for one input of real numbers. The arguments are as for
-    `model_of`.
-
-    Raises:
-        ValueError: as `model_of`.
-    """
+    `model_of`. Raises ValueError as `model_of`."""
     with torch.no_grad():
         return _tried(network.eval(), name, of_reals(shape), advice)[2].floats
 
@@ -585,11 +581,7 @@ def _unused(
     forward: Callable[..., Tensor], name: str, weights: Params, fixed: Collection[str], images: Tensor, trains: bool
 ) -> list[str]:
     """The parameters on which no output depends, by the gradient of a pass as tasks are computed: with weights from
-    outside, and in training mode too if it is another.
-
-    Raises:
-        ValueError: there is no gradient.
-    """
+    outside, and in training mode too if it is another. Raises ValueError if there is no gradient."""
     same = {path: weight for path, weight in weights.items() if path in fixed}
     learned = {path: w.unsqueeze(0).requires_grad_() for path, w in weights.items() if path not in fixed}
     for seeds in [PassSeeds(0, 0, [0]), None] if trains else [None]:

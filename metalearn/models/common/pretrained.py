@@ -73,16 +73,14 @@ class PretrainedWeights(NamedTuple):
 
 
 def pretrained(name: str, weights: str, input_size: int | None) -> PretrainedWeights:
-    """Pretrained weights, checked against the network.
+    """Pretrained weights, checked against the network. Raises ValueError if there are no such weights, they cannot be
+    read or downloaded, or belong to another network.
 
     Args:
         name: a key of `HEADS`.
         weights: the path of a state dict, saved by torch.save or safetensors; or torchvision's name of weights, which
             are downloaded unless torch's own cache has them.
         input_size: height and width to which pictures are scaled; None: those that the weights were trained with.
-
-    Raises:
-        ValueError: no such weights; they cannot be read or downloaded; or they belong to another network.
     """
     from torchvision import models  # takes a second
 
@@ -144,11 +142,7 @@ def load_body(network: nn.Module, state: Mapping[str, Tensor]) -> None:
 
 
 def load_whole(network: nn.Module, state: Mapping[str, Tensor], weights: str, name: str) -> None:
-    """Copies all weights of a network, its head too.
-
-    Raises:
-        ValueError: they are those of another network.
-    """
+    """Copies all weights of a network, its head too. Raises ValueError if they are those of another network."""
     _load(network, state, weights, name, "type the name of their network")
 
 
@@ -174,11 +168,8 @@ def _load(
 
 
 def read_state(path: str) -> dict[str, Tensor]:
-    """The state dict in a file of torch.save or safetensors; nothing in it is run.
-
-    Raises:
-        ValueError: there is no such file, or it holds something else.
-    """
+    """The state dict in a file of torch.save or safetensors; nothing in it is run. Raises ValueError if there is no
+    such file, or it holds something else."""
     return _read(path)[0]
 
 
@@ -301,11 +292,8 @@ def frozen_model(
 
 def cut(network: nn.Module, shape: tuple[int, int, int]) -> tuple[fx.GraphModule, fx.GraphModule]:
     """A network from pictures [n, *shape] in two parts: from these to what the last layers take, and from there. The
-    parameters have the names of the network. It must be in eval mode.
-
-    Raises:
-        ValueError: torch cannot export it, or it has no place that all of its last layers depend on alone.
-    """
+    parameters have the names of the network. It must be in eval mode. Raises ValueError if torch cannot export it, or
+    it has no place that all of its last layers depend on alone."""
     try:
         # torch.export asks a flag that torch cannot tell after a run in full precision; on a CPU it has no effect.
         with computing_with("tf32"), torch.no_grad():

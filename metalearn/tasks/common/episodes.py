@@ -181,11 +181,7 @@ def shots_of_task(shots: Shots, seeds: Seeds, split: str, index: int) -> int:
 
 
 def shapes_of(episode: EpisodeSpec) -> dict[str, EpisodeShape]:
-    """The shape of each split's episodes.
-
-    Raises:
-        ValueError: a number out of range.
-    """
+    """The shape of each split's episodes. Raises ValueError for a number out of range."""
     ways, shots, queries, train_ways, train_queries, augment, labels = episode
     is_list = isinstance(augment, list | tuple)
     if not is_list or any(name not in AUGMENTATIONS or augment.count(name) > 1 for name in augment):
@@ -235,11 +231,8 @@ def check_filled(shapes: Mapping[str, EpisodeShape], counts: Mapping[str, tuple[
 
 
 def check_read(shapes: Mapping[str, EpisodeShape], splits: Mapping[str, Classes], where: str) -> None:
-    """As `check_filled`, for classes that have been read from `where`.
-
-    Raises:
-        DataError: too few classes, or too few pictures of a class.
-    """
+    """As `check_filled`, for classes that have been read from `where`. Raises DataError for too few classes, or too few
+    pictures of a class."""
     try:
         check_filled(shapes, {name: (len(part.identities), part.fewest) for name, part in splits.items()}, "dataset.")
     except ValueError as error:
@@ -506,7 +499,8 @@ def picture_tasks(
     augment: Sequence[str] = (), seeds: Seeds, samples: Samples | None = None, grouped: Grouped | None = None,
     labels: str = "all",
 ) -> TaskSource:  # fmt: skip
-    """A source of few-shot classification tasks.
+    """A source of few-shot classification tasks. Raises ValueError for a negative seed, or `rotations` that is neither
+    true nor false.
 
     Args:
         load: gives the classes of the splits `train`, `val` and `test`; called once, for the first task.
@@ -516,9 +510,6 @@ def picture_tasks(
         samples: that of `metalearn.types.GivesSamples`, if the source is one.
         grouped: draws tasks within groups of classes, and has fixed ones.
         labels: as in `EpisodeSpec`.
-
-    Raises:
-        ValueError: a negative seed, or `rotations` is not true or false.
     """
     true_or_false("rotations", rotations)
     unlabelled = ("train", "val") if labels == NO_LABELS else ()
@@ -634,11 +625,8 @@ _LUMA = (0.299, 0.587, 0.114)  # of red, green and blue, by ITU-R BT.601
 
 
 def augmented_pictures(x: Tensor, names: Sequence[str], generator: np.random.Generator) -> Tensor:
-    """Pictures [n, c, h, w] in [0, 1], each changed in the ways that `names` says.
-
-    Raises:
-        DataError: `colour` is to change grey pictures.
-    """
+    """Pictures [n, c, h, w] in [0, 1], each changed in the ways that `names` says. Raises DataError if `colour` is to
+    change grey pictures."""
     if "colour" in names and x.shape[1] != 3:
         raise DataError("dataset.augment: these pictures are grey, and colour changes nothing; leave colour out")
     drawn = torch.from_numpy(generator.random((len(x), _NUMBERS), np.float32)).T.reshape(_NUMBERS, -1, 1, 1)

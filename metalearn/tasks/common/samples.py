@@ -143,7 +143,8 @@ def samples(
     load: Callable[[], Mapping[str, Split]], sizes: Mapping[str, int], identities: Sequence[str], *, known: int,
     seeds: Seeds, names: Sequence[str] = (), augment: Sequence[str] = (),
 ) -> TaskSource:  # fmt: skip
-    """A source of plain samples.
+    """A source of plain samples. Raises ValueError for a negative seed, or `known` that is not between 1 and the number
+    of training samples.
 
     Args:
         load: reads the splits `train`, `val` and `test`; called once, for the first sample.
@@ -153,9 +154,6 @@ def samples(
         seeds: the order of the samples is drawn from them; the known samples are drawn from `eval_seed`.
         names: what people call the classes, if that is known.
         augment: the changes of each training sample, names of `AUGMENTATIONS`.
-
-    Raises:
-        ValueError: a negative seed, or `known` is not between 1 and the number of training samples.
     """
     check_seeds(seeds)
     whole_number("known", known, at_least=1, at_most=sizes["train"])
@@ -207,14 +205,11 @@ def few_shot(
     rotations: bool, seeds: Seeds, instead: str, grouped: Grouped | None = None,
 ) -> TaskSource:  # fmt: skip
     """As `picture_tasks`, with the augmentation of `episode`; algorithms that are trained on plain samples get all
-    pictures of the training classes.
+    pictures of the training classes. Raises ValueError as `picture_tasks`.
 
     Args:
         instead: an option of dataset with plain samples to evaluate on, for a message.
         load, shapes, rotations, seeds, grouped: as for `picture_tasks`.
-
-    Raises:
-        ValueError: as `picture_tasks`.
     """
 
     def plain(evaluated_on: Unit) -> tuple[TaskSource, str]:
@@ -257,15 +252,12 @@ def drawn_samples(
     known: int, seeds: Seeds, names: Sequence[str] = (),
 ) -> TaskSource:  # fmt: skip
     """Plain samples of classes with as many drawings each: of each class the first `train` train, the next `val`
-    validate, and the others test.
+    validate, and the others test. Raises ValueError if a split would be empty; or as `samples`.
 
     Args:
         load: gives the function from a class's number to its drawings; called once, for the first sample.
         identities, known, seeds, names: as for `samples`.
         drawings: the number of drawings of each class.
-
-    Raises:
-        ValueError: a split would be empty; or as `samples`.
     """
     whole_number("train_drawings", train, at_least=1, at_most=drawings - 2)
     whole_number("val_drawings", val, at_least=1, at_most=drawings - train - 1)

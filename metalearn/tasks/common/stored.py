@@ -100,7 +100,8 @@ def decoded_classes(
     shapes: Mapping[str, EpisodeShape] | None, *, image_size: int, channels: int,
     class_name: Callable[[str], str] = str,
 ) -> dict[str, Classes]:  # fmt: skip
-    """The classes of every split, in the order of their names; from the cache if they are there.
+    """The classes of every split, in the order of their names; from the cache if they are there. Raises DataError for
+    too few classes or pictures, and for pictures that cannot be read: the message counts them and names the first.
 
     Args:
         dataset: the beginning of the cache file's name.
@@ -110,10 +111,6 @@ def decoded_classes(
         image_size: height and width of the decoded pictures.
         channels: 1 (grey) or 3.
         class_name: gives the name of a class in other divisions of the same pictures.
-
-    Raises:
-        DataError: too few classes or pictures for the episodes; pictures that cannot be read: the message counts them
-            and names the first.
     """
     members = {label: files for classes in splits.values() for label, files in classes.items()}
     if shapes is not None:
@@ -282,11 +279,8 @@ def write_set(
     folder: Path, name: str, drawers: Sequence[str], shape: tuple[int, ...],
     classes: Iterable[tuple[DrawnClass, Images]], count: int,
 ) -> DrawnSet:  # fmt: skip
-    """Writes a set of `count` pictures, class after class; returns its index.
-
-    Raises:
-        DiskError, RunError: it cannot be written.
-    """
+    """Writes a set of `count` pictures, class after class; returns its index. Raises DiskError or RunError if it cannot
+    be written."""
     written: list[DrawnClass] = []
 
     def noted() -> Iterator[Images]:
@@ -308,11 +302,8 @@ def write_set(
 
 
 def read_set(folder: Path, advice: str) -> DrawnSet:
-    """The index of a set; `advice` says how to get one, for messages.
-
-    Raises:
-        DataError: there is none, or it is damaged.
-    """
+    """The index of a set; `advice` says how to get one, for messages. Raises DataError if there is none, or it is
+    damaged."""
     try:
         content = _read_index(folder, SET_FORMAT)
     except ValueError as error:
@@ -322,11 +313,8 @@ def read_set(folder: Path, advice: str) -> DrawnSet:
 
 
 def read_pictures(folder: Path, index: DrawnSet, advice: str) -> Images:
-    """The array of a set, mapped, after its digest has been checked.
-
-    Raises:
-        DataError: it is missing, or another than the index says.
-    """
+    """The array of a set, mapped, after its digest has been checked. Raises DataError if it is missing, or another than
+    the index says."""
     try:
         _check_pictures(folder / PICTURES, index.digest)
     except ValueError as error:
@@ -338,14 +326,12 @@ def pictures_by_split(
     folder: Path, index: DrawnSet, size: int, channels: int, advice: str, *, ink: bool = False
 ) -> dict[str, tuple[list[DrawnClass], Callable[[int], Images]]]:
     """The classes of each split, and the pictures of one by its number there: those of the set, or of another size or
-    number of channels. These are made once and kept in the cache.
+    number of channels. These are made once and kept in the cache. Raises DataError as `read_pictures`; or if no cache
+    folder can be used.
 
     Args:
         channels: 1: grey, [n, size, size]; 3: [n, size, size, 3].
         ink: grey pictures of the set are ink on paper, with ink as the largest value; those in colour lie on white.
-
-    Raises:
-        DataError: as `read_pictures`; or no cache folder can be used.
     """
     colours = 3 if len(index.shape) == 3 else 1
     mode = {1: "L", 3: "RGB"}[channels]
@@ -382,11 +368,8 @@ def written_photographs(
     channels: int,
 ) -> dict[str, Classes] | None:  # fmt: skip
     """The classes of every split of the photographs `name`, in the folder of that name in `root`, or in `root` itself;
-    None if they are not there.
-
-    Raises:
-        DataError: the set is damaged, or too small for the episodes or for `image_size`.
-    """
+    None if they are not there. Raises DataError if the set is damaged, or too small for the episodes or for
+    `image_size`."""
     advice = f"remove this folder, and type metalearn data {name} --from=/path/to/what/you/have"
     for folder in (root / name, root):
         if (folder / PICTURES).is_file() and (folder / INDEX).is_file():
@@ -463,11 +446,8 @@ def _read(published: PublishedDataset, root: Path, download: bool) -> Contents:
 
 
 def read_published(published: PublishedDataset, place: DataPlace) -> Contents:
-    """The whole dataset. If it cannot be read and may be downloaded, one process at a time downloads it.
-
-    Raises:
-        DataError: files are missing or damaged, and are not downloaded.
-    """
+    """The whole dataset. If it cannot be read and may be downloaded, one process at a time downloads it. Raises
+    DataError if files are missing or damaged, and are not downloaded."""
     root, why = Path(place.root), ""
     try:
         return _read(published, root, download=False)

@@ -207,7 +207,7 @@ def table_prior(
     *, classes: int | None, rows: Whole, known: Real, features: Whole, functions: Mapping[str, float], noise: Real,
     categories: float, missing: float, group: int, seeds: Seeds, target_noise: Real | None = None,
 ) -> PriorTasks:  # fmt: skip
-    """Tasks of tables that structural causal models make.
+    """Tasks of tables that structural causal models make. Raises ValueError for a value that is not allowed.
 
     Args:
         classes: the most classes of a task, from 2 on; None: the targets are real numbers.
@@ -221,9 +221,6 @@ def table_prior(
         group: how many tasks share a shape.
         target_noise: the standard deviation of further noise of the target, which has 1, in half of the tasks; or a
             range, of which each draws one. None: there is none.
-
-    Raises:
-        ValueError: a value that is not allowed.
     """
     check_whole("rows", rows, at_least=4)
     check_real("known", known)

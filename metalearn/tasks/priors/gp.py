@@ -103,7 +103,7 @@ def gp_prior(
     seeds: Seeds, scale: Real = 1.0, period: Real = 1.0, uniform: bool = False, inputs: Sequence[float] = (0.0, 1.0),
     asked: int | None = None,
 ) -> PriorTasks:  # fmt: skip
-    """Tasks of a Gaussian process.
+    """Tasks of a Gaussian process. Raises ValueError for a value that is not allowed.
 
     Args:
         kernel: one of `KERNELS`, or several, of which each task draws one.
@@ -117,9 +117,6 @@ def gp_prior(
         inputs: the smallest and the largest input.
         asked: the fewest points to predict: a group draws `known`, then the number of all points, up to `rows`. None:
             it draws `rows`, whatever is known.
-
-    Raises:
-        ValueError: a value that is not allowed.
     """
     kernels = [kernel] if isinstance(kernel, str) else list(kernel)
     if not kernels or not {*kernels} <= {*KERNELS}:
@@ -169,16 +166,13 @@ def gp_prior(
 def sine_prior(
     *, amplitude: Real, frequency: Real, noise: float, rows: Whole, known: Whole, group: int, seeds: Seeds
 ) -> PriorTasks:
-    """Tasks of sine waves, with x in [−5, 5] and phase in [0, π].
+    """Tasks of sine waves, with x in [−5, 5] and phase in [0, π]. Raises ValueError for a value that is not allowed.
 
     Args:
         amplitude, frequency: numbers, or ranges, of which each task draws one.
         noise: the standard deviation of the noise of y.
         rows, known: points, and known points; ranges: each group draws one.
         group: how many tasks share a shape.
-
-    Raises:
-        ValueError: a value that is not allowed.
     """
     check_real("amplitude", amplitude)
     check_real("frequency", frequency)

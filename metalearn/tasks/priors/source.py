@@ -155,11 +155,7 @@ class PriorTasks(UnlimitedTasks):
 
     def check(self, split: str, index: int) -> None:
         """Checks on one task that the prior keeps its promise: the same number gives the same task, another number
-        another one.
-
-        Raises:
-            DataError: it does not.
-        """
+        another one. Raises DataError if it does not."""
         group = index // self._group
         one, again, other = (self._of(split, n // self._group, [n]) for n in (index, index, index + 1))
         if self._shape(split, group) != self._shape(split, group) or not _alike(one, again):
@@ -245,16 +241,13 @@ def _alike(one: Episode, other: Episode) -> bool:
 
 
 def tasks_of(prior: Prior, *, classes: int | None, group: int, seeds: Seeds) -> PriorTasks:
-    """The tasks of a prior.
+    """The tasks of a prior. Raises ValueError for a number out of range, and DataError at the first task if the rule
+    draws none, or breaks its promise.
 
     Args:
         prior: the rule.
         classes: the most classes of a task; None: the targets are real numbers.
         group: how many tasks share a shape. A chunk is a part of a group.
-
-    Raises:
-        ValueError: a number out of range. At the first task: `DataError`, if the rule draws none, or breaks its
-            promise.
     """
     if classes is not None:
         whole_number("classes", classes, at_least=2)
@@ -263,7 +256,7 @@ def tasks_of(prior: Prior, *, classes: int | None, group: int, seeds: Seeds) -> 
 
 
 def own_prior(*, prior: ModuleType, classes: int | None, group: int, seeds: Seeds) -> PriorTasks:
-    """Tasks that a module draws.
+    """Tasks that a module draws. Raises ValueError if the module has no such functions, or a number is out of range.
 
     Args:
         prior: the module. `shape(rng)` gives the `Shape` of a group of tasks, and `table(rng, shape)` the arrays x
@@ -272,9 +265,6 @@ def own_prior(*, prior: ModuleType, classes: int | None, group: int, seeds: Seed
             module has a `prior`, such as `metalearn.tasks.priors.source` makes it.
         classes: the most classes of a task; None: the targets are real numbers.
         group: how many tasks share a shape.
-
-    Raises:
-        ValueError: the module has no such functions, or a number is out of range.
     """
     rule = getattr(prior, "prior", None)
     if not isinstance(rule, Prior):
@@ -293,12 +283,10 @@ Rng = np.random.Generator
 
 def mixture(*parts: tuple[float, Prior]) -> Prior:
     """Each group of tasks is drawn by one of several priors, with a probability that is proportional to its weight.
+    Raises ValueError for no prior, or a weight out of range.
 
     Args:
         parts: the weight of each prior, above 0, and the prior.
-
-    Raises:
-        ValueError: no prior, or a weight out of range.
     """
     for weight, _ in parts:
         real_number("weight", weight, above=0)
