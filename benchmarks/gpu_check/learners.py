@@ -6,8 +6,10 @@ from typing import Any, NamedTuple
 from benchmarks.ways import SEED, character_source
 from metalearn.algorithms.anil import anil
 from metalearn.algorithms.baseline_pp import baseline_pp
+from metalearn.algorithms.bd_cspn import bd_cspn
 from metalearn.algorithms.boil import boil
 from metalearn.algorithms.cavia import cavia
+from metalearn.algorithms.feat import feat
 from metalearn.algorithms.finetune import finetune
 from metalearn.algorithms.imaml import imaml
 from metalearn.algorithms.in_context import in_context
@@ -56,6 +58,7 @@ ALGORITHMS: dict[str, Callable[[Model], Algorithm]] = {
     "reptile": lambda model: reptile(model=model, **DESCENT, inner_batch=5, eval_batch=5),
     "imaml": lambda model: imaml(model=model, **DESCENT, strength=5.0, cg_steps=5),
     "protonet": lambda model: protonet(model=model),
+    "feat": lambda model: feat(model=model, temperature=64.0),
     "matching": lambda model: matching(model=model, scale=1.0),
     "oml": lambda model: oml(model=model, inner_lr=0.05, scale=40.0),
     "r2d2": lambda model: r2d2(model=model, strength=1.0, scale=1.0),
@@ -68,13 +71,14 @@ ALGORITHMS: dict[str, Callable[[Model], Algorithm]] = {
     "tim": lambda model: tim(
         model=model, inner_lr=0.01, eval_steps=2, temperature=15.0, support_weight=0.1, conditional_weight=0.1
     ),
+    "bd_cspn": lambda model: bd_cspn(model=model, eval_steps=2, scale=10.0),
     "laplacian_shot": lambda model: laplacian_shot(
         model=model, strength=1.0, neighbours=2, eval_steps=2, rectified=True, centred=True
     ),
     "supervised": lambda model: supervised(model=model),
 }
 
-ON_SAMPLES = ("finetune", "baseline_pp", "simpleshot", "tim", "laplacian_shot", "supervised")
+ON_SAMPLES = ("finetune", "baseline_pp", "simpleshot", "tim", "bd_cspn", "laplacian_shot", "supervised")
 """The algorithms that are trained on samples."""
 
 

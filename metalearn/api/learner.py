@@ -628,7 +628,7 @@ def load(
         transductive: if false, each query is normalised by the support pictures alone, so its prediction does not
             depend on other queries. If true, all queries of a call are normalised together, as a run with
             model.transductive=true does in its test. None: as the saved learner did; of a run, false. Runs of
-            algorithm=tim and algorithm=laplacian_shot predict all queries of a call together in any case.
+            algorithm=tim, bd_cspn and laplacian_shot predict all queries of a call together in any case.
         device: `cpu` or `cuda`.
         key: how messages name the folder.
 

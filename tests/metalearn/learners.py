@@ -7,9 +7,11 @@ from torch import Generator, Tensor
 
 from metalearn.algorithms.anil import anil
 from metalearn.algorithms.baseline_pp import baseline_pp
+from metalearn.algorithms.bd_cspn import bd_cspn
 from metalearn.algorithms.boil import boil
 from metalearn.algorithms.cavia import cavia
 from metalearn.algorithms.common import inner
+from metalearn.algorithms.feat import feat
 from metalearn.algorithms.finetune import finetune
 from metalearn.algorithms.imaml import imaml
 from metalearn.algorithms.in_context import in_context
@@ -82,6 +84,7 @@ LEARNERS: dict[str, Callable[[Model], Algorithm]] = {
         cg_strength=12.0,
     ),
     "protonet": lambda model: protonet(model=model),
+    "feat": lambda model: feat(model=model, temperature=2.0),
     "matching": lambda model: matching(model=model, scale=2.0),
     "oml": lambda model: oml(model=model, inner_lr=0.5, scale=4.0),
     "r2d2": lambda model: r2d2(model=model, strength=0.5, scale=2.0),
@@ -94,6 +97,7 @@ LEARNERS: dict[str, Callable[[Model], Algorithm]] = {
     "simpleshot_centred": lambda model: simpleshot(model=model, centred=True),
     "tim": lambda model: tim(model=model, **TIM),
     "tim_centred": lambda model: tim(model=model, **TIM, centred=True),
+    "bd_cspn": lambda model: bd_cspn(model=model, eval_steps=3, scale=10.0),
     "laplacian_shot": lambda model: laplacian_shot(model=model, **LAPLACIAN, rectified=False, centred=False),
     "laplacian_shot_rectified": lambda model: laplacian_shot(model=model, **LAPLACIAN, rectified=True, centred=True),
     "scratch": lambda model: scratch(model=model, inner_lr=0.3, eval_steps=3),

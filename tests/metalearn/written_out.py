@@ -176,6 +176,24 @@ def protonet(params: Params, task: Task) -> Tensor:
     return torch.stack([torch.logsumexp(row, 0) - row[label] for row, label in zip(logits, qy, strict=True)]).mean()
 
 
+def feat(*, temperature: float) -> Callable[[Params, Task], Tensor]:
+    """With torch's own multi-head attention, of one head."""
+
+    def loss(params: Params, task: Task) -> Tensor:
+        (sx, sy, qx, qy) = task
+        support, queries = features(params, sx, sx, F.softplus), features(params, qx, qx, F.softplus)
+        centres = torch.stack([support[sy == label].mean(dim=0) for label in range(int(sy.max()) + 1)])
+        mixed, _ = F.multi_head_attention_forward(
+            *[centres] * 3, centres.shape[1], 1, params["set.in"], None, None, None, False, 0.0,
+            params["set.out.weight"], params["set.out.bias"],
+        )  # fmt: skip
+        norm = params["set.norm.weight"], params["set.norm.bias"]
+        adapted = F.layer_norm(centres + mixed, centres.shape[1:], *norm)
+        return F.cross_entropy(-(torch.cdist(queries, adapted) ** 2) / temperature, qy)
+
+    return loss
+
+
 def protomaml(*, lr: float, steps: int) -> Callable[[Params, Task], Tensor]:
     def loss(params: Params, task: Task) -> Tensor:
         (sx, sy, _, _) = task

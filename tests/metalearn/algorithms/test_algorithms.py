@@ -135,6 +135,7 @@ def test_the_gradient_is_a_finite_difference(name: str) -> None:
 
 ONE_COLUMN = (
     "protonet",
+    "feat",
     "matching",
     "r2d2",
     "metaoptnet",
@@ -173,7 +174,7 @@ def test_queries_see_each_other_only_when_transductive(name: str) -> None:
         before, after = (predict(x)[0, 0] for x in (episode.query.x, replaced))
         change = (before - after).abs().max()
         assert change > 1e-3 if transductive or learner.transductive else change <= 1e-12
-    assert learner.transductive == name.startswith(("tim", "laplacian_shot"))
+    assert learner.transductive == name.startswith(("tim", "bd_cspn", "laplacian_shot"))
 
 
 @pytest.mark.thorough
@@ -200,6 +201,7 @@ REFERENCES: dict[str, Callable[[Params, Episode], Params]] = {
     "cavia": written_out.gradient(written_out.cavia(lr=0.3, steps=2, norm=2)),
     "meta_curvature": written_out.gradient(written_out.meta_curvature(lr=0.3, steps=2)),
     "protonet": written_out.gradient(written_out.protonet),
+    "feat": written_out.gradient(written_out.feat(temperature=2.0)),
     "matching": written_out.gradient(written_out.matching(scale=2.0)),
     "r2d2": written_out.gradient(written_out.r2d2),
     "in_context": written_out.gradient(written_out.in_context(heads=2, layers=2)),
@@ -438,7 +440,7 @@ def test_cavia_of_a_perceptron_has_the_context_beside_its_inputs(layer: int) -> 
 
 
 @pytest.mark.parametrize(
-    "name", ["anil", "cavia", "matching", "meta_curvature", "metaoptnet", "protomaml", "protonet", "r2d2"]
+    "name", ["anil", "cavia", "feat", "matching", "meta_curvature", "metaoptnet", "protomaml", "protonet", "r2d2"]
 )
 @pytest.mark.parametrize("transductive", [True, False])
 def test_the_compiled_network_gives_what_its_layers_give(name: str, transductive: bool) -> None:

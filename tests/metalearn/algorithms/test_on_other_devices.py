@@ -31,6 +31,8 @@ DEVICE = "lazy"
 WAITS = {
     "one_hot": (
         "protomaml",
+        "feat",
+        "bd_cspn",
         "protonet",
         "matching",
         "r2d2",

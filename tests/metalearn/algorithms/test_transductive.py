@@ -158,7 +158,32 @@ def test_the_mean_of_a_class_without_samples_stays() -> None:
     assert after[0, 2].tolist() == [-1, -1] and after[0, 0, 0] > 1.9
 
 
-# Both
+# BD-CSPN
+
+
+def test_prototypes_are_rectified_as_by_numpy() -> None:
+    """Sample by sample; the first column is by the class means of the support set."""
+    learner = LEARNERS["bd_cspn"](network())
+    params, episode = start_of(learner), tasks(1)
+    ((sx, sy, qx, _),) = written_out.tasks_of(episode)
+    support, queries = unit(params, sx).numpy(), unit(params, qx).numpy()
+    queries = queries + support.mean(axis=0) - queries.mean(axis=0)
+    prototypes = means_of(unit(params, sx), sy).numpy()
+
+    def cosine(a: Array, b: Array) -> float:
+        return float(a @ b / np.linalg.norm(a) / np.linalg.norm(b))
+
+    for steps in range(4):
+        logits = learner.adapt(params, episode.support, steps)(episode.query.x)[0]
+        expected = np.array([[10 * cosine(query, one) for one in prototypes] for query in queries])
+        np.testing.assert_allclose(logits.numpy(), expected, rtol=0, atol=1e-11)
+        labelled = [*zip(support, sy.tolist(), strict=True), *zip(queries, expected.argmax(axis=1), strict=True)]
+        groups = [[sample for sample, label in labelled if label == way] for way in range(WAYS)]
+        weights = [[np.exp(10 * cosine(s, prototypes[way])) for s in group] for way, group in enumerate(groups)]
+        prototypes = np.array([np.average(g, axis=0, weights=w) for g, w in zip(groups, weights, strict=True)])
+
+
+# All
 
 
 def clustered(queries: int) -> Episode:
@@ -187,7 +212,7 @@ def test_queries_together_are_classified_better(name: str) -> None:
     assert alone < 0.95 < together
 
 
-@pytest.mark.parametrize("name", ["tim", "laplacian_shot_rectified"])
+@pytest.mark.parametrize("name", ["tim", "bd_cspn", "laplacian_shot_rectified"])
 def test_a_single_query_is_classified(name: str) -> None:
     learner = LEARNERS[name](network(transductive=False))
     episode = tasks(1)
@@ -205,8 +230,9 @@ def test_tim_gives_a_single_query_the_nearest_mean() -> None:
         assert torch.equal(after, before) is same
 
 
-def test_single_queries_are_not_rectified() -> None:
-    learner = LEARNERS["laplacian_shot_rectified"](network(transductive=False))
+@pytest.mark.parametrize("name", ["bd_cspn", "laplacian_shot_rectified"])
+def test_single_queries_are_not_rectified(name: str) -> None:
+    learner = LEARNERS[name](network(transductive=False))
     predict = learner.adapt(start_of(learner), tasks(1).support)
     first, second = (predict(tasks(1).query.x[:, i : i + 1]) for i in (0, 1))
     assert (first - second).abs().max() > 1e-3

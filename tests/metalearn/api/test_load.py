@@ -38,9 +38,9 @@ TINY = ("model.filters=8", "model.transductive=false")
 
 ALGORITHMS = {
     "maml": 5, "maml_pp": 5, "meta_sgd": 5, "anil": 5, "boil": 5, "fomaml": 5, "imaml": 5, "reptile": 5, "scratch": 5,
-    "in_context": 5, "cavia": 5, "meta_curvature": 5, "protomaml": None,
+    "in_context": 5, "cavia": 5, "meta_curvature": 5, "protomaml": None, "feat": None,
     "finetune": 5, "protonet": None, "r2d2": None, "matching": None, "simpleshot": None, "baseline_pp": None,
-    "metaoptnet": None, "tim": None, "laplacian_shot": None, "oml": None,
+    "metaoptnet": None, "tim": None, "bd_cspn": None, "laplacian_shot": None, "oml": None,
 }  # fmt: skip
 """Every algorithm that learns tasks, and the number of classes that it takes after a training on 5; None: any."""
 
@@ -101,13 +101,13 @@ def test_importing_the_package_imports_no_torch() -> None:
 
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_a_learner_predicts_what_its_algorithm_predicts(name: str, tmp_path: Path) -> None:
-    on_samples = name in ("finetune", "simpleshot", "baseline_pp", "tim", "laplacian_shot")
+    on_samples = name in ("finetune", "simpleshot", "baseline_pp", "tim", "bd_cspn", "laplacian_shot")
     run = Run(tmp_path, f"algorithm={name}", *(["model.ways=400"] if on_samples else []), *TINY)
     support, labels, queries, expected = drawn(run)
     learner = run.load()
     name = "maml" if name == "fomaml" else name  # with other values
     assert (learner.name, learner.ways, learner.trained_ways) == (name, ALGORITHMS[name], 5)
-    assert learner.transductive == (name in ("tim", "laplacian_shot"))
+    assert learner.transductive == (name in ("tim", "bd_cspn", "laplacian_shot"))
     predictions = table(task_of(learner, support, labels), queries)
     torch.testing.assert_close(predictions, expected, atol=1e-5, rtol=0)
     if ALGORITHMS[name]:

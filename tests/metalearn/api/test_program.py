@@ -22,7 +22,7 @@ from tests.saved import saved_run
 
 pytestmark = [pytest.mark.thorough, pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")]
 
-WITHOUT_PROGRAM = ("tim", "laplacian_shot", "metaoptnet")
+WITHOUT_PROGRAM = ("tim", "bd_cspn", "laplacian_shot", "metaoptnet")
 """What the first two learn depends on the pictures that are asked; the third iterates until it has converged."""
 
 

@@ -295,7 +295,7 @@ def test_wrong_settings_are_named() -> None:
         metalearn.train("maml", "mlp", "sinusoid", steps=1, meta_batch_sise=3)
 
 
-@pytest.mark.parametrize("name", ["finetune", "baseline_pp", "simpleshot", "tim", "laplacian_shot"])
+@pytest.mark.parametrize("name", ["finetune", "baseline_pp", "simpleshot", "tim", "bd_cspn", "laplacian_shot"])
 def test_what_is_trained_on_samples_is_evaluated_on_tasks(name: str) -> None:
     sizes = {"meta_batch_size": 30, "task_chunk": 15, "val_tasks": 4, "test_tasks": 4}
     network = metalearn.named("conv4", filters=8, ways=400)
