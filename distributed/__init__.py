@@ -18,8 +18,8 @@ with suppress(ImportError):
         remote_async_call,
         remote_sync_call,
     )
-    from distributed.calls.torch_rpc import rpc
-    from distributed.functions import pure
+    from distributed.calls import rpc
+    from distributed.calls.worker import pure
     from distributed.objects import RemoteObject, module_clone, remote_object
     from distributed.partition import (
         Partitioner,

@@ -5,6 +5,7 @@ results. How items travel: see `calls.call`. The names are those of `torchopt.di
 import copy
 import functools
 import inspect
+import pkgutil
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -13,10 +14,9 @@ from typing import Any, ParamSpec, TypeVar, cast
 from torch.futures import Future
 
 from distributed.calls.call import Call
-from distributed.calls.orders import Item
 from distributed.calls.session import current
+from distributed.calls.worker import Item
 from distributed.errors import as_exception
-from distributed.functions import import_name
 from distributed.partition import (
     Args,
     KwArgs,
@@ -204,7 +204,7 @@ class _Undecorated:
     name: str
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        function = import_name(self.module, self.name)
+        function = pkgutil.resolve_name(f"{self.module}:{self.name}")
         return getattr(function, _UNDECORATED, function)(*args, **kwargs)
 
 
@@ -264,7 +264,7 @@ def _is_being_defined(func: Callable[..., Any]) -> bool:
     if "<" in func.__qualname__:
         return False  # a lambda or nested function, given as partitioner
     try:
-        bound = import_name(func.__module__, func.__qualname__)
+        bound = pkgutil.resolve_name(f"{func.__module__}:{func.__qualname__}")
     except AttributeError:
         return True
     except ImportError:

@@ -14,10 +14,9 @@ from types import TracebackType
 import torch
 from torch import Tensor
 
-from distributed.calls import autograd_contexts
+from distributed.calls import autograd, autograd_contexts
 from distributed.calls.autograd_contexts import current_context
 from distributed.calls.session import current, default_timeout, is_started, missing_workers
-from distributed.calls.torch_rpc import autograd
 from distributed.errors import says_timeout
 from distributed.launch.meeting import within
 

@@ -16,8 +16,8 @@ from torch import Tensor, nn
 
 from distributed import autograd
 from distributed.api import remote_sync_call
+from distributed.calls import rpc
 from distributed.calls.session import current, gather, start_rpc, stop_rpc
-from distributed.calls.torch_rpc import rpc
 from distributed.info import get_world_info
 from distributed.launch.isolation import exposure
 from distributed.launch.process_group import start_process_group, stop_process_group

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from distributed.api import remote_async_call, remote_sync_call
+from distributed.calls import rpc
 from distributed.calls.session import current
-from distributed.calls.torch_rpc import rpc
 from distributed.world import get_worker_id
 
 M = TypeVar("M")

@@ -1,5 +1,6 @@
 """Partitioners: split a call's arguments into parts and assign each part to a worker."""
 
+import importlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -7,7 +8,6 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from distributed.functions import find_function
 from distributed.info import get_world_rank, get_world_size
 
 Args = tuple[Any, ...]
@@ -148,6 +148,22 @@ def _is_cut(leaf: Any) -> bool:
 
 batch_partitioner = TensorDimensionPartitioner(0)
 exclusive_batch_partitioner = TensorDimensionPartitioner(0, exclusive=True)
+
+
+def find_function(argument: str, name: str) -> Callable[..., Any]:
+    """The function with a dotted name such as `my_module.my_function`.
+
+    Raises:
+        ValueError: there is no such function; the message names `argument`.
+    """
+    module, _, attribute = str(name).rpartition(".")
+    try:
+        function = getattr(importlib.import_module(module), attribute)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise ValueError(f"{argument}={name}: {error}; must be MODULE.FUNCTION, importable from here") from error
+    if not callable(function):
+        raise ValueError(f"{argument}={name}: is not a function")
+    return function  # type: ignore[no-any-return]
 
 
 def function(*, name: str) -> PartitionFunction:

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from distributed.functions import find_function
+from distributed.partition import find_function
 
 T = TypeVar("T")
 Reducer = Callable[[list[Any]], Any]

@@ -8,8 +8,8 @@ from typing import ParamSpec, TypeVar
 
 import torch.distributed as dist
 
+from distributed.calls import rpc
 from distributed.calls.session import current, gather, is_started, start_rpc, stop_rpc
-from distributed.calls.torch_rpc import rpc
 from distributed.errors import describe
 from distributed.info import (
     WorldInfo,

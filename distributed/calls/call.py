@@ -4,21 +4,25 @@ One message goes to each worker, and the worker runs its items one after the oth
 worker, and no number of items can block a worker. How calls can be nested: see `session`.
 """
 
+import functools
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from enum import Enum
 from queue import SimpleQueue
 from typing import Any
 
+from torch import Tensor
 from torch.futures import Future
 
 from distributed.calls import autograd_contexts, worker
-from distributed.calls.message import Packed, send
-from distributed.calls.orders import Answer, Failure, Head, Item, Outcome, pack_order, raise_failure, read_answer
+from distributed.calls.message import Packed, note_received, note_sent, pack, send, unpack
 from distributed.calls.session import MAX_DEPTH, MAX_WINDOW, current
-from distributed.errors import worker_error
+from distributed.calls.worker import Answer, Failure, Head, Item, Outcome, Plain, carries, failure
+from distributed.errors import describe, message_of, worker_error
 from distributed.info import check_timeout
-from distributed.traffic import note_received, note_sent
+
+_FIRST = 2**62
+"""A number above those that torch gives to nodes, and below those of its accumulators."""
 
 
 class Call:
@@ -162,10 +166,27 @@ class Call:
             autograd_contexts.spoil(self._ctx, f"a call to {names} was given up before its answer came")
 
     def _read(self, answer: Answer, rank: int) -> Outcome:
-        anchor = answer[3]
+        numbers, payload, carried, anchor = answer
         if self._calls is not None and anchor is not None:
             self._calls.anchors.append(anchor)
-        return read_answer(answer, self._names[rank])
+        if rank != self._me:
+            # The backward pass begins with the tensors that came in one message. torch takes the node with the highest
+            # number first, and gives received tensors low ones. This worker would compute its own part before it sends
+            # others their gradients; now both sides compute at the same time.
+            tensors = (value for value in [*carried, anchor] if isinstance(value, Tensor))
+            node = next((tensor.grad_fn for tensor in tensors if tensor.grad_fn is not None), None)
+            if node is not None:
+                node._set_sequence_nr(_FIRST)  # type: ignore[attr-defined]
+        try:
+            values = unpack(Packed(payload, carried))
+        except Exception as error:  # a class does not exist here, or may raise anything
+            refused = TypeError(f"a result from {self._names[rank]} cannot be rebuilt: {describe(error)}")
+            refused.__cause__ = error
+            return failure(refused, self._session.name, None)
+        if numbers is None:
+            assert isinstance(values, Failure)
+            return values
+        return {numbers[0]: values} if len(numbers) == 1 else dict(zip(numbers, values, strict=True))
 
 
 class _State(Enum):
@@ -182,3 +203,45 @@ def _state(future: Future[Answer]) -> _State:
     except Exception:  # of the worker's `serve`, torch raises whatever it was
         return _State.LOST
     return _State.FAILED if numbers is None else _State.DONE
+
+
+def pack_order(func: Callable[..., Any], items: Sequence[Item], to: str, *, graphs: bool) -> Packed:
+    """A function and one worker's items as a message to worker `to`. `graphs`: see `pack`.
+
+    Raises:
+        TypeError, ValueError: a value cannot be sent; the message names it.
+    """
+    packed = functools.partial(pack, graphs=graphs, carries=functools.partial(carries, to))
+    try:
+        return packed((func, [tuple(item) for item in items]))
+    except (TypeError, ValueError):  # only now is each value packed alone, to name the one that fails
+        hint = "workers find a function by its module and name, so define it with def at the top of a module"
+        labelled = [(f"func={func!r}; {hint}", func)]
+        for item in items:
+            for argument, value in [*enumerate(item.args), *item.kwargs.items()]:
+                labelled.append((f"argument {argument!r} of item {item.number}", value))
+        for what, value in labelled:
+            try:
+                packed(value)
+            except (TypeError, ValueError) as error:
+                raise type(error)(f"{what}: cannot be sent to {to}: {error}") from error
+        raise
+
+
+def raise_failure(failed: Failure) -> None:
+    """Raises the worker's exception, of the same type if that can be rebuilt, with a note on its origin."""
+    error: Any = None
+    if failed.error is not None:
+        try:
+            error = unpack(failed.error)
+            if isinstance(error, Plain):
+                error = error.kind(*error.args)
+            if isinstance(error, Exception) and message_of(error) != failed.message:  # its class made a text of a text
+                error.args = (failed.message,)
+        except Exception:  # its class may not exist here, take other arguments than it keeps, or raise anything
+            error = None
+    if not isinstance(error, Exception) or isinstance(error, StopIteration):  # which would only end the caller's loop
+        error = RuntimeError(f"{failed.type_name}: {failed.message}")
+    item = "the call" if failed.number is None else f"item {failed.number}"
+    error.add_note(f"raised on {failed.worker} by {item} of the call:\n{failed.traceback}")
+    raise error

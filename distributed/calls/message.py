@@ -6,6 +6,8 @@ value that cannot be sent before anything is sent; and bytes can be counted.
 
 import io
 import pickle
+import threading
+from collections import Counter
 from collections.abc import Callable, Sequence
 from contextvars import ContextVar
 from typing import Any, NamedTuple
@@ -33,6 +35,10 @@ class Packed(NamedTuple):
 
     def tensors(self) -> list[Tensor]:
         return [value for value in self.carried if isinstance(value, Tensor)]
+
+    def without_graphs(self) -> "Packed":
+        plain = [v.detach() if isinstance(v, Tensor) and v.grad_fn is not None else v for v in self.carried]
+        return self._replace(carried=plain)
 
 
 Carries = Callable[[torch.device], bool]
@@ -205,3 +211,38 @@ def without_graphs(value: Any) -> Any:
     except RecursionError:  # a container that holds itself
         pass
     return value
+
+
+# Bytes of all messages
+
+
+class Traffic(NamedTuple):
+    """Bytes since the process started, counted by the caller; `received` is by the sender's rank."""
+
+    sent: int
+    received: Counter[int]
+
+    def since(self, earlier: "Traffic") -> "Traffic":
+        return Traffic(self.sent - earlier.sent, self.received - earlier.received)
+
+
+_lock = threading.Lock()
+_sent = 0
+_received: Counter[int] = Counter()
+
+
+def traffic() -> Traffic:
+    """The bytes sent and received since the process started."""
+    with _lock:
+        return Traffic(_sent, _received.copy())
+
+
+def note_sent(size: int) -> None:
+    global _sent
+    with _lock:
+        _sent += size
+
+
+def note_received(size: int, rank: int) -> None:
+    with _lock:
+        _received[rank] += size

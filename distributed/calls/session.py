@@ -19,7 +19,7 @@ import threading
 import time
 import warnings
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from datetime import timedelta
 from typing import Any, TypeVar
 
@@ -27,10 +27,10 @@ import torch
 import torch.distributed as dist
 from torch.distributed import rpc
 from torch.distributed.rpc import api as rpc_api
+from torch.futures import Future
 
 from distributed.calls.message import Packed, pack, unpack
-from distributed.calls.watching import POLL_SECONDS, Pinger, ping_errors
-from distributed.errors import StoppedByLeader, describe
+from distributed.errors import StoppedByLeader, describe, worker_error
 from distributed.info import (
     DEFAULT_TIMEOUT,
     GOODBYE_SECONDS,
@@ -60,6 +60,43 @@ _OTHER_THREADS = 16
 _LAST_WORD_SECONDS = 1.0
 _GATHER_SECONDS = 0.002
 _SCHEME = "distributed"
+
+POLL_SECONDS = 1.0
+"""Between two looks at the pings of workers that may be lost."""
+
+
+class Pinger:
+    """Pings workers, all at the same time, so that a stopped worker does not hide a dead one."""
+
+    def __init__(self, timeout: float) -> None:
+        self._timeout = timeout
+        self._pings: dict[str, Future[bool]] = {}
+
+    def lost(self, names: Iterable[str]) -> Exception | None:
+        """Returns at once: the error of a worker whose last ping has failed; else None. Call it again and again."""
+        for name in names:
+            try:
+                if name in self._pings and self._pings[name].done():
+                    self._pings.pop(name).value()
+                if name not in self._pings:
+                    self._pings[name] = rpc.rpc_async(name, ping, timeout=self._timeout)
+            except RuntimeError as error:
+                return worker_error(name, error, self._timeout)
+        return None
+
+
+def ping() -> bool:
+    return True
+
+
+def ping_errors(names: Iterable[str], seconds: float) -> Iterator[tuple[str, Exception]]:
+    """Pings workers, all at the same time; gives the name and the error of each that does not answer in `seconds`."""
+    pings = {name: rpc.rpc_async(name, ping, timeout=seconds) for name in names}
+    for name, answer in pings.items():
+        try:
+            answer.wait()
+        except RuntimeError as error:
+            yield name, worker_error(name, error, seconds)
 
 
 class Session:
@@ -250,11 +287,14 @@ def start_rpc(
         session.workers = [worker.name for worker in session.infos]
         set_worker_name(session.name)
         session.joined.set()
-    except BaseException:  # RPC is then not started, and can be started again
+    except BaseException as error:  # RPC is then not started, and can be started again
         session.joined.set()  # calls that wait for the start end
         _session = None
         with contextlib.suppress(RuntimeError):  # torch has not come as far as to have something to shut down
             rpc.shutdown(graceful=False)
+        if isinstance(error, dist.DistError):  # of a store that still answers, as the agent's does
+            late = f"rank 0, or a rank that it waits for, did not go on within {session.timeout:g} s"
+            raise ConnectionError(f"{session.name}: {late}") from error
         raise
 
 

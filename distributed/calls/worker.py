@@ -1,34 +1,68 @@
-"""The worker's side of a remote call: unpacks the order, runs its items one after the other, packs the answer."""
+"""The worker's side of a remote call: unpacks the order, runs its items one after the other, packs the answer.
+
+An order is a function and the worker's items; the message that brings it has a `Head` besides. The answer is the
+results of the items, or the first failure, and the anchor that `distributed.autograd` needs.
+"""
 
 import contextlib
 import functools
 import itertools
 import threading
 import time
+import traceback
 from collections.abc import Callable
 from contextvars import ContextVar
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import torch
+from torch import Tensor
 from torch.distributed import rpc
 
 from distributed.calls import autograd_contexts
 from distributed.calls.message import Carries, Packed, own_copy, pack, unpack, without_graphs
-from distributed.calls.orders import (
-    Answer,
-    Head,
-    Item,
-    Outcome,
-    anchor_of,
-    carries,
-    current_name,
-    failure,
-    pack_outcome,
-)
-from distributed.calls.session import default_timeout, serving, use_own_gpu
-from distributed.functions import is_pure
+from distributed.calls.session import current, default_timeout, serving, use_own_gpu
+from distributed.errors import message_of
+from distributed.partition import Args, KwArgs
 
+F = TypeVar("F", bound=Callable[..., Any])
 T = TypeVar("T")
+
+
+class Item(NamedTuple):
+    """One call of the function: its number among all items, and its arguments."""
+
+    number: int
+    args: Args
+    kwargs: KwArgs
+
+
+class Head(NamedTuple):
+    """The fields of a message besides its order: how deep the call is nested, the caller's name, the autograd context,
+    and the seconds that the caller waits for the answer."""
+
+    depth: int
+    caller: str
+    ctx: int | None
+    timeout: float
+
+
+class Failure(NamedTuple):
+    """An exception in a form that can always be sent. `error` is the packed exception itself, if it can be packed."""
+
+    worker: str
+    number: int | None
+    type_name: str
+    message: str
+    traceback: str
+    error: Packed | None
+
+
+Outcome = dict[int, Any] | Failure
+"""The items' results by number, or the first failure."""
+
+Answer = tuple[tuple[int, ...] | None, bytes, list[Any], Tensor | None]
+"""(numbers, payload, carried, anchor): the items' numbers and their packed results, or None and a packed `Failure`;
+and the anchor that `distributed.autograd` needs. The result of a single item is packed alone, without a list."""
 
 # How deep the call is nested that this thread computes. A context variable, since to Python torch's threads are new at
 # every message, and thread-locals are slow to make.
@@ -38,6 +72,22 @@ _depth: ContextVar[int] = ContextVar("depth", default=0)
 def depth() -> int:
     """The nesting depth of the call that this thread computes; 0 if it computes none."""
     return _depth.get()
+
+
+_PURE = "__pure__"
+
+
+def pure(func: F) -> F:
+    """Declares that the function only computes its result, and changes nothing in place: a worker's items then share
+    their arguments."""
+    setattr(func, _PURE, True)
+    return func
+
+
+def is_pure(func: Callable[..., Any]) -> bool:
+    while isinstance(func, functools.partial):
+        func = func.func
+    return getattr(func, _PURE, False) is True
 
 
 def serve(fields: tuple[Any, ...], payload: bytes, carried: list[Any]) -> Answer:
@@ -54,8 +104,8 @@ def serve(fields: tuple[Any, ...], payload: bytes, carried: list[Any]) -> Answer
     if head.ctx is not None:
         # A call made here may have spoiled the context. The caller hears of it before it gets its answer.
         reason = autograd_contexts.reason_against(head.ctx)
-        if reason is not None and head.caller != current_name():
-            args = (head.ctx, f"on {current_name()}: {reason}")
+        if reason is not None and head.caller != current().name:
+            args = (head.ctx, f"on {current().name}: {reason}")
             rpc.rpc_sync(head.caller, autograd_contexts.spoil, args, timeout=default_timeout())
     give_up(carried)
     return answer
@@ -75,7 +125,7 @@ def compute_here(order: Packed, head: Head, stop: Callable[[], bool]) -> Answer:
 
 def compute(packed: Packed, head: Head, carries: Carries, stop: Callable[[], bool]) -> Answer:
     """Runs the items of an order. Stops at the first item that fails, and if `stop` returns true between items."""
-    me = current_name()
+    me = current().name
     outer = _depth.set(head.depth)
     try:
         with autograd_contexts.computing(head.ctx) as calls:
@@ -106,7 +156,7 @@ def _run(packed: Packed, head: Head, me: str, stop: Callable[[], bool]) -> Outco
             if head.ctx is None:  # so that the next item begins without this one's graph
                 result = without_graphs(result)
             if not alone:
-                with contextlib.suppress(TypeError, ValueError):  # `pack_results` will name it
+                with contextlib.suppress(TypeError, ValueError):  # `pack_outcome` will name it
                     result = _copy(result, head.ctx)
             results[item.number] = result
         except KeyboardInterrupt:  # this process computes its own part, and the user stops it
@@ -120,6 +170,68 @@ def _copy(value: T, ctx: int | None) -> T:
     """A value as another worker would receive it."""
     copied: T = unpack(own_copy(pack(value, graphs=ctx is not None, carries=lambda _: True), graphs=ctx is not None))
     return copied
+
+
+# Answers
+
+
+def carries(worker: str, device: torch.device, *, any_device: bool = False) -> bool:
+    """Whether tensors on `device` can be sent to `worker`. `any_device`, for answers: on any GPU if one is mapped."""
+    mapped = current().device_maps.get(worker, set())
+    # torch sends an answer by the caller's device map, which this process does not know.
+    return device.type == "cpu" or device in mapped or (any_device and bool(mapped) and device.type == "cuda")
+
+
+def pack_outcome(outcome: Outcome, me: str, ctx: int | None, carries: Carries) -> tuple[tuple[int, ...] | None, Packed]:
+    """The numbers of the items and their packed results; or None and a packed failure. Outside a context, tensors go
+    without their graphs."""
+    if isinstance(outcome, Failure):
+        return None, pack(outcome, graphs=False, carries=carries)
+    packing = functools.partial(pack, graphs=ctx is not None, carries=carries)
+    values = [*outcome.values()]
+    try:
+        # A single result goes without the list: a plain tensor then needs no pickle, which small calls would feel.
+        packed = packing(values[0] if len(values) == 1 else values)
+    except (TypeError, ValueError):  # only now is each result packed alone, to name the one that fails
+        for number, value in outcome.items():
+            try:
+                packing(value)
+            except (TypeError, ValueError) as error:
+                refused = type(error)(f"the result of item {number} cannot be sent: {error}")
+                refused.__cause__ = error
+                return None, pack(failure(refused, me, number), graphs=False, carries=carries)
+        raise
+    return tuple(outcome), packed if ctx is not None else packed.without_graphs()
+
+
+def failure(error: BaseException, worker: str, number: int | None) -> Failure:
+    """The failure of an item. It holds the exception with its attributes, else without them; else only its text."""
+    sent = None
+    for packable in (lambda: error, lambda: Plain(type(error), error.args)):
+        try:
+            packed = pack(packable(), graphs=False, carries=lambda device: device.type == "cpu")
+        except (TypeError, ValueError):  # an attribute may hold a lock, or a tensor that cannot be sent
+            continue
+        sent = packed.without_graphs()
+        break
+    trace = "".join(traceback.format_exception(error))
+    return Failure(worker, number, type(error).__qualname__, message_of(error), trace, sent)
+
+
+class Plain(NamedTuple):
+    """An exception without its attributes."""
+
+    kind: type[BaseException]
+    args: tuple[Any, ...]
+
+
+def anchor_of(received: list[Tensor], nested: list[Tensor], returned: list[Tensor]) -> Tensor | None:
+    """An empty sum over one tensor of each message that must take part in the backward pass."""
+    request = next((t for t in received if t.requires_grad), None)
+    ties = [*([] if request is None else [request]), *nested]
+    if not ties:  # the answer is then the only message that must take part
+        ties = [t for t in returned if t.requires_grad][:1]
+    return sum((tie.reshape(-1)[:0].sum().cpu() for tie in ties), start=torch.zeros(())) if ties else None
 
 
 # References to values of other workers, and how a worker gives them back

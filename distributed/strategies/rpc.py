@@ -5,7 +5,7 @@ from typing import Any
 
 from torch import Tensor
 
-from distributed.functions import pure
+from distributed.calls.worker import pure
 from distributed.info import check_timeout
 from distributed.partition import whole
 from distributed.reduce import combine

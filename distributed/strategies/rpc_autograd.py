@@ -13,11 +13,11 @@ from torch.utils import _pytree as pytree
 
 from distributed import autograd
 from distributed.api import remote_sync_call
+from distributed.calls.message import Traffic
 from distributed.info import check_timeout, get_world_rank
 from distributed.reduce import Subtree, combine, partials_of_terms, subtrees_of, tree_sum
 from distributed.strategies.common import chunks as dealing
 from distributed.strategies.common.work import Connect, Flat, Tensors, WorkPlan, flatten, unflatten
-from distributed.traffic import Traffic
 
 
 def rpc_autograd(*, plan: WorkPlan, timeout: float) -> Connect:

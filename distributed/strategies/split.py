@@ -18,9 +18,8 @@ from torch import Tensor
 from torch.distributed.optim import DistributedOptimizer
 
 from distributed import autograd
-from distributed.calls.session import current, missing_workers, stop_rpc
-from distributed.calls.torch_rpc import rpc
-from distributed.calls.watching import lost_before
+from distributed.calls import rpc
+from distributed.calls.session import POLL_SECONDS, Pinger, current, missing_workers, stop_rpc
 from distributed.errors import worker_error
 from distributed.info import check_timeout
 from distributed.reduce import Combine
@@ -234,9 +233,11 @@ class Pipeline(ChunkStrategy):
         one that is dead until its time limit."""
         came = threading.Event()
         future.add_done_callback(lambda _: came.set())
-        lost = lost_before(came, self._workers[1:], self._timeout)
-        if lost is not None:
-            raise _advised(lost, self._timeout)
+        watch = Pinger(self._timeout)
+        while not came.wait(POLL_SECONDS):
+            lost = watch.lost(self._workers[1:])
+            if lost is not None:
+                raise _advised(lost, self._timeout)
         try:
             value = future.wait()
             if isinstance(value, Missed):

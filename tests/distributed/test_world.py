@@ -300,7 +300,7 @@ def test_rank_zero_that_stops_after_the_meeting_is_named(
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     command = [sys.executable, str(ROOT / "tests/distributed/program.py"), "stops_after_meeting"]
     assert launch(command, LaunchConfig(2)) == 1
-    assert "worker1: rank 0 did not go on within 7 s" in capfd.readouterr().err
+    assert "worker1: rank 0, or a rank that it waits for, did not go on within 2 s" in capfd.readouterr().err
 
 
 @slow

@@ -13,8 +13,9 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from distributed.api import parts_of, remote_sync_call
+from distributed.calls.message import Traffic, traffic
 from distributed.calls.session import start_rpc, stop_rpc
-from distributed.functions import pure
+from distributed.calls.worker import pure
 from distributed.info import get_world_info, get_world_rank, get_world_size
 from distributed.launch.isolation import exposure
 from distributed.partition import Args, PartitionFunction, TensorDimensionPartitioner, Whole, whole
@@ -36,7 +37,6 @@ from distributed.strategies.common.work import (
     unflatten,
     unnoticed,
 )
-from distributed.traffic import Traffic, traffic
 
 log = logging.getLogger(__name__)
 

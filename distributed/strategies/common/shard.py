@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from distributed.calls import autograd, rpc
 from distributed.calls.session import use_own_gpu
-from distributed.calls.torch_rpc import autograd, rpc
 from distributed.calls.worker import fetched
 from distributed.errors import says_timeout
 from distributed.reduce import Combine, Subtree, combine, partials

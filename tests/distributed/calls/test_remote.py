@@ -17,7 +17,7 @@ from torch import nn
 import distributed as todist
 from distributed.api import parallelize, remote_async_call, remote_sync_call
 from distributed.calls import session
-from distributed.traffic import traffic
+from distributed.calls.message import traffic
 from tests.distributed import remote_functions as functions
 from tests.distributed.worlds import WORLD, comes_true
 
