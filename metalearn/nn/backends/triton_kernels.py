@@ -8,7 +8,8 @@ import triton
 import triton.language as tl
 
 # Convolutions and linear layers. With `PAIRS` of 2, a second product is added: the tangent of a product is a sum of two
-# (Pearlmutter 1994).
+# (Pearlmutter 1994). A tile has `MORE` columns beside its BN, or 0: both are powers of two, but 160 = 128 + 32 is none.
+# Where it has more, all columns fill tiles.
 
 
 @triton.jit
@@ -45,7 +46,7 @@ def _rows_of_images(
 def _rows_of_numbers(
     w, k, co, K: tl.constexpr, CO: tl.constexpr, BK: tl.constexpr, BN: tl.constexpr, TURNED: tl.constexpr
 ):  # fmt: skip
-    """A tile [BK, BN] of a matrix [K, CO]; with `TURNED`, of one that lies as [CO, K]."""
+    """Columns of a tile [BK, BN] of a matrix [K, CO]; with `TURNED`, of one that lies as [CO, K]."""
     at = w + k[:, None] + co[None, :] * K if TURNED else w + k[:, None] * CO + co[None, :]
     if K % BK == 0 and CO % BN == 0:
         return tl.load(at)
@@ -58,14 +59,14 @@ def product(
     SN: tl.constexpr, SH: tl.constexpr, SW: tl.constexpr, SC: tl.constexpr, H: tl.constexpr, W: tl.constexpr,
     C: tl.constexpr, OH: tl.constexpr, OW: tl.constexpr, CO: tl.constexpr, KH: tl.constexpr, KW: tl.constexpr,
     STRIDE: tl.constexpr, PADDING: tl.constexpr, PAIRS: tl.constexpr, BIAS: tl.constexpr, TURNED: tl.constexpr,
-    BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, PRECISION: tl.constexpr,
+    BM: tl.constexpr, BN: tl.constexpr, MORE: tl.constexpr, BK: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """y = x ∗ w (+ x2 ∗ w2) (+ bias). An image's number (n, h, w, c) lies at n SN + h SH + w SW + c SC. With `TURNED`,
     kernels lie as [output][row][column][input]."""
     K: tl.constexpr = KH * KW * C
     task = tl.program_id(2).to(tl.int64)
     m = tl.program_id(0) * BM + tl.arange(0, BM)
-    co = tl.program_id(1) * BN + tl.arange(0, BN)
+    co = tl.program_id(1) * (BN + MORE) + tl.arange(0, BN)
     ok = m < N * OH * OW
     height = m // OW % OH * STRIDE - PADDING
     width = m % OW * STRIDE - PADDING
@@ -75,20 +76,31 @@ def product(
     if BIAS:
         row = tl.load(bias + task * bias_step + co, mask=co < CO, other=0.0)
         acc += row[None, :]
+    if MORE:
+        co2 = tl.program_id(1) * (BN + MORE) + BN + tl.arange(0, MORE)
+        acc2 = tl.zeros((BM, MORE), tl.float32)
     xt = x + task * x_step
     wt = w + task * w_step
     for k0 in range(0, K, BK):
         a = _rows_of_images(xt, base, height, width, ok, k0, kk, SH, SW, SC, H, W, C, KW, K, PADDING > 0, BK)
-        b = _rows_of_numbers(wt, k0 + kk, co, K, CO, BK, BN, TURNED)
+        b = _rows_of_numbers(wt, k0 + kk, co, K, CO, BK, BN + MORE, TURNED)
         acc = tl.dot(a, b, acc, input_precision=PRECISION)
+        if MORE:
+            b = _rows_of_numbers(wt, k0 + kk, co2, K, CO, BK, BN + MORE, TURNED)
+            acc2 = tl.dot(a, b, acc2, input_precision=PRECISION)
     if PAIRS == 2:
         xt = x2 + task * x2_step
         wt = w2 + task * w2_step
         for k0 in range(0, K, BK):
             a = _rows_of_images(xt, base, height, width, ok, k0, kk, SH, SW, SC, H, W, C, KW, K, PADDING > 0, BK)
-            b = _rows_of_numbers(wt, k0 + kk, co, K, CO, BK, BN, TURNED)
+            b = _rows_of_numbers(wt, k0 + kk, co, K, CO, BK, BN + MORE, TURNED)
             acc = tl.dot(a, b, acc, input_precision=PRECISION)
+            if MORE:
+                b = _rows_of_numbers(wt, k0 + kk, co2, K, CO, BK, BN + MORE, TURNED)
+                acc2 = tl.dot(a, b, acc2, input_precision=PRECISION)
     tl.store(y + task * y_step + m[:, None] * CO + co[None, :], acc, mask=ok[:, None] & (co < CO)[None, :])
+    if MORE:
+        tl.store(y + task * y_step + m[:, None] * CO + co2[None, :], acc2, mask=ok[:, None] & (co2 < CO)[None, :])
 
 
 @triton.jit
@@ -96,7 +108,8 @@ def input_gradient(
     gy, w, gy2, w2, gx, gy_step, w_step, gy2_step, w2_step, gx_step, N,
     H: tl.constexpr, W: tl.constexpr, C: tl.constexpr, OH: tl.constexpr, OW: tl.constexpr, CO: tl.constexpr,
     KH: tl.constexpr, KW: tl.constexpr, STRIDE: tl.constexpr, PADDING: tl.constexpr, PAIRS: tl.constexpr,
-    ADD: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, PRECISION: tl.constexpr,
+    ADD: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, MORE: tl.constexpr, BK: tl.constexpr,
+    PRECISION: tl.constexpr,
 ):  # fmt: skip
     """gx (+)= the derivative of ⟨gy, x ∗ w⟩ (+ ⟨gy2, x ∗ w2⟩) by x. With a stride s, the pixels of x fall into s × s
     classes, whose pixels are reached by the same pixels of the kernels; a program's rows are of one class."""
@@ -118,13 +131,19 @@ def input_gradient(
     base = (n * OH + from_h) * OW + from_w
     taps_h = (KH - first_i + STRIDE - 1) // STRIDE
     taps_w = (KW - first_j + STRIDE - 1) // STRIDE
-    ci = tl.program_id(1) * BN + tl.arange(0, BN)
+    ci = tl.program_id(1) * (BN + MORE) + tl.arange(0, BN)
     kk = tl.arange(0, BK)
-    at = gx + task * gx_step + ((n * H + height) * W + width)[:, None] * C + ci[None, :]
+    row = gx + task * gx_step + ((n * H + height) * W + width)[:, None] * C
+    at = row + ci[None, :]
     stored = ok[:, None] & (ci < C)[None, :]
     acc = tl.zeros((BM, BN), tl.float32)
     if ADD:
         acc += tl.load(at, mask=stored, other=0.0)
+    if MORE:
+        ci2 = tl.program_id(1) * (BN + MORE) + BN + tl.arange(0, MORE)
+        acc2 = tl.zeros((BM, MORE), tl.float32)
+        if ADD:
+            acc2 += tl.load(row + ci2[None, :], mask=ok[:, None], other=0.0)
     for pair in tl.static_range(PAIRS):
         if pair == 0:
             gt = gy + task * gy_step
@@ -141,14 +160,20 @@ def input_gradient(
             kernel = ((first_i + i * STRIDE) * KW + first_j + j * STRIDE) * C
             grads = gt + (base - i * OW - j)[:, None] * CO + co[None, :]
             numbers = wt + (kernel + ci)[:, None] * CO + co[None, :]
-            if CO % BK == 0 and C % BN == 0:
+            if CO % BK == 0 and C % (BN + MORE) == 0:
                 a = tl.load(grads, mask=inside[:, None], other=0.0)
                 b = tl.load(numbers)
             else:
                 a = tl.load(grads, mask=inside[:, None] & (co < CO)[None, :], other=0.0)
                 b = tl.load(numbers, mask=(ci < C)[:, None] & (co < CO)[None, :], other=0.0)
             acc = tl.dot(a, tl.trans(b), acc, input_precision=PRECISION)
+            if MORE:
+                numbers = wt + (kernel + ci2)[:, None] * CO + co[None, :]
+                b = tl.load(numbers, mask=(co < CO)[None, :], other=0.0)
+                acc2 = tl.dot(a, tl.trans(b), acc2, input_precision=PRECISION)
     tl.store(at, acc, mask=stored)
+    if MORE:
+        tl.store(row + ci2[None, :], acc2, mask=ok[:, None] & (ci2 < C)[None, :])
 
 
 @triton.jit
@@ -157,7 +182,7 @@ def weight_gradient(
     SN: tl.constexpr, SH: tl.constexpr, SW: tl.constexpr, SC: tl.constexpr, H: tl.constexpr, W: tl.constexpr,
     C: tl.constexpr, OH: tl.constexpr, OW: tl.constexpr, CO: tl.constexpr, KH: tl.constexpr, KW: tl.constexpr,
     STRIDE: tl.constexpr, PADDING: tl.constexpr, PAIRS: tl.constexpr, BIAS: tl.constexpr, BM: tl.constexpr,
-    BN: tl.constexpr, BK: tl.constexpr, PRECISION: tl.constexpr,
+    BN: tl.constexpr, MORE: tl.constexpr, BK: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """gw = the derivative of ⟨gy, x ∗ w⟩ (+ ⟨gy2, x2 ∗ w⟩) by w; gb = that of ⟨gy, bias⟩ by the bias, with `BIAS`.
 
@@ -170,7 +195,7 @@ def weight_gradient(
     block = tl.program_id(0) // splits
     split = tl.program_id(0) % splits
     k = block * BM + tl.arange(0, BM)
-    co = tl.program_id(1) * BN + tl.arange(0, BN)
+    co = tl.program_id(1) * (BN + MORE) + tl.arange(0, BN)
     tap = block * BM // C
     if ALIKE:
         i = tap // KW
@@ -187,6 +212,9 @@ def weight_gradient(
     mm = tl.arange(0, BK)
     acc = tl.zeros((BM, BN), tl.float32)
     total = tl.zeros((BN,), tl.float32)
+    if MORE:
+        co2 = tl.program_id(1) * (BN + MORE) + BN + tl.arange(0, MORE)
+        acc2 = tl.zeros((BM, MORE), tl.float32)
     for pair in tl.static_range(PAIRS):
         if pair == 0:
             xt = x + task * x_step
@@ -212,16 +240,30 @@ def weight_gradient(
                     right = width[None, :] + j[:, None]
                     inside = inside & (down >= 0) & (down < H) & (right >= 0) & (right < W)
                 a = tl.load(xt + base[None, :] + offset[:, None], mask=inside, other=0.0)
-            if CO % BN == 0:
+            if CO % (BN + MORE) == 0:
                 grads = tl.load(gt + m[:, None] * CO + co[None, :], mask=(m < last)[:, None], other=0.0)
             else:
                 grads = tl.load(
                     gt + m[:, None] * CO + co[None, :], mask=(m < last)[:, None] & (co < CO)[None, :], other=0.0
                 )
-            acc = tl.dot(a, grads, acc, input_precision=PRECISION)
             if BIAS and pair == 0:
                 total += tl.sum(grads, axis=0)
+            if PRECISION == "tf32":
+                # Hopper's tensor cores take TF32 only if the numbers of a sum are neighbours. Behind an addition they
+                # are turned in registers; without it, each number is copied to its place alone, not 16 bytes at once.
+                a += 0.0
+                grads += 0.0
+            acc = tl.dot(a, grads, acc, input_precision=PRECISION)
+            if MORE:
+                grads = tl.load(gt + m[:, None] * CO + co2[None, :], mask=(m < last)[:, None], other=0.0)
+                if PRECISION == "tf32":
+                    grads += 0.0
+                acc2 = tl.dot(a, grads, acc2, input_precision=PRECISION)
     tl.store(gw + task * gw_step + k[:, None] * CO + co[None, :], acc, mask=(k < K)[:, None] & (co < CO)[None, :])
+    if MORE:
+        tl.store(
+            gw + task * gw_step + k[:, None] * CO + co2[None, :], acc2, mask=(k < K)[:, None] & (co2 < CO)[None, :]
+        )
     if BIAS:
         tl.store(gb + task * gb_step + co, total, mask=(co < CO) & (tl.program_id(0) == 0))
 

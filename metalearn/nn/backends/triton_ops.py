@@ -26,6 +26,8 @@ MOST_SPLITS = 64  # programs that share the rows of a weight gradient
 MOST_TILES = 1024  # programs of a task's weight gradient: enough for any GPU, so that more need not share the rows
 # Rows from which on a product has large tiles. Its kernels are turned before, so that all it adds up lies in a row.
 MANY_ROWS = 4096
+WIDE_TILES = 256  # as MOST_TILES, of wide tiles: one or two fill a multiprocessor
+ROUNDED = ("tf32",)  # precisions with wide tiles; three products would spill registers on an A100
 MOST_NUMBERS = 4096  # of a tile of the loss
 ATTENTION_TILE = 32  # rows and columns of the weights; with more, the second derivative spills its registers
 ATTENTION_TENSORS = ("q", "k", "v", "mask", "u", "a", "b", "c", "o", "gq", "gk", "gv", "gu")
@@ -82,6 +84,15 @@ def precision() -> str:
     return "tf32x3" if not torch.cuda.is_available() or torch.cuda.get_device_capability() >= (8, 0) else "ieee"
 
 
+def _columns(count: int, wide: bool) -> tuple[int, int]:
+    """The columns of a tile, and those beside them."""
+    # Of A rows and B columns, a tile reads (A + B) K numbers for 2 A B K operations, so that wide ones wait less for
+    # memory. 160 are not 128 alone, which would compute 256.
+    if wide and count % 160 == 0 and count % 128:
+        return 128, 32
+    return _power(count, 16, 128 if wide else 64), 0
+
+
 def _power(count: int, least: int, most: int) -> int:
     """The smallest power of two that is not below `count`, within bounds."""
     return max(least, min(most, int(triton.next_power_of_2(count))))
@@ -104,14 +115,16 @@ def product(
     (x2, w2), rows = second or (x, w), samples * g.out_height * g.out_width
     few, numbers = rows <= 32, g.inputs * g.kernel_height * g.kernel_width
     many = rows >= MANY_ROWS and numbers >= 64
-    bm, bn = 16 if few else 128 if many else 32, _power(g.outputs, 16, 32 if few else 64)
+    wide = many and bias is None and precision() in ROUNDED
+    bm, (bn, more) = 16 if few else 128 if many else 32, _columns(g.outputs, wide)
+    bn = min(bn, 32) if few else bn
     bk = _power(numbers, 16, 64 if g.inputs % 64 == 0 and not many else 32)
     if many:
         w, w2 = (_turned(tasks, value, numbers, g.outputs) for value in (w, w2))
-    kernels.product[(triton.cdiv(rows, bm), triton.cdiv(g.outputs, bn), tasks)](
+    kernels.product[(triton.cdiv(rows, bm), triton.cdiv(g.outputs, bn + more), tasks)](
         x.numbers, w.numbers, x2.numbers, w2.numbers, _numbers(bias, x), y.numbers, x.step, w.step, x2.step, w2.step,
         _step(bias), y.step, samples, *images, **g.sizes(), PAIRS=1 + (second is not None), BIAS=bias is not None,
-        TURNED=many, BM=bm, BN=bn, BK=bk, PRECISION=precision(), num_warps=2 if few else 8 if many else 4,
+        TURNED=many, BM=bm, BN=bn, MORE=more, BK=bk, PRECISION=precision(), num_warps=2 if few else 8 if many else 4,
         num_stages=3,
     )  # fmt: skip
 
@@ -131,12 +144,12 @@ def input_gradient(
     gy2, w2 = second or (gy, w)
     rows = samples * triton.cdiv(g.height, g.stride) * triton.cdiv(g.width, g.stride)
     many = rows >= MANY_ROWS
-    bm, bn = 128 if many else 64 if rows > 128 else 32, _power(g.inputs, 16, 64)
+    bm, (bn, more) = 128 if many else 64 if rows > 128 else 32, _columns(g.inputs, many and precision() in ROUNDED)
     bk = _power(g.outputs, 16, 64 if g.outputs % 64 == 0 and bm == 32 else 32)
-    kernels.input_gradient[(triton.cdiv(rows, bm) * g.stride**2, triton.cdiv(g.inputs, bn), tasks)](
+    kernels.input_gradient[(triton.cdiv(rows, bm) * g.stride**2, triton.cdiv(g.inputs, bn + more), tasks)](
         gy.numbers, w.numbers, gy2.numbers, w2.numbers, gx.numbers, gy.step, w.step, gy2.step, w2.step, gx.step,
-        samples, **g.sizes(), PAIRS=1 + (second is not None), ADD=add, BM=bm, BN=bn, BK=bk, PRECISION=precision(),
-        num_warps=8 if many else 4, num_stages=3,
+        samples, **g.sizes(), PAIRS=1 + (second is not None), ADD=add, BM=bm, BN=bn, MORE=more, BK=bk,
+        PRECISION=precision(), num_warps=8 if many else 4, num_stages=3,
     )  # fmt: skip
 
 
@@ -147,16 +160,18 @@ def weight_gradient(
     """gw = the derivative of ⟨gy, x ∗ w⟩ (+ ⟨gy2, x2 ∗ w⟩) by w, and gb that of ⟨gy, bias⟩ by the bias."""
     x2, gy2 = second or (x, gy)
     numbers, rows = g.inputs * g.kernel_height * g.kernel_width, samples * g.out_height * g.out_width
-    bm, bn = _power(numbers, 16, 32), _power(g.outputs, 16, 64)
-    tiles = triton.cdiv(numbers, bm) * triton.cdiv(g.outputs, bn)
+    wide = rows >= MANY_ROWS and numbers >= 64 and gb is None and precision() in ROUNDED
+    bm, (bn, more) = _power(numbers, 16, 128 if wide else 32), _columns(g.outputs, wide)
+    tiles, most = triton.cdiv(numbers, bm) * triton.cdiv(g.outputs, bn + more), WIDE_TILES if wide else MOST_TILES
     of_a_split = 256 if numbers <= bm else 2048
-    splits = max(1, min(MOST_SPLITS, rows // of_a_split, MOST_TILES // tiles)) if gb is None else 1
+    splits = max(1, min(MOST_SPLITS, rows // of_a_split, most // tiles)) if gb is None else 1
     span, size = 32 * triton.cdiv(rows, 32 * splits), numbers * g.outputs
     to = gw if splits == 1 else Tasks(gw.numbers.new_empty(tasks, splits, size), splits * size)
-    kernels.weight_gradient[(triton.cdiv(numbers, bm) * splits, triton.cdiv(g.outputs, bn), tasks)](
+    kernels.weight_gradient[(triton.cdiv(numbers, bm) * splits, triton.cdiv(g.outputs, bn + more), tasks)](
         x.numbers, gy.numbers, x2.numbers, gy2.numbers, to.numbers, _numbers(gb, gw), x.step, gy.step, x2.step,
         gy2.step, to.step, _step(gb), samples, splits, span, *images, **g.sizes(), PAIRS=1 + (second is not None),
-        BIAS=gb is not None, BM=bm, BN=bn, BK=32, PRECISION=precision(), num_warps=4, num_stages=3,
+        BIAS=gb is not None, BM=bm, BN=bn, MORE=more, BK=32, PRECISION=precision(),
+        num_warps=8 if wide else 4, num_stages=3,
     )  # fmt: skip
     if splits > 1:
         kernels.sum_splits[(triton.cdiv(size, 256), tasks)](

@@ -1,6 +1,7 @@
 """Networks and attention by one back end, beside their definition in float64; prints the errors as one JSON line.
 
 METALEARN_KERNELS=native|torch|triton [TRITON_INTERPRET=1] python -m tests.metalearn.nn.parity NAME float32|float64
+METALEARN_KERNELS=triton TRITON_INTERPRET=1 python -m tests.metalearn.nn.parity products float32|tf32
 """
 
 import json
@@ -26,6 +27,7 @@ from metalearn.nn.layers import (
     Norm,
     Residual,
 )
+from metalearn.nn.surroundings import compute_with
 from metalearn.types import Batch, Model, Params
 
 TASKS, SUPPORT, RATE = 2, 3, 0.3
@@ -292,6 +294,38 @@ def distances(computed: dict[str, Tensor], right: dict[str, Tensor]) -> dict[str
     } | dict.fromkeys(computed.keys() - right.keys(), 1.0)
 
 
+def product_errors(inputs: int, outputs: int) -> dict[str, float]:
+    """The errors of sums of two products, in tiles as for photographs, beside torch's convolution in float64."""
+    from metalearn.nn.backends import triton_ops
+
+    generator = Generator().manual_seed(1)
+    x, x2, gx = (torch.randn(TASKS, 2, 3, 3, inputs, generator=generator) for _ in range(3))
+    w, w2, gw = (torch.randn(TASKS, 3, 3, inputs, outputs, generator=generator) for _ in range(3))
+    y, gy, gy2 = (torch.randn(TASKS, 2, 3, 3, outputs, generator=generator) for _ in range(3))
+
+    def convolved(x: Tensor, w: Tensor) -> Tensor:
+        each = [
+            F.conv2d(images.permute(0, 3, 1, 2), kernels.permute(3, 2, 0, 1), padding=1).permute(0, 2, 3, 1)
+            for images, kernels in zip(x, w, strict=True)
+        ]
+        return torch.stack(each)
+
+    a, a2, b, b2, c, c2, x0, w0 = (value.double().requires_grad_() for value in (x, x2, w, w2, gy, gy2, gx, gw))
+    by_x = (convolved(x0, b) * c + convolved(x0, b2) * c2).sum()
+    by_w = (convolved(a, w0) * c + convolved(a2, w0) * c2).sum()
+    right = {"y": convolved(a, b) + convolved(a2, b2), "gx": gx + torch.autograd.grad(by_x, x0)[0]}
+    right["gw"] = torch.autograd.grad(by_w, w0)[0]
+
+    triton_ops.MANY_ROWS = 1
+    sizes = triton_ops.ConvolutionSizes(3, 3, inputs, 3, 3, outputs, 3, 3, 1, 1)
+    x, x2, w, w2, gy, gy2 = (triton_ops.Tasks(value, value[0].numel()) for value in (x, x2, w, w2, gy, gy2))
+    to = {name: triton_ops.Tasks(value, value[0].numel()) for name, value in {"y": y, "gx": gx, "gw": gw}.items()}
+    triton_ops.product(TASKS, 2, sizes, sizes.dense, x, w, to["y"], second=(x2, w2))
+    triton_ops.input_gradient(TASKS, 2, sizes, gy, w, to["gx"], second=(gy2, w2), add=True)
+    triton_ops.weight_gradient(TASKS, 2, sizes, sizes.dense, x, gy, to["gw"], second=(x2, gy2))
+    return distances({name: value.numbers for name, value in to.items()}, right)
+
+
 def pictures_alike(side: int, channels: int) -> bool:
     """Whether the GPU's kernel gathers the pictures of an episode as the host turns and divides them."""
     from metalearn.nn.backends.triton_ops import gathered
@@ -318,6 +352,9 @@ if __name__ == "__main__":
     torch.set_num_threads(1)
     if sys.argv[1] == "pictures":
         print(json.dumps([pictures_alike(12, 1), pictures_alike(36, 3)]))
+    elif sys.argv[1] == "products":
+        compute_with(sys.argv[2])
+        print(json.dumps([product_errors(32, 160), product_errors(160, 32)]))
     else:
         name, dtype = sys.argv[1], getattr(torch, sys.argv[2])
         if name.startswith(LARGE):

@@ -72,6 +72,17 @@ def test_float32_loses_no_more_than_torchs(kernels: str, name: str, monkeypatch:
         assert error < max(1e-6, 10 * usual[figure]), (figure, error, usual[figure])
 
 
+@pytest.mark.thorough
+@pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="triton is not installed")
+@pytest.mark.parametrize("precision", [pytest.param("float32", marks=slow), "tf32"])
+def test_products_of_photographs_are_those_of_torch(precision: str) -> None:
+    """TF32 has tiles of its own, and does not round in the interpreter."""
+    results = printed_by("tests.metalearn.nn.parity", "products", precision, TRITON_INTERPRET="1",
+                         METALEARN_KERNELS="triton")  # fmt: skip
+    for figure, error in (item for each in results for item in each.items()):
+        assert error < 1e-6, (figure, error)
+
+
 @pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="triton is not installed")
 def test_pictures_are_gathered_as_the_host_turns_them() -> None:
     assert printed_by("tests.metalearn.nn.parity", "pictures", TRITON_INTERPRET="1") == [True, True]

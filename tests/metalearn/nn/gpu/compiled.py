@@ -3,8 +3,8 @@ registers, shared memory and occupancy.
 
 python -m tests.metalearn.nn.gpu.compiled 90 [photographs] [KERNEL …]
 
-`photographs`: the products of a layer of ResNet-12 in TF32. Rows count the instructions of tensor cores in TF32, and
-list the sizes of asynchronous copies.
+`photographs`: the products of the layers of ResNet-12 in TF32. Rows have their tiles (rows, columns, more columns,
+numbers of a step), count and name the instructions of tensor cores, and list the sizes of asynchronous copies.
 """
 
 import json
@@ -56,20 +56,28 @@ def calls_of(recipe: Recipe) -> dict[tuple[str, str], tuple[Any, tuple[Any, ...]
     return calls
 
 
+WIDTHS = {64: 84, 160: 42, 640: 10}
+"""Channels of ResNet-12, and the pixels of a side. 320 have the tiles of 160."""
+
+
 def photograph_calls() -> dict[tuple[str, str], tuple[Any, tuple[Any, ...], dict[str, Any]]]:
-    """The products of 160 channels on 100 pictures of 42×42 pixels, in TF32."""
+    """The products of layers of as many inputs as outputs on 100 pictures, in TF32; and sums of two products."""
     calls: dict[tuple[str, str], tuple[Any, tuple[Any, ...], dict[str, Any]]] = {}
 
     def noted(kernel: Any, *args: Any, grid: Any = None, warmup: bool = False, **options: Any) -> None:
-        calls[(kernel.__name__, "photographs")] = kernel, args, options
+        calls[(kernel.__name__, f"{width} channels, PAIRS {options.get('PAIRS')}")] = kernel, args, options
 
     JITFunction.run = noted
     torch.backends.cuda.matmul.fp32_precision = "tf32"
-    sizes = launch.ConvolutionSizes(42, 42, 160, 42, 42, 160, 3, 3, 1, 1)
-    pictures, weights = (launch.Tasks(torch.zeros(1), 100 * 42 * 42 * 160), launch.Tasks(torch.zeros(9 * 160**2), 0))
-    launch.product(1, 100, sizes, sizes.dense, pictures, weights, pictures)
-    launch.input_gradient(1, 100, sizes, pictures, weights, pictures)
-    launch.weight_gradient(1, 100, sizes, sizes.dense, pictures, pictures, weights)
+    for width, side in WIDTHS.items():
+        sizes = launch.ConvolutionSizes(side, side, width, side, side, width, 3, 3, 1, 1)
+        pictures = launch.Tasks(torch.zeros(1), 100 * side**2 * width)
+        weights = launch.Tasks(torch.zeros(9 * width**2), 0)
+        for second in (None, (pictures, weights)):
+            launch.product(1, 100, sizes, sizes.dense, pictures, weights, pictures, second=second)
+            launch.input_gradient(1, 100, sizes, pictures, weights, pictures, second=second, add=second is not None)
+            twice = second and (pictures, pictures)
+            launch.weight_gradient(1, 100, sizes, sizes.dense, pictures, pictures, weights, second=twice)
     return {key: call for key, call in calls.items() if key[0] != "sum_splits"}
 
 
@@ -131,6 +139,8 @@ def main(capability: int, only: list[str]) -> list[dict[str, Any]]:
         rows.append({
             "kernel": name, "of": kind, "registers": registers, "spilled": spilled, "shared": made.metadata.shared,
             "warps": held, "tensor": len(re.findall(r"mma[\w.:]*\.tf32\.tf32", ptx)),
+            "tile": [options[key] for key in ("BM", "BN", "MORE", "BK") if key in options],
+            "instructions": sorted(set(re.findall(r"(wgmma(?=\.mma)|mma\.sync)", ptx))),
             "copies": sorted({int(size, 16) for size in re.findall(r"cp\.async\.c[ag].*?\], (0x\w+)", ptx)}),
         })  # fmt: skip
     return rows
