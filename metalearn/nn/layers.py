@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd import Function
 
-from metalearn.nn.backends import AnyKernels, kernels_for, torch_ops
+from metalearn.nn.backends import AnyKernels, kernels_for, kernels_of_products, torch_ops
 from metalearn.nn.backends.c import GEOMETRY
 from metalearn.nn.backends.torch_ops import Geometry, NormSettings, dense
 from metalearn.nn.surroundings import rounds_products
@@ -219,9 +219,9 @@ def _numbers(x: tuple[int, ...], outputs: int, g: Geometry) -> Any:
 
 def _native(x: Tensor, inputs: int, outputs: int, *, over_inputs: bool = False) -> "AnyKernels | None":
     """The compiled kernels, or None if they cannot compute it."""
-    # They round no products. Their vectors run over the channels that a sum does not run over: the outputs, and for the
-    # gradient of the inputs these, too.
-    kernels = None if rounds_products() else kernels_for(x)
+    # Their vectors run over the channels that a sum does not run over: the outputs, and for the gradient of the inputs
+    # these, too.
+    kernels = kernels_of_products(x.device, x.dtype)
     if kernels is None or outputs % kernels.lanes or (over_inputs and inputs % kernels.lanes):
         return None
     return kernels

@@ -16,11 +16,11 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd import Function
 
-from metalearn.nn.backends import kernels_for, kernels_on
+from metalearn.nn.backends import kernels_for, kernels_of_products
 from metalearn.nn.backends.c import NetworkCall
 from metalearn.nn.layers import Layer, Params, apply_layers, parameters_of
 from metalearn.nn.plans import PACKED, ShapedNetwork, is_packed, refusal, steps_of
-from metalearn.nn.surroundings import rounds_products, surroundings
+from metalearn.nn.surroundings import surroundings
 
 Metrics = dict[str, Tensor]
 
@@ -96,12 +96,12 @@ class CompiledNetwork:
         self._making = threading.Lock()
 
     def computes(self, params: Params, device: torch.device | None = None) -> bool:
-        """Whether the compiled network can compute with these parameters, on their device or another: it needs the
-        kernels, products in full precision, and layers that can be compiled."""
+        """Whether the compiled network can compute with these parameters, on their device or another: it needs
+        kernels that round products as the config asks, and layers that can be compiled."""
         values = [params[name] for name in self._names if name in params]
-        if len(values) < len(self._names) or not values or rounds_products():
+        if len(values) < len(self._names) or not values:
             return False
-        kernels = kernels_on(device or values[0].device, values[0].dtype)
+        kernels = kernels_of_products(device or values[0].device, values[0].dtype)
         return kernels is not None and self._of(values).refused is None
 
     def refusal(self, params: Params) -> str | None:

@@ -134,8 +134,9 @@ class _Again(AbstractContextManager[None]):
 # `tf32` keeps ten bits of float32's mantissa in the products of an NVIDIA GPU; `bf16` keeps seven, on any device. Sums,
 # norms, losses and parameters stay float32.
 #
-# `bf16` rounds the operands of products to nearest even, and their results, by torch's operations. The compiled kernels
-# round nothing, so that a CPU computes products in bf16 layer by layer: it shows what a run on a GPU would learn.
+# `bf16` rounds the operands of products to nearest even. Triton does so as it reads float32; torch's operations
+# round the results too. The kernels in C round nothing, so that a CPU computes products in bf16 by torch's, layer by
+# layer: it shows about what a run on a GPU would learn.
 
 
 _rounds = False

@@ -42,10 +42,16 @@ def kernels_on(device: torch.device, dtype: torch.dtype) -> "AnyKernels | None":
     return compiled(dtype) if device.type == "cpu" and dtype in c.REALS else None
 
 
+def kernels_of_products(device: torch.device, dtype: torch.dtype) -> "AnyKernels | None":
+    """As `kernels_on`, but no kernels in C where products are rounded to bfloat16, which these do not."""
+    kernels = kernels_on(device, dtype)
+    return None if rounds_products() and isinstance(kernels, c.Kernels) else kernels
+
+
 def describe(device: torch.device, dtype: torch.dtype, refused: str | None = None) -> str:
     """A line for the log: what computes the layers. `refused` says why the network is not compiled as a whole."""
     if device.type != "cpu":
-        if dtype != torch.float32 or rounds_products() or _asked_for() == "torch" or on_gpu() is None:
+        if dtype != torch.float32 or _asked_for() == "torch" or on_gpu() is None:
             return f"torch's operations on {device.type}"
         line = f"Triton's kernels on {device.type}"
         return line if refused is None else f"{line}; one by one, since {refused}"

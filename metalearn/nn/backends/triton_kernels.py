@@ -12,6 +12,16 @@ import triton.language as tl
 # Where it has more, all columns fill tiles.
 
 
+INTERPRETED: tl.constexpr = tl.constexpr(triton.knobs.runtime.interpret)
+
+
+@triton.jit
+def _rounded(a):
+    """Floats with the values of bfloat16: the interpreter would cut numbers off, and multiply their bits."""
+    bits = a.to(tl.int32, bitcast=True)
+    return ((bits + 0x7FFF + (bits >> 16 & 1)) & -0x10000).to(tl.float32, bitcast=True)
+
+
 @triton.jit
 def _rows_of_images(
     x, base, height, width, ok, k0, kk,
@@ -54,6 +64,17 @@ def _rows_of_numbers(
 
 
 @triton.jit
+def _dot(a, b, acc, PRECISION: tl.constexpr):
+    """acc + a · b; in bf16, of operands rounded to nearest even."""
+    if PRECISION == "bf16" and INTERPRETED:
+        return tl.dot(_rounded(a), _rounded(b), acc)
+    elif PRECISION == "bf16":
+        return tl.dot(a.to(tl.bfloat16), b.to(tl.bfloat16), acc)
+    else:
+        return tl.dot(a, b, acc, input_precision=PRECISION)
+
+
+@triton.jit
 def product(
     x, w, x2, w2, bias, y, x_step, w_step, x2_step, w2_step, bias_step, y_step, N,
     SN: tl.constexpr, SH: tl.constexpr, SW: tl.constexpr, SC: tl.constexpr, H: tl.constexpr, W: tl.constexpr,
@@ -84,20 +105,20 @@ def product(
     for k0 in range(0, K, BK):
         a = _rows_of_images(xt, base, height, width, ok, k0, kk, SH, SW, SC, H, W, C, KW, K, PADDING > 0, BK)
         b = _rows_of_numbers(wt, k0 + kk, co, K, CO, BK, BN + MORE, TURNED)
-        acc = tl.dot(a, b, acc, input_precision=PRECISION)
+        acc = _dot(a, b, acc, PRECISION)
         if MORE:
             b = _rows_of_numbers(wt, k0 + kk, co2, K, CO, BK, BN + MORE, TURNED)
-            acc2 = tl.dot(a, b, acc2, input_precision=PRECISION)
+            acc2 = _dot(a, b, acc2, PRECISION)
     if PAIRS == 2:
         xt = x2 + task * x2_step
         wt = w2 + task * w2_step
         for k0 in range(0, K, BK):
             a = _rows_of_images(xt, base, height, width, ok, k0, kk, SH, SW, SC, H, W, C, KW, K, PADDING > 0, BK)
             b = _rows_of_numbers(wt, k0 + kk, co, K, CO, BK, BN + MORE, TURNED)
-            acc = tl.dot(a, b, acc, input_precision=PRECISION)
+            acc = _dot(a, b, acc, PRECISION)
             if MORE:
                 b = _rows_of_numbers(wt, k0 + kk, co2, K, CO, BK, BN + MORE, TURNED)
-                acc2 = tl.dot(a, b, acc2, input_precision=PRECISION)
+                acc2 = _dot(a, b, acc2, PRECISION)
     tl.store(y + task * y_step + m[:, None] * CO + co[None, :], acc, mask=ok[:, None] & (co < CO)[None, :])
     if MORE:
         tl.store(y + task * y_step + m[:, None] * CO + co2[None, :], acc2, mask=ok[:, None] & (co2 < CO)[None, :])
@@ -166,11 +187,11 @@ def input_gradient(
             else:
                 a = tl.load(grads, mask=inside[:, None] & (co < CO)[None, :], other=0.0)
                 b = tl.load(numbers, mask=(ci < C)[:, None] & (co < CO)[None, :], other=0.0)
-            acc = tl.dot(a, tl.trans(b), acc, input_precision=PRECISION)
+            acc = _dot(a, tl.trans(b), acc, PRECISION)
             if MORE:
                 numbers = wt + (kernel + ci2)[:, None] * CO + co[None, :]
                 b = tl.load(numbers, mask=(co < CO)[None, :], other=0.0)
-                acc2 = tl.dot(a, tl.trans(b), acc2, input_precision=PRECISION)
+                acc2 = _dot(a, tl.trans(b), acc2, PRECISION)
     tl.store(at, acc, mask=stored)
     if MORE:
         tl.store(row + ci2[None, :], acc2, mask=ok[:, None] & (ci2 < C)[None, :])
@@ -253,12 +274,12 @@ def weight_gradient(
                 # are turned in registers; without it, each number is copied to its place alone, not 16 bytes at once.
                 a += 0.0
                 grads += 0.0
-            acc = tl.dot(a, grads, acc, input_precision=PRECISION)
+            acc = _dot(a, grads, acc, PRECISION)
             if MORE:
                 grads = tl.load(gt + m[:, None] * CO + co2[None, :], mask=(m < last)[:, None], other=0.0)
                 if PRECISION == "tf32":
                     grads += 0.0
-                acc2 = tl.dot(a, grads, acc2, input_precision=PRECISION)
+                acc2 = _dot(a, grads, acc2, PRECISION)
     tl.store(gw + task * gw_step + k[:, None] * CO + co[None, :], acc, mask=(k < K)[:, None] & (co < CO)[None, :])
     if MORE:
         tl.store(

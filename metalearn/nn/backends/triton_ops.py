@@ -19,6 +19,7 @@ import metalearn.nn.backends.triton_attention as attention
 import metalearn.nn.backends.triton_kernels as kernels  # not from the package, which imports this module
 from metalearn.nn.backends.c import ACTIVATIONS, MULTIPLE, LayerKind, NetworkCall, filled
 from metalearn.nn.backends.torch_ops import in_pairs
+from metalearn.nn.surroundings import rounds_products
 
 MOST_ROWS = 256  # of a norm, that one program computes
 MOST_PARTS = 64  # programs that share the rows of a larger norm
@@ -27,7 +28,7 @@ MOST_TILES = 1024  # programs of a task's weight gradient: enough for any GPU, s
 # Rows from which on a product has large tiles. Its kernels are turned before, so that all it adds up lies in a row.
 MANY_ROWS = 4096
 WIDE_TILES = 256  # as MOST_TILES, of wide tiles: one or two fill a multiprocessor
-ROUNDED = ("tf32",)  # precisions with wide tiles; three products would spill registers on an A100
+ROUNDED = ("tf32", "bf16")  # precisions with wide tiles; three products would spill registers on an A100
 MOST_NUMBERS = 4096  # of a tile of the loss
 ATTENTION_TILE = 32  # rows and columns of the weights; with more, the second derivative spills its registers
 ATTENTION_TENSORS = ("q", "k", "v", "mask", "u", "a", "b", "c", "o", "gq", "gk", "gv", "gu")
@@ -77,7 +78,12 @@ class ConvolutionSizes(NamedTuple):
 
 
 def precision() -> str:
-    """How products round: in TF32 if the config asks for it; else as float32."""
+    """How the products of layers round: as the config asks, or as float32."""
+    return "bf16" if rounds_products() else _of_attention()
+
+
+def _of_attention() -> str:
+    """The same for attention, which bf16 does not round."""
     # Three products in TF32 have half the errors of float32's own products, and are as fast or faster.
     if torch.backends.cuda.matmul.fp32_precision == "tf32":
         return "tf32"
@@ -785,7 +791,7 @@ class GpuKernels:
         masks = (1, 1, 0, 0) if mask is None else (len(mask), every, mask[0].numel(), m if mask.shape[1] > 1 else 0)
         sizes = {
             "D": d, "E": e, "WIDE_D": _power(d, 16, 128), "WIDE_E": _power(e, 16, 128), "MASKED": mask is not None,
-            "BM": ATTENTION_TILE, "BN": ATTENTION_TILE, "PRECISION": precision(),
+            "BM": ATTENTION_TILE, "BN": ATTENTION_TILE, "PRECISION": _of_attention(),
         }  # fmt: skip
         by_rows, by_columns = (heads * triton.cdiv(count, ATTENTION_TILE) for count in (n, m))
         numbers, others = (n, m, *masks, scale), (q if mask is None else mask, u, *((a, b, c) if second else (q, k, v)))

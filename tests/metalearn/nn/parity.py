@@ -1,10 +1,10 @@
 """Networks and attention by one back end, beside their definition in float64; prints the errors as one JSON line.
 
-METALEARN_KERNELS=native|torch|triton [TRITON_INTERPRET=1] python -m tests.metalearn.nn.parity NAME float32|float64
-METALEARN_KERNELS=triton TRITON_INTERPRET=1 python -m tests.metalearn.nn.parity products float32|tf32
+METALEARN_KERNELS=native|torch|triton [TRITON_INTERPRET=1] python -m tests.metalearn.nn.parity NAME PRECISION
 """
 
 import json
+import os
 import sys
 from typing import Any, NamedTuple
 
@@ -14,7 +14,9 @@ from torch import Generator, Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from metalearn.models.common.stages import stage_of, staged_model
+from metalearn.nn import layers
 from metalearn.nn.attention import attention
+from metalearn.nn.backends import torch_ops
 from metalearn.nn.layers import (
     Activation,
     ChannelsLast,
@@ -27,7 +29,7 @@ from metalearn.nn.layers import (
     Norm,
     Residual,
 )
-from metalearn.nn.surroundings import compute_with
+from metalearn.nn.surroundings import compute_with, rounds_products, type_of
 from metalearn.types import Batch, Model, Params
 
 TASKS, SUPPORT, RATE = 2, 3, 0.3
@@ -227,6 +229,22 @@ def exact(case: Case) -> dict[str, Tensor]:
     return {name: value.detach() for name, value in found.items()}
 
 
+def rounded_alike(case: Case) -> dict[str, Tensor]:
+    """The same figures by torch's operations in float32, of products whose operands are rounded to bfloat16, but not
+    their results."""
+
+    def times(a: Tensor, b: Tensor) -> Tensor:
+        return torch.bmm(a.bfloat16().float(), b.bfloat16().float())
+
+    def linear(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+        return layers.conv2d(x[:, :, None, None], weight[..., None, None])[:, :, 0, 0] + bias[:, None]
+
+    os.environ["METALEARN_KERNELS"] = "torch"
+    torch_ops._times = times
+    layers.linear = linear
+    return figures(case, torch.float32)
+
+
 # Attention, whose definition is torch's plain way
 
 ATTENTION = "attention"
@@ -295,7 +313,8 @@ def distances(computed: dict[str, Tensor], right: dict[str, Tensor]) -> dict[str
 
 
 def product_errors(inputs: int, outputs: int) -> dict[str, float]:
-    """The errors of sums of two products, in tiles as for photographs, beside torch's convolution in float64."""
+    """The errors of sums of two products, in tiles as for photographs, beside torch's convolution in float64, of
+    operands rounded alike."""
     from metalearn.nn.backends import triton_ops
 
     generator = Generator().manual_seed(1)
@@ -310,7 +329,8 @@ def product_errors(inputs: int, outputs: int) -> dict[str, float]:
         ]
         return torch.stack(each)
 
-    a, a2, b, b2, c, c2, x0, w0 = (value.double().requires_grad_() for value in (x, x2, w, w2, gy, gy2, gx, gw))
+    operands = [value.bfloat16() if rounds_products() else value for value in (x, x2, w, w2, gy, gy2)]
+    a, a2, b, b2, c, c2, x0, w0 = (value.double().requires_grad_() for value in (*operands, gx, gw))
     by_x = (convolved(x0, b) * c + convolved(x0, b2) * c2).sum()
     by_w = (convolved(a, w0) * c + convolved(a2, w0) * c2).sum()
     right = {"y": convolved(a, b) + convolved(a2, b2), "gx": gx + torch.autograd.grad(by_x, x0)[0]}
@@ -356,7 +376,8 @@ if __name__ == "__main__":
         compute_with(sys.argv[2])
         print(json.dumps([product_errors(32, 160), product_errors(160, 32)]))
     else:
-        name, dtype = sys.argv[1], getattr(torch, sys.argv[2])
+        name, dtype = sys.argv[1], type_of(sys.argv[2])
+        compute_with(sys.argv[2])
         if name.startswith(LARGE):
             from metalearn.nn.backends import triton_ops
 
@@ -369,6 +390,7 @@ if __name__ == "__main__":
             case = CASES[name.removeprefix(LARGE)]
             whole, first = (figures(case, dtype, tasks) for tasks in both)
             of_tasks = [key for key in whole if key[:5] in ("loss", "outpu", "featu", "gradi")]
-            of_tasks, right = [key for key in of_tasks if len(whole[key]) == TASKS], exact(case)
+            of_tasks = [key for key in of_tasks if len(whole[key]) == TASKS]
+            right = rounded_alike(case) if rounds_products() else exact(case)
         alone = {key: first[key].equal(whole[key][:1]) for key in of_tasks}
         print(json.dumps({"errors": distances(whole, right), "alone": alone}))

@@ -1,10 +1,10 @@
 """Compiles every GPU kernel of a recipe for a compute capability, without a GPU; prints a JSON line of their
 registers, shared memory and occupancy.
 
-python -m tests.metalearn.nn.gpu.compiled 90 [photographs] [KERNEL …]
+python -m tests.metalearn.nn.gpu.compiled 90 [photographs [tf32|bf16]] [KERNEL …]
 
-`photographs`: the products of the layers of ResNet-12 in TF32. Rows have their tiles (rows, columns, more columns,
-numbers of a step), count and name the instructions of tensor cores, and list the sizes of asynchronous copies.
+`photographs`: the products of the layers of ResNet-12, in TF32 by default. Rows have their tiles (rows, columns, more
+columns, numbers of a step), count and name the instructions of tensor cores, and list the sizes of asynchronous copies.
 """
 
 import json
@@ -26,6 +26,7 @@ from triton.runtime.jit import JITFunction
 from benchmarks.ways import PLAIN, RECIPES, Recipe, algorithm_of, problem
 from metalearn.nn.attention import attention
 from metalearn.nn.backends import triton_ops as launch
+from metalearn.nn.surroundings import compute_with
 
 SHARED = {80: 164 << 10}
 """Bytes of shared memory of a multiprocessor, by compute capability; from 90 on it is 228 KiB."""
@@ -61,14 +62,13 @@ WIDTHS = {64: 84, 160: 42, 640: 10}
 
 
 def photograph_calls() -> dict[tuple[str, str], tuple[Any, tuple[Any, ...], dict[str, Any]]]:
-    """The products of layers of as many inputs as outputs on 100 pictures, in TF32; and sums of two products."""
+    """The products of layers of as many inputs as outputs on 100 pictures; and sums of two products."""
     calls: dict[tuple[str, str], tuple[Any, tuple[Any, ...], dict[str, Any]]] = {}
 
     def noted(kernel: Any, *args: Any, grid: Any = None, warmup: bool = False, **options: Any) -> None:
         calls[(kernel.__name__, f"{width} channels, PAIRS {options.get('PAIRS')}")] = kernel, args, options
 
     JITFunction.run = noted
-    torch.backends.cuda.matmul.fp32_precision = "tf32"
     for width, side in WIDTHS.items():
         sizes = launch.ConvolutionSizes(side, side, width, side, side, width, 3, 3, 1, 1)
         pictures = launch.Tasks(torch.zeros(1), 100 * side**2 * width)
@@ -125,8 +125,11 @@ def occupancy(capability: int, warps: int, registers: int, shared: int) -> int:
 def main(capability: int, only: list[str]) -> list[dict[str, Any]]:
     recipe = next(recipe for recipe in RECIPES if recipe.name == "20w1s")._replace(tasks=2)
     rows = []
-    photographs, only = "photographs" in only, [name for name in only if name != "photographs"]
-    calls = photograph_calls() if photographs else calls_of(recipe)
+    if only[:1] == ["photographs"]:
+        compute_with(only[1] if only[1:] else "tf32")
+        calls, only = photograph_calls(), only[2:]
+    else:
+        calls = calls_of(recipe)
     for (name, kind), (kernel, args, options) in calls.items():
         if only and name not in only:
             continue
@@ -138,7 +141,7 @@ def main(capability: int, only: list[str]) -> list[dict[str, Any]]:
         held = occupancy(capability, made.metadata.num_warps, registers, made.metadata.shared)
         rows.append({
             "kernel": name, "of": kind, "registers": registers, "spilled": spilled, "shared": made.metadata.shared,
-            "warps": held, "tensor": len(re.findall(r"mma[\w.:]*\.tf32\.tf32", ptx)),
+            "warps": held, "tensor": len(re.findall(r"mma[\w.:]*\.(tf32\.tf32|bf16\.bf16)", ptx)),
             "tile": [options[key] for key in ("BM", "BN", "MORE", "BK") if key in options],
             "instructions": sorted(set(re.findall(r"(wgmma(?=\.mma)|mma\.sync)", ptx))),
             "copies": sorted({int(size, 16) for size in re.findall(r"cp\.async\.c[ag].*?\], (0x\w+)", ptx)}),
