@@ -206,11 +206,8 @@ def _state(future: Future[Answer]) -> _State:
 
 
 def pack_order(func: Callable[..., Any], items: Sequence[Item], to: str, *, graphs: bool) -> Packed:
-    """A function and one worker's items as a message to worker `to`. `graphs`: see `pack`.
-
-    Raises:
-        TypeError, ValueError: a value cannot be sent; the message names it.
-    """
+    """A function and one worker's items as a message to worker `to`. `graphs`: see `pack`. Raises TypeError, ValueError
+    if a value cannot be sent; the message names it."""
     packed = functools.partial(pack, graphs=graphs, carries=functools.partial(carries, to))
     try:
         return packed((func, [tuple(item) for item in items]))

@@ -142,11 +142,8 @@ def pack(value: Any, *, graphs: bool, carries: Carries) -> Packed:
 
 
 def unpack(packed: Packed) -> Any:
-    """The value that was packed. Functions and classes are looked up by name in this process.
-
-    Raises:
-        Exception: a name does not exist here, or an object cannot be built.
-    """
+    """The value that was packed. Functions and classes are looked up by name in this process. Raises Exception if a
+    name does not exist here, or an object cannot be built."""
     if not packed.payload:
         return packed.carried[0]
     outer = _reading.set(packed.carried)

@@ -143,11 +143,8 @@ serving: set[int] = set()
 
 
 def current() -> Session:
-    """The session that this process is in. If it is still starting, waits for that.
-
-    Raises:
-        RuntimeError: RPC is not started; or, on rank zero, another worker has reported a failure.
-    """
+    """The session that this process is in. If it is still starting, waits for that. Raises RuntimeError if RPC is not
+    started; or, on rank zero, another worker has reported a failure."""
     session = _session
     # The workers leave init_rpc one after the other. A call of a fast one may come before this one knows the names.
     if session is None or not (session.joined.is_set() or session.joined.wait(session.timeout)) or not session.workers:

@@ -246,11 +246,8 @@ _one_at_a_time = threading.Lock()
 
 
 def fetched(references: "list[rpc.RRef[Any]]", timeout: float) -> Any:
-    """The value of the only reference in a list that came with a call. The list is empty afterwards.
-
-    Raises:
-        RuntimeError: the value did not come within `timeout` seconds, or could not be computed.
-    """
+    """The value of the only reference in a list that came with a call. The list is empty afterwards. Raises
+    RuntimeError if the value did not come within `timeout` seconds, or could not be computed."""
     try:
         return references[0].to_here(timeout=timeout)
     finally:

@@ -75,11 +75,7 @@ class LaunchConfig(NamedTuple):
 
 
 def check_isolation(config: LaunchConfig) -> None:
-    """Starts nothing.
-
-    Raises:
-        CannotIsolateError: `launch` would raise it.
-    """
+    """Raises CannotIsolateError if `launch` would; starts nothing."""
     if config.isolate is True:
         with _listening(config):
             pass

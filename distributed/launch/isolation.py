@@ -39,11 +39,8 @@ class NetworkNamespace:
         self._namespaces = namespaces
 
     def enter(self) -> None:
-        """Moves this process into the network. The process must have one thread only, as after a fork.
-
-        Raises:
-            OSError: the kernel refuses.
-        """
+        """Moves this process into the network. The process must have one thread only, as after a fork. Raises OSError
+        if the kernel refuses."""
         for namespace in self._namespaces:
             _call("setns", namespace, 0)
         if len(self._namespaces) > 1:  # a user namespace, whose capabilities would open read-only files for writing
@@ -81,11 +78,8 @@ def exposure() -> str:
 
 
 def new_network(address: str, port: int) -> tuple[NetworkNamespace, socket.socket]:
-    """Makes a network, and in it a socket that listens on `address`:`port`. This process stays where it is.
-
-    Raises:
-        CannotIsolateError: the kernel refuses, or this system has no network namespaces.
-    """
+    """Makes a network, and in it a socket that listens on `address`:`port`. This process stays where it is. Raises
+    CannotIsolateError if the kernel refuses, or this system has no network namespaces."""
     if not sys.platform.startswith("linux"):
         raise CannotIsolateError(f"{sys.platform} has no network namespaces")
     parent, child = socket.socketpair()
@@ -135,11 +129,7 @@ def _unshare() -> list[int]:
 
 
 def _call(name: str, *arguments: int | bytes) -> None:
-    """Calls a function of the C library that returns 0.
-
-    Raises:
-        OSError: it returns something else.
-    """
+    """Calls a function of the C library that returns 0. Raises OSError if it returns something else."""
     if getattr(_LIBC, name)(*arguments) != 0:
         number = ctypes.get_errno()
         raise OSError(number, f"{name}: {os.strerror(number)}")

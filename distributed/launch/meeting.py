@@ -55,12 +55,8 @@ _store: dist.Store | None = None
 
 
 def process_store(world_rank: int, world_size: int, timeout: timedelta) -> dist.Store:
-    """The store of this process's world. It is opened once, so that RPC can start on it again.
-
-    Raises:
-        RuntimeError: a world of several processes without MASTER_ADDR; or the store does not answer within
-            `timeout`.
-    """
+    """The store of this process's world. It is opened once, so that RPC can start on it again. Raises RuntimeError for
+    a world of several processes without MASTER_ADDR, or if the store does not answer within `timeout`."""
     global _store
     if _store is None:
         _store = _open(world_rank, world_size, timeout)
@@ -113,11 +109,7 @@ def note_end(code: int) -> None:
 
 
 def within(seconds: float, run: Callable[[], T]) -> T:
-    """Calls `run` in a thread and returns its result.
-
-    Raises:
-        TimeoutError: it has not returned within `seconds`.
-    """
+    """Calls `run` in a thread and returns its result. Raises TimeoutError if it has not returned within `seconds`."""
     outcome: Future[T] = Future()
 
     def call() -> None:

@@ -107,11 +107,8 @@ class Host:
 
 
 def check(cluster: Cluster, workers: int) -> Cluster:
-    """Connects this process to the cluster; returns what each worker reserves there.
-
-    Raises:
-        RefusedError: there is no such cluster, or its hosts can never hold the workers.
-    """
+    """Connects this process to the cluster; returns what each worker reserves there. Raises RefusedError if there is no
+    such cluster, or its hosts can never hold the workers."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # nothing is sent unasked
     ray = importlib.import_module("ray")
     try:

@@ -9,11 +9,7 @@ from distributed.strategies.local import local as in_one_process
 
 def auto(*, plan: WorkPlan, timeout: float) -> Connect:
     """`local` for one worker; `ddp` where every worker has a GPU of its own, and `ddp` can do what the plan asks for;
-    else `rpc`.
-
-    Raises:
-        ValueError: as the strategy that is chosen.
-    """
+    else `rpc`. Raises ValueError as the strategy that is chosen."""
     if plan.workers == 1:
         return in_one_process(plan=plan, timeout=timeout)
     # Imported only where they are needed: torch may have been built without RPC.

@@ -91,11 +91,8 @@ def split(*, plan: WorkPlan, timeout: float, cuts: Sequence[str] | str = "auto",
 
 
 def shard_ends(pieces: Pieces, workers: int, cuts: Sequence[str] | str = "auto") -> list[int]:
-    """For each worker's shard, the number of the stage after its last one.
-
-    Raises:
-        ValueError: the cuts leave a shard empty, or do not fit the network or the number of workers.
-    """
+    """For each worker's shard, the number of the stage after its last one. Raises ValueError if the cuts leave a shard
+    empty, or do not fit the network or the number of workers."""
     names = [stage.name for stage in pieces.stages]
     if workers > len(names):
         raise ValueError(

@@ -42,11 +42,8 @@ def shape_of(inputs: Inputs) -> tuple[int, ...]:
 
 
 def inputs_of(x: Any) -> Inputs:
-    """What `x` has for a sample: a tensor [t, n, …], or a dictionary or tuple of such.
-
-    Raises:
-        ValueError: it is something else.
-    """
+    """What `x` has for a sample: a tensor [t, n, …], or a dictionary or tuple of such. Raises ValueError if it is
+    something else."""
     parts = []
     for name, value in _named(x):
         kind: Kind = "bool" if value.dtype == torch.bool else "real" if value.is_floating_point() else "whole"
@@ -56,10 +53,7 @@ def inputs_of(x: Any) -> Inputs:
 
 def packed(x: Any) -> Tensor:
     """Inputs as one tensor: `x` itself, or for several tensors [t, n, f] in float64, in which each number is exact.
-
-    Raises:
-        ValueError: they are no such tensors, do not fit together, or hold a whole number with no exact float32.
-    """
+    Raises ValueError if they are no such tensors, do not fit together, or hold a whole number with no exact float32."""
     named = _named(x)
     for name, value in named:
         if value.dtype in (torch.int32, torch.int64) and value.numel() and int(value.abs().max()) > EXACT:

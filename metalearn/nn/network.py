@@ -110,11 +110,8 @@ class CompiledNetwork:
         return refusal(steps_of(self.layers), shapes)
 
     def pack(self, params: Params, tasks: int) -> Params:
-        """Meta-parameters in packed form for `tasks` tasks, sharing memory; gradients add up over the tasks.
-
-        Raises:
-            ValueError: the layers cannot be compiled.
-        """
+        """Meta-parameters in packed form for `tasks` tasks, sharing memory; gradients add up over the tasks. Raises
+        ValueError if the layers cannot be compiled."""
         values = [params[name] for name in self._names]
         shaped = self._of(values)
         if shaped.refused is not None:
@@ -219,11 +216,8 @@ class _Tasks:
         twice: bool = False,
         rate: float | None = None,
     ) -> None:
-        """With a `rate`, the parameters after a step take the place of the gradient.
-
-        Raises:
-            ValueError: samples, targets and parameters do not fit, or a derivative by the samples is wanted.
-        """
+        """With a `rate`, the parameters after a step take the place of the gradient. Raises ValueError if samples,
+        targets and parameters do not fit, or a derivative by the samples is wanted."""
         self.shaped, self.support_size = shaped, 0 if support_x is None else support_x.shape[1]
         self.x = (x if support_x is None else torch.cat([support_x, x], dim=1)).contiguous()
         # Kernels would read beyond the memory of samples, targets and parameters that do not fit.

@@ -302,11 +302,8 @@ class NetworkPlan(NamedTuple):
 def planned(
     steps: Sequence[Step], layout: Layout, shapes: Mapping[str, tuple[int, ...]], inputs: ValueSize
 ) -> tuple[list[Fields], ValueSize]:
-    """The steps as layers of kernels/network.c, for one shape of inputs, and the last value.
-
-    Raises:
-        ValueError: the values that a layer reads do not fit it.
-    """
+    """The steps as layers of kernels/network.c, for one shape of inputs, and the last value. Raises ValueError if the
+    values that a layer reads do not fit it."""
     values, layers = [inputs], list[Fields]()
 
     def at(**names: str) -> Fields:
@@ -385,11 +382,8 @@ class ShapedNetwork:
         self._making = threading.Lock()
 
     def plan(self, kernels: AnyKernels, samples: int, input_shape: tuple[int, ...]) -> NetworkPlan:
-        """The plan for tasks of `samples` inputs. Those that were used last are kept, `MOST_PLANS` of them.
-
-        Raises:
-            ValueError: the inputs do not fit the layers, or are too large for the offsets of the kernels.
-        """
+        """The plan for tasks of `samples` inputs. Those that were used last are kept, `MOST_PLANS` of them. Raises
+        ValueError if the inputs do not fit the layers, or are too large for the offsets of the kernels."""
         key = (type(kernels), kernels.real, samples, input_shape)
         with self._making:
             plan = self._plans.pop(key, None)

@@ -30,11 +30,8 @@ class PassSeeds:
         self._run, self._step, self._tasks, self._passes = run, step, tasks, passes
 
     def of_pass(self, tasks: int) -> list[int]:
-        """The seed of each task in the next forward pass.
-
-        Raises:
-            ValueError: the pass has another number of tasks than the chunk.
-        """
+        """The seed of each task in the next forward pass. Raises ValueError if the pass has another number of tasks
+        than the chunk."""
         if tasks != len(self._tasks):
             raise ValueError(
                 f"model.dropout=true: its random numbers follow from the number of a task, and this algorithm computes "

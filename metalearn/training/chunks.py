@@ -86,12 +86,8 @@ def single_stages(model: Model) -> tuple[Stage, ...]:
 
 
 def episodes_of(source: TaskSource, split: str, indices: Tensor, loss: Loss | None = None) -> Episode:
-    """What a source gives for these numbers, which may be code of the user's own.
-
-    Raises:
-        DataError: it is no episode, a label is none of the task's classes, or the loss is not for such targets. The
-            message names the source's code.
-    """
+    """What a source gives for these numbers, which may be code of the user's own. Raises DataError if it is no episode,
+    a label is none of the task's classes, or the loss is not for such targets. The message names the source's code."""
     return _episode(source, split, source.episodes(split, indices), loss, first=True)
 
 

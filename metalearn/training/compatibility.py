@@ -27,12 +27,9 @@ from metalearn.types import (
 
 
 def check_compatible(algorithm: Algorithm, model: Model, params: Params, source: TaskSource, first: Episode) -> None:
-    """Tries the learner on `first`, the first training task or samples, and on the first test task.
-
-    Raises:
-        ConfigError: the dataset gives tasks and the algorithm needs samples, or the reverse; the model cannot take
-            the inputs; or its outputs do not fit the targets.
-    """
+    """Tries the learner on `first`, the first training task or samples, and on the first test task. Raises ConfigError
+    if the dataset gives tasks and the algorithm needs samples, or the reverse; the model cannot take the inputs; or its
+    outputs do not fit the targets."""
     _check_unit(source.unit("train"), algorithm.trained_on, algorithm, "learns from")
     if algorithm.trained_on == "samples":
         _try_samples(algorithm.classify or model.apply, params, source, first, algorithm.computes)
@@ -45,11 +42,8 @@ def check_compatible(algorithm: Algorithm, model: Model, params: Params, source:
 
 
 def check_evaluation(algorithm: Algorithm, model: Model, params: Params, source: TaskSource, split: str) -> None:
-    """Tries the learner on the first task, or the first two samples, of a split that it is evaluated on.
-
-    Raises:
-        ConfigError: as `check_compatible`.
-    """
+    """Tries the learner on the first task, or the first two samples, of a split that it is evaluated on. Raises
+    ConfigError as `check_compatible`."""
     _check_unit(source.unit(split), algorithm.evaluated_on, algorithm, "is evaluated on")
     loss = algorithm.computes
     if algorithm.evaluated_on == "samples":

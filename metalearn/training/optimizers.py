@@ -130,11 +130,8 @@ class FlatOptimizer:
         return {"state": state, "param_groups": [self.param_groups[0] | {"params": numbers}]}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Takes over copies of the state and the settings.
-
-        Raises:
-            ValueError: the state belongs to other parameters.
-        """
+        """Takes over copies of the state and the settings. Raises ValueError if the state belongs to other
+        parameters."""
         (group,), state = state_dict["param_groups"], state_dict["state"]
         rows = [state.get(i, {}) for i in range(len(self._params))]
         begun = all(row.get(name) is not None for row in rows for name in self._names)

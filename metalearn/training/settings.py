@@ -140,11 +140,8 @@ def chunk_size(
 
 
 def chunk_in_group(settings: TrainerSettings, source: ComesInGroups, device: torch.device) -> Chunk:
-    """Chunks of tasks that share their shape: a divisor of a group, as large as `CHUNK_CELLS` allows.
-
-    Raises:
-        Invalid: `task_chunk` is no divisor.
-    """
+    """Chunks of tasks that share their shape: a divisor of a group, as large as `CHUNK_CELLS` allows. Raises Invalid if
+    `task_chunk` is no divisor."""
     fixed = settings.task_chunk
 
     def largest(group: int, most: int) -> int:

@@ -109,11 +109,8 @@ class TrainState:
     @classmethod
     def restored(cls, saved: Snapshot, start: StartOptimizer, ema_decay: float | None = None) -> "TrainState":
         """The state as it was when `saved` was taken. The optimiser has the settings of `start`. An average goes on
-        with `ema_decay`, and begins at the next step if none was saved.
-
-        Raises:
-            RunError: `saved` holds the state of another optimiser, or no state.
-        """
+        with `ema_decay`, and begins at the next step if none was saved. Raises RunError if `saved` holds the state of
+        another optimiser, or no state."""
         try:
             averaged = saved.state.get("average")  # then the latest parameters are beside the average
             state = cls.new(averaged["latest"] if averaged else saved.params, start, ema_decay)
@@ -298,11 +295,8 @@ class Trainer:
 
     def _read(self, updater: Updater, *, together: bool) -> None:
         """Waits until the figures of the steps taken are there, and logs them. Where not all ranks that share a step do
-        so `together`, as at a stop, these cannot look for the task at fault either.
-
-        Raises:
-            DivergedError: as `fit`; the steps before are in the log.
-        """
+        so `together`, as at a stop, these cannot look for the task at fault either. Raises DivergedError as `fit`; the
+        steps before are in the log."""
         began = time.perf_counter()
         try:
             updater.settle()
@@ -370,11 +364,7 @@ class Trainer:
         return step % self.settings.val_every == 0 or step == self.settings.steps
 
     def evaluate(self, params: Params, split: str, tasks: int) -> Metrics:
-        """The values of the first `tasks` tasks of a split.
-
-        Raises:
-            Interrupted: the run was asked to stop.
-        """
+        """The values of the first `tasks` tasks of a split. Raises Interrupted if the run was asked to stop."""
         done = self.log.evaluating(split, tasks)
         with self.stops.interruptible():
             return self.strategy.evaluate(params, split, tasks_in_chunks(0, tasks, self.evaluation.chunk, split), done)

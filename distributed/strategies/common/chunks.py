@@ -62,11 +62,8 @@ Dealt = list[tuple[int | str, list[int]]]
 
 
 def deal(partitioner: PartitionFunction, count: int) -> Dealt:
-    """Which worker computes which chunks.
-
-    Raises:
-        ValueError: the partitioner leaves a chunk out, or gives it out twice.
-    """
+    """Which worker computes which chunks. Raises ValueError if the partitioner leaves a chunk out, or gives it out
+    twice."""
     plain = type(partitioner) is TensorDimensionPartitioner and not partitioner.exclusive and not partitioner.workers
     if plain:  # whose last part would have the whole remainder: of 8 workers and 15 chunks, 8 chunks
         return [(worker, list(run)) for worker, run in enumerate(even_runs(range(count), get_world_size())) if run]

@@ -259,11 +259,8 @@ def check_descent(
 
 
 def comparing_learner(model: Model, compare: Compare, init: Init) -> Algorithm:
-    """An algorithm that adapts in closed form: its meta-loss is that of the outputs of `compare`.
-
-    Raises:
-        ConfigError: the loss ignores a label, and each support sample needs a class.
-    """
+    """An algorithm that adapts in closed form: its meta-loss is that of the outputs of `compare`. Raises ConfigError if
+    the loss ignores a label, and each support sample needs a class."""
     refuse_ignored(model, "it compares all samples of a support set, so each needs a class; type algorithm=maml")
 
     def outcome(params: Params, episode: Episode, step: int) -> Metrics:
@@ -292,11 +289,7 @@ def evaluated_once(outcome: Outcome) -> Evaluate:
 
 
 def one_hot(support: Batch, dtype: torch.dtype) -> Tensor:
-    """The classes of a support set as [t, n, ways].
-
-    Raises:
-        ConfigError: its targets are real numbers.
-    """
+    """The classes of a support set as [t, n, ways]. Raises ConfigError if its targets are real numbers."""
     if support.y.is_floating_point():
         raise ConfigError(
             "algorithm: it needs classes, and this dataset's targets are real numbers; type algorithm=maml"
@@ -390,11 +383,8 @@ def trained_on_samples(
     model: Model, evaluate: Evaluate, adapt: Adapt, *, classify: Apply | None = None, init: Init | None = None
 ) -> Algorithm:
     """An algorithm whose meta-loss is that of the model on single samples of all training classes. `classify` gives the
-    outputs for samples, and `init` draws the meta-parameters, if they are not those of the model.
-
-    Raises:
-        ConfigError: the loss ignores a label.
-    """
+    outputs for samples, and `init` draws the meta-parameters, if they are not those of the model. Raises ConfigError if
+    the loss ignores a label."""
     refuse_ignored(model, FOR_SAMPLES)
     outputs = classify or model.apply
 
@@ -439,11 +429,8 @@ class PretrainedHeads(NamedTuple):
 
 def pretrained(model: Model, *, centred: bool) -> PretrainedHeads:
     """Supervised features of length 1, if they are `centred` less the mean of the training features. The head of the
-    model has an output for every training class.
-
-    Raises:
-        ValueError: `centred` is no bool, or a model without a linear head.
-    """
+    model has an output for every training class. Raises ValueError if `centred` is no bool, or the model has no linear
+    head."""
     true_or_false("centred", centred)
     _, head = features_and_head(model)
 
@@ -487,11 +474,8 @@ def weights_of(params: Params) -> Params:
 
 
 def features_and_head(model: Model) -> tuple[Apply, Stage]:
-    """The function that computes the inputs of the last layer, and that layer.
-
-    Raises:
-        ValueError: the model does not end in a linear layer.
-    """
+    """The function that computes the inputs of the last layer, and that layer. Raises ValueError if the model does not
+    end in a linear layer."""
     if model.features is None or model.head is None:
         raise ValueError(
             "model: this algorithm needs a network whose outputs come from one linear layer (nn.Linear) that learns, "

@@ -33,11 +33,8 @@ def mae() -> Metric:
 
 
 def top_k(*, k: int) -> Metric:
-    """The fraction of samples whose class is among the `k` largest logits.
-
-    Raises:
-        ValueError: a `k` that is no whole number of at least 1. At the first task: one that all classes reach.
-    """
+    """The fraction of samples whose class is among the `k` largest logits. Raises ValueError for a `k` that is no whole
+    number of at least 1; and at the first task, one that all classes reach."""
     whole_number("k", k, at_least=1)
 
     def hits(logits: Tensor, y: Tensor) -> Tensor:
@@ -110,11 +107,8 @@ def of_function(function: Callable[[Tensor, Tensor], Tensor]) -> Metric:
 
 
 def reporting(loss: Loss | None, metric: object, source: TaskSource) -> Loss | None:
-    """The loss, with another metric beside it if one was chosen. None is the automatic loss, and metric.
-
-    Raises:
-        ConfigError: it is no metric, or none for targets of this loss.
-    """
+    """The loss, with another metric beside it if one was chosen. None is the automatic loss, and metric. Raises
+    ConfigError if it is no metric, or none for targets of this loss."""
     if metric is None:
         return loss
     if not isinstance(metric, Metric) and not callable(metric):

@@ -31,11 +31,8 @@ from metalearn.types import (
 def ensemble(algorithm: Algorithm, members: int) -> Algorithm:
     """The learner whose parameters are those of `members` trainings, as `joined` gives them. It only evaluates: each
     member adapts to a task by itself, and the prediction is the mean of their probabilities after the last inner step,
-    as in the figures of MAML++ (Antoniou et al. 2019, arXiv 1810.09502), or the mean of their real numbers.
-
-    Raises:
-        ConfigError: the algorithm is evaluated on plain samples.
-    """
+    as in the figures of MAML++ (Antoniou et al. 2019, arXiv 1810.09502), or the mean of their real numbers. Raises
+    ConfigError if the algorithm is evaluated on plain samples."""
     if algorithm.evaluated_on != "tasks":
         raise ConfigError("ensemble: this algorithm is evaluated on plain samples, and an ensemble needs tasks")
 
