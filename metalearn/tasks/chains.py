@@ -7,7 +7,6 @@ Dirichlet(α, …, α). After counts c of what has followed the pair (a, b), the
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from metalearn.checks import positive, whole_number
@@ -28,26 +27,22 @@ class Chains(UnlimitedTasks):
         return self._symbols
 
     def episodes(self, split: str, indices: Tensor) -> Episode:
-        return reading_tasks(torch.from_numpy(self._drawn(split, indices.tolist())))
-
-    def _drawn(self, split: str, numbers: list[int]) -> NDArray[np.int64]:
-        """Documents [t, n + 1]; each follows from its number alone."""
         k, n = self._symbols, self._lengths["train" if split == "train" else "test"] + 1
         rows, starts, uniform = [], [], []
-        for number in numbers:
+        for number in indices.tolist():  # each document follows from its number alone
             rng = self._seeds.generator(split, number)
             rows.append(rng.standard_gamma(self._alpha, (k**ORDER, k)) + 1e-30)
             starts.append(rng.integers(0, k, ORDER))
             uniform.append(rng.random(n))
         weights = np.stack(rows)
         steps = np.cumsum(weights / weights.sum(axis=2, keepdims=True), axis=2)
-        text, each, at = np.empty((len(numbers), n), np.int64), np.arange(len(numbers)), np.stack(uniform)
+        text, each, at = np.empty((len(rows), n), np.int64), np.arange(len(rows)), np.stack(uniform)
         text[:, :ORDER] = np.stack(starts)
         for place in range(ORDER, n):
             pair = text[:, place - 2] * k + text[:, place - 1]
             # Rounding may leave the last sum below 1.
             text[:, place] = np.minimum((steps[each, pair] < at[:, place, None]).sum(axis=1), k - 1)
-        return text
+        return reading_tasks(torch.from_numpy(text))
 
     def optimum(self, episode: Episode, last: int | None = None) -> Tensor:
         """The loss of the best prediction of every symbol [t, n], in nats; with `last`, by counts

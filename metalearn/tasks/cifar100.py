@@ -67,10 +67,6 @@ def _few_shot(division: str) -> Callable[..., TaskSource]:
             image_size: height and width in pixels, must be 32.
             channels: must be 3 (red, green, blue).
             rotations: turn each drawn class by a random multiple of 90°, in every split.
-
-        Raises:
-            ValueError: the classes cannot fill the episode, or another argument is not allowed.
-            DataError: when the first episode is made: files are missing or damaged.
         """
         shapes = shapes_of(episode)
         classes = {split: classes_of(division, split) for split in SPLITS}

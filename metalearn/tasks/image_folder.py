@@ -32,20 +32,6 @@ _SHUFFLE = 64_16_20  # seeds the division of classes by fractions, which is the 
 log = logging.getLogger(__name__)
 
 
-def _by_fractions(root: Path, names: Collection[str], fractions: Sequence[float]) -> dict[str, list[str]]:
-    """The classes of each split: all classes, shuffled by a constant seed and divided by the fractions."""
-    splits = by_fractions(sorted(names), fractions, _SHUFFLE)
-    sizes = ", ".join(f"{split} {len(classes)}" for split, classes in splits.items())
-    if min(map(len, splits.values())) < 2:
-        raise DataError(
-            f"dataset.split={list(fractions)}: divides the {len(names)} classes of dataset.root={root} into "
-            f"{sizes}, and a split needs at least 2; type other fractions, such as dataset.split=[0.4,0.3,0.3], or "
-            "add classes"
-        )
-    log.info("%s: %d classes: %s", root, len(names), sizes)
-    return splits
-
-
 def by_lists(root: Path, names: Collection[str], lists: str) -> dict[str, list[str]]:
     """The classes of each split, as the files train, val and test (.txt or .csv) in the folder `lists` list them.
     Raises DataError if a file is missing or cannot be read; a listed class is not there, or listed twice."""
@@ -88,7 +74,15 @@ def _divide(root: Path, folders: Mapping[str, Sequence[str]], split: str | Seque
     """The classes of each split."""
     _refuse_loose(root, folders, split)
     if not isinstance(split, str):
-        splits = _by_fractions(root, folders, split)
+        splits = by_fractions(sorted(folders), split, _SHUFFLE)
+        sizes = ", ".join(f"{part} {len(classes)}" for part, classes in splits.items())
+        if min(map(len, splits.values())) < 2:
+            raise DataError(
+                f"dataset.split={list(split)}: divides the {len(folders)} classes of dataset.root={root} into {sizes}, "
+                "and a split needs at least 2; type other fractions, such as dataset.split=[0.4,0.3,0.3], or add "
+                "classes"
+            )
+        log.info("%s: %d classes: %s", root, len(folders), sizes)
     elif split != FOLDERS:
         splits = by_lists(root, folders, split)
     else:
@@ -134,16 +128,6 @@ def _below_split(name: str) -> str:
     return rest if first in SPLITS and rest else name
 
 
-def _check_split(split: object, table: str | None) -> None:
-    if split == FOLDERS and table is not None:
-        raise Invalid("split", split, "the table says the class of a picture", "type KEY=[0.64,0.16,0.2]")
-    if isinstance(split, str) and split:
-        return
-    if not are_fractions(split):
-        allowed = "must be three fractions above 0 that make 1 (train, val, test), 'folders', or a folder of lists"
-        raise Invalid("split", split, allowed, "type KEY=[0.64,0.16,0.2]")
-
-
 def image_folder(
     *, root: str, table: str | None = None, split: str | list[float], episode: EpisodeSpec, image_size: int,
     channels: int, rotations: bool, seeds: Seeds,
@@ -164,13 +148,13 @@ def image_folder(
         image_size: height and width in pixels of every picture; see `metalearn.tasks.common.pictures.formed`.
         channels: 1 (grey) or 3 (red, green, blue).
         rotations: turn each drawn class by a random multiple of 90°, in every split.
-
-    Raises:
-        ValueError: a number is out of range, or `split` is something else.
-        DataError: when the first episode is made: folders, lists or pictures are missing, too few or damaged.
     """
     shapes = shapes_of(episode)
-    _check_split(split, table)
+    if split == FOLDERS and table is not None:
+        raise Invalid("split", split, "the table says the class of a picture", "type KEY=[0.64,0.16,0.2]")
+    if not split or not (isinstance(split, str) or are_fractions(split)):
+        allowed = "must be three fractions above 0 that make 1 (train, val, test), 'folders', or a folder of lists"
+        raise Invalid("split", split, allowed, "type KEY=[0.64,0.16,0.2]")
     check_picture_shape(image_size, channels)
 
     def load() -> dict[str, Classes]:

@@ -179,13 +179,9 @@ class Drawings(NamedTuple):
 
 
 def find_collections(root: Path) -> dict[str, Drawings]:
-    """The collections under `root`, by name. If there is an archive and a folder, the archive is taken.
-
-    torchvision's own reader wants both, in a folder omniglot-py alone.
-
-    Raises:
-        DataError: a damaged archive.
-    """
+    """The collections under `root`, by name. If there is an archive and a folder, the archive is taken. Raises
+    DataError for a damaged one."""
+    # torchvision's reader wants both collections, in a folder omniglot-py alone.
     places: dict[str, Path] = {}
     for folder, subfolders, files in os.walk(root, followlinks=True):
         here = Path(folder)
@@ -298,10 +294,6 @@ def omniglot(
         within: `alphabet`: the classes of a task are of one alphabet, each set by one drawer, and turned alike.
         test: `lake_runs`: the test is the twenty runs of Lake et al. 2015, see `lake_runs`. `stream`: it is ten tasks
             of 600 classes with 15 drawings to know and 5 to ask for, whatever the episodes of training and validation.
-
-    Raises:
-        ValueError: the characters cannot fill the episode; another argument is not allowed.
-        DataError: when the first episode is made: pictures are missing, unreadable or not the published ones.
     """
     _check(place, split, image_size, channels)
     true_or_false("rotations", rotations)
@@ -341,10 +333,6 @@ def omniglot_characters(
         ways: the number of characters; the first ones are taken.
         train_drawings, val_drawings: how many of each character's 20 drawings train and validate; the rest test.
         known, seeds: as for `metalearn.tasks.common.samples.samples`.
-
-    Raises:
-        ValueError: more characters or drawings than there are.
-        DataError: when the first sample is made: pictures are missing, unreadable or not the published ones.
     """
     _check(place, split, image_size, channels)
     numbers = [number for number, _ in classes_of(split, "train", rotations=False)]

@@ -27,10 +27,13 @@ def published_splits(name: str) -> Mapping[str, str]:
     return {row["class"]: row["split"] for row in published_list(f"{name}_classes.csv")}
 
 
-def _written(name: str, title: str) -> Callable[..., TaskSource]:
+def _written(name: str) -> Callable[..., TaskSource]:
     def source(
         *, root: str, episode: EpisodeSpec, image_size: int, channels: int, rotations: bool, seeds: Seeds
     ) -> TaskSource:
+        """Few-shot classification of photographs. `root` holds the folder NAME, or is that folder. `image_size` is 84
+        at most; `channels` is 1 (grey) or 3 (red, green, blue). With `rotations`, each drawn class is turned by a
+        random multiple of 90°, in every split."""
         shapes = shapes_of(episode)
         splits = list(published_splits(name).values())
         # The number of pictures is not known yet. This check assumes as many as an episode needs.
@@ -38,8 +41,7 @@ def _written(name: str, title: str) -> Callable[..., TaskSource]:
         check_picture_shape(image_size, channels)
 
         def load() -> dict[str, Classes]:
-            size = {"image_size": image_size, "channels": channels}
-            written = written_photographs(name, Path(root), shapes, **size)
+            written = written_photographs(name, Path(root), shapes, image_size=image_size, channels=channels)
             if written is None:
                 raise DataError(
                     f"dataset.root={root}: there is no folder {name} that metalearn data has written; type metalearn "
@@ -49,21 +51,9 @@ def _written(name: str, title: str) -> Callable[..., TaskSource]:
 
         return few_shot(load, shapes, episode, rotations=rotations, seeds=seeds, instead="cifar10")
 
-    source.__doc__ = f"""{title}, which `metalearn data {name} --from=…` has written.
-
-    Args:
-        root: holds the folder {name}, or is that folder.
-        image_size: height and width in pixels, 84 at most.
-        channels: 1 (grey) or 3 (red, green, blue).
-        rotations: turn each drawn class by a random multiple of 90°, in every split.
-
-    Raises:
-        ValueError: an argument is not allowed.
-        DataError: when the first episode is made: the set is missing or damaged, or its classes are too small.
-    """
     return source
 
 
-mini_imagenet = _written("mini_imagenet", "mini-ImageNet: 64 / 16 / 20 classes of photographs")
-tiered_imagenet = _written("tiered_imagenet", "tiered-ImageNet: 351 / 97 / 160 classes of photographs")
-cub = _written("cub", "CUB-200-2011: 100 / 50 / 50 kinds of birds")
+mini_imagenet = _written("mini_imagenet")  # 64 / 16 / 20 classes
+tiered_imagenet = _written("tiered_imagenet")  # 351 / 97 / 160 classes
+cub = _written("cub")  # 100 / 50 / 50 kinds of birds

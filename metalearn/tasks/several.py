@@ -32,10 +32,6 @@ def several(
         sets: the sources of tasks, by the names of their options. Each has the same `episode`, `image_size`,
             `channels` and `seeds`; their other keys are the defaults of their options.
         weights: how often training takes a task of each set, in their order; None: alike.
-
-    Raises:
-        ValueError: weights that are no such numbers, sets without classes, or shots that differ from task to task.
-        DataError: when the first tasks are made: what the sets show does not fit together.
     """
     if not isinstance(episode.shots, int):
         raise Invalid("shots", episode.shots, "tasks of several sets have one number of shots", "type KEY=1")

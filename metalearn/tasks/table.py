@@ -150,11 +150,11 @@ def table(
             y = np.array([numbers[label] for label in labels], np.int64)
         x = np.column_stack([table.numbers(name, missing) for name in names])
         by, what = (table.texts(split), split) if isinstance(split, str) else (split, list(split))
-        tasks = _divided(_groups(table.texts(task)), by, f"dataset.split={what}", task)
-        _check_sizes(tasks, shots, queries, f"{path}: the task", task)
+        rows = _divided(
+            table.texts(task), by, f"dataset.split={what}", task, shots, queries, f"{path}: the task {task}="
+        )
         if standardize:
-            x = _standardized(x, np.concatenate(list(tasks["train"].values())))
-        rows = {name: list(of_split.values()) for name, of_split in tasks.items()}
+            x = _standardized(x, np.concatenate(rows["train"]))
         return Rows({"": x.astype(np.float32)}, y, None if kinds is None else len(kinds), rows)
 
     return _RowTasks(read, shots, queries, seeds)
@@ -197,16 +197,12 @@ def arrays(
         targets = targets.astype(np.float32).reshape(len(targets), -1)
         if not np.isfinite(targets).all() or any(np.isinf(values).any() for values in inputs.values()):
             raise DataError("x, y: have numbers that are not finite; leave those rows out")
-    divided = _divided(_groups(names), split if marks is None else marks, "split", "task")
-    _check_sizes(divided, shots, queries, "task", "")
-    rows = {name: list(of_split.values()) for name, of_split in divided.items()}
+    rows = _divided(names, split if marks is None else marks, "split", "task", shots, queries, "task ")
     table = Rows(inputs, targets, classes, rows)
     return _RowTasks(lambda: table, shots, queries, Seeds(seed, eval_seed))
 
 
 # Checks, and the division of tasks
-
-Groups = dict[str, NDArray[np.int64]]
 
 
 def _check_episode(shots: Shots, queries: int, split: object) -> None:
@@ -218,14 +214,6 @@ def _check_episode(shots: Shots, queries: int, split: object) -> None:
         raise Invalid("split", split, "must be three fractions with the sum 1, or a column", "type KEY=[0.6,0.2,0.2]")
 
 
-def _groups(names: Sequence[str]) -> Groups:
-    """The rows of each name, by name."""
-    rows: dict[str, list[int]] = {}
-    for row, name in enumerate(names):
-        rows.setdefault(name, []).append(row)
-    return {name: np.array(rows[name], np.int64) for name in _ordered(rows)}
-
-
 def _ordered(names: Any) -> list[str]:
     """Different names: as numbers if they all are, else as texts."""
     try:
@@ -234,8 +222,15 @@ def _ordered(names: Any) -> list[str]:
         return sorted(set(names))
 
 
-def _divided(groups: Groups, split: Sequence[Any], what: str, task: str) -> dict[str, Groups]:
-    """The tasks of each split: by fractions, or by what each row says."""
+def _divided(
+    names: Sequence[str], split: Sequence[Any], what: str, task: str, shots: Shots, queries: int, place: str
+) -> dict[str, list[NDArray[np.int64]]]:
+    """The rows of each task of each split, divided by fractions, or by what each row says. `names` has each row's task,
+    which messages call `place` and its name."""
+    rows_of: dict[str, list[int]] = {}
+    for row, name in enumerate(names):
+        rows_of.setdefault(name, []).append(row)
+    groups = {name: rows_of[name] for name in _ordered(rows_of)}
     if isinstance(split[0], str):
         parts: dict[str, list[str]] = {name: [] for name in SPLITS}
         for name, rows in groups.items():
@@ -251,20 +246,15 @@ def _divided(groups: Groups, split: Sequence[Any], what: str, task: str) -> dict
     empty = [name for name, tasks in parts.items() if not tasks]
     if empty:
         raise DataError(f"{what}: of {len(groups)} tasks (by {task}) none is left for {' and '.join(empty)}")
-    return {split: {name: groups[name] for name in sorted(tasks)} for split, tasks in parts.items()}
-
-
-def _check_sizes(tasks: Mapping[str, Groups], shots: Shots, queries: int, what: str, column: str) -> None:
-    """Raises DataError for a task with too few rows."""
     needed = most_shots(shots) + queries
-    short = {name: len(rows) for groups in tasks.values() for name, rows in groups.items() if len(rows) < needed}
+    short = [name for tasks in parts.values() for name in sorted(tasks) if len(groups[name]) < needed]
     if short:
-        name, count = min(short.items(), key=lambda pair: pair[1])
-        equals = f"{column}={name}" if column else name
+        name = min(short, key=lambda name: len(groups[name]))
         raise DataError(
-            f"{what} {equals} has {count} rows, and shots={shots} and queries={queries} need {needed} ({len(short)} "
-            "tasks have too few); take smaller ones, or leave these tasks out of the table"
+            f"{place}{name} has {len(groups[name])} rows, and shots={shots} and queries={queries} need {needed} "
+            f"({len(short)} tasks have too few); take smaller ones, or leave these tasks out of the table"
         )
+    return {split: [np.array(groups[name], np.int64) for name in sorted(tasks)] for split, tasks in parts.items()}
 
 
 def _standardized(x: NDArray[np.float64], rows: NDArray[np.int64]) -> NDArray[np.float64]:

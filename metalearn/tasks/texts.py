@@ -4,7 +4,6 @@ every machine has (its license is that of the Python Software Foundation)."""
 import hashlib
 import logging
 import sysconfig
-from collections.abc import Iterator
 from functools import cached_property
 from pathlib import Path
 from typing import NamedTuple
@@ -77,7 +76,10 @@ class Texts:
         places: dict[bytes, tuple[str, str]] = {}
         left_out = {"short": 0, "no text": 0, "a copy": 0}
         across = []
-        for path in self._files(root):
+        for path in sorted(root.rglob(f"*{self._ending}")):
+            of_others = self._root is None and NOT_LIBRARY & set(path.relative_to(root).parts)
+            if of_others or not path.is_file():
+                continue
             name, content = str(path.relative_to(root)), path.read_bytes()
             split, mark = self._split_of(root, path), hashlib.sha256(content).digest()
             if mark in places:
@@ -92,14 +94,18 @@ class Texts:
                 splits[split].append(Text(name, content))
         order = np.random.default_rng(0)  # so that the first test files are not all of one package
         splits = {split: [texts[i] for i in order.permutation(len(texts))] for split, texts in splits.items()}
-        self._check(root, splits, left_out, across)
+        counts = ", ".join(f"{len(texts)} in {split}" for split, texts in splits.items())
+        others = ", ".join(f"{count} {why}" for why, count in left_out.items() if count)
+        log.info("dataset: %s: texts %s%s", root, counts, f"; left out: {others}" if others else "")
+        if across:
+            log.warning("dataset: %d texts are in two splits, and count in the first: %s", len(across), across[0])
+        if empty := [split for split, texts in splits.items() if not texts]:
+            raise DataError(
+                f"dataset.root={root}: no file *{self._ending} of {empty[0]} has more than {self._lengths[empty[0]]} "
+                f"bytes ({others or 'none is there'}); give more files, folders named train, val and test, or type "
+                "dataset.length=256 dataset.eval_length=256"
+            )
         return splits
-
-    def _files(self, root: Path) -> Iterator[Path]:
-        for path in sorted(root.rglob(f"*{self._ending}")):
-            of_others = self._root is None and NOT_LIBRARY & set(path.relative_to(root).parts)
-            if path.is_file() and not of_others:
-                yield path
 
     def _split_of(self, root: Path, path: Path) -> str:
         """All files of an entry at the top of the folder are in one split: that of its name, or by a hash of it."""
@@ -111,20 +117,6 @@ class Texts:
             name = name.lstrip("_").removeprefix("py")
         tenth = int(hashlib.sha256(name.encode()).hexdigest(), 16) % 10
         return "test" if tenth < 2 else "val" if tenth == 2 else "train"
-
-    def _check(self, root: Path, splits: dict[str, list[Text]], left_out: dict[str, int], across: list[str]) -> None:
-        counts = ", ".join(f"{len(texts)} in {split}" for split, texts in splits.items())
-        others = ", ".join(f"{count} {why}" for why, count in left_out.items() if count)
-        log.info("dataset: %s: texts %s%s", root, counts, f"; left out: {others}" if others else "")
-        if across:
-            log.warning("dataset: %d texts are in two splits, and count in the first: %s", len(across), across[0])
-        for split, texts in splits.items():
-            if not texts:
-                raise DataError(
-                    f"dataset.root={root}: no file *{self._ending} of {split} has more than {self._lengths[split]} "
-                    f"bytes ({others or 'none is there'}); give more files, folders named train, val and test, or type "
-                    "dataset.length=256 dataset.eval_length=256"
-                )
 
 
 def texts(*, root: str | None, ending: str, length: int, eval_length: int, seeds: Seeds) -> Texts:

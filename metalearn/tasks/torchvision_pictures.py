@@ -41,10 +41,6 @@ def _classification(published: PublishedDataset) -> Callable[..., TaskSource]:
             image_size: height and width in pixels, must be `published.size`.
             channels: must be `published.channels`: 1 (grey) or 3 (red, green, blue).
             known, seeds: as for `metalearn.tasks.common.samples.samples`.
-
-        Raises:
-            ValueError: another number of classes, pixels or channels, or more samples than there are.
-            DataError: when the first sample is made: files are missing or unreadable.
         """
         only("ways", ways, CLASSES, published.name)
         only("image_size", image_size, published.size, published.name)

@@ -3,6 +3,9 @@
 
 Nothing here keeps state. Task number i of a split is drawn from a generator seeded by (seed, split, i). So any worker
 can make any task, and a resumed run draws the same tasks as a run that was never stopped.
+
+A factory of tasks raises ValueError for an argument that is not allowed. Its data are read for the first task, which
+raises DataError if they are missing, damaged, or too few for an episode.
 """
 
 import ctypes

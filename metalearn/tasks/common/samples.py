@@ -222,15 +222,9 @@ def few_shot(
         return pretraining_on(tasks, seeds, episode.augment)
 
     tasks = picture_tasks(
-        load,
-        shapes,
-        rotations=rotations,
-        augment=episode.augment,
-        seeds=seeds,
-        samples=plain,
-        grouped=grouped,
+        load, shapes, rotations=rotations, augment=episode.augment, seeds=seeds, samples=plain, grouped=grouped,
         labels=episode.labels,
-    )
+    )  # fmt: skip
     return tasks
 
 
@@ -318,10 +312,6 @@ def drawn_tasks(
     Args:
         load: gives the classes; called once, for the first task.
         episode, rotations, seeds: as for `metalearn.tasks.common.episodes.picture_tasks`.
-
-    Raises:
-        ValueError: an argument is not allowed.
-        DataError: when the first episode is made: `load` raises it; a drawer is unknown; or classes are too small.
     """
     check_shots(episode.shots)
     shapes = shapes_of(episode)

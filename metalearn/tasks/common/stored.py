@@ -13,7 +13,7 @@ import io
 import json
 import logging
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -76,7 +76,7 @@ def cached_array(
         raise DataError(str(error)) from error
     if not made:
         _log_read(title, path, unread)
-    # A plain array, here and in `_mapped`: every access to a memmap takes a microsecond longer.
+    # A plain array, here and in `read_pictures`: every access to a memmap takes a microsecond longer.
     with file:
         return np.asarray(np.memmap(file, np.uint8, "r", len(head), shape))
 
@@ -181,61 +181,6 @@ def check_picture_shape(image_size: int, channels: int) -> None:
 # Folders that this program has written
 
 
-def _write_pictures(path: Path, shape: tuple[int, ...], parts: Iterable[Images]) -> str:
-    """Writes pictures, part after part, as one array of this shape; returns its SHA-256. The parts may be more than
-    memory holds."""
-    head = _npy_header(shape)
-    digest = hashlib.sha256(head)
-    with path.open("wb") as file:
-        file.write(head)
-        for pictures in parts:
-            content = np.ascontiguousarray(pictures).reshape(-1).data
-            digest.update(content)
-            file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-    return digest.hexdigest()
-
-
-def _check_pictures(path: Path, digest: str) -> None:
-    """Raises ValueError if a file is missing, or is another than the one with this SHA-256."""
-    try:
-        with path.open("rb") as file:
-            if hashlib.file_digest(file, "sha256").hexdigest() != digest:
-                raise ValueError(f"{path.name} is damaged (another SHA-256 than {INDEX} says)")
-    except OSError as error:
-        raise ValueError(f"{path.name} cannot be read ({error.strerror})") from error
-
-
-def _mapped(path: Path) -> Images:
-    pictures: Images = np.load(path, mmap_mode="r", allow_pickle=False)
-    return np.asarray(pictures)
-
-
-def _write_index(folder: Path, content: Mapping[str, Any]) -> None:
-    index = {**content, "sha256": _digest_of(content)}
-    write_atomically(folder / INDEX, json.dumps(index, ensure_ascii=False))
-
-
-def _read_index(folder: Path, kind: str) -> dict[str, Any]:
-    """The index of a folder, whose field `format` is to be `kind`."""
-    try:
-        content = json.loads((folder / INDEX).read_bytes())
-    except OSError as error:
-        raise ValueError(f"{INDEX} cannot be read ({error.strerror})") from error
-    except ValueError as error:
-        raise ValueError(f"{INDEX} holds no JSON ({error})") from error
-    if not isinstance(content, dict) or content.get("format") != kind:
-        raise ValueError(f"{INDEX} is none of {kind!r}")
-    if content.pop("sha256", None) != _digest_of(content):
-        raise ValueError(f"{INDEX} is damaged (another SHA-256)")
-    return content
-
-
-def _digest_of(content: Mapping[str, Any]) -> str:
-    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
-
-
 # Sets of `metalearn data`: classes that several people have drawn; or photographs, with one "drawer": their origin
 
 
@@ -281,33 +226,45 @@ def write_set(
 ) -> DrawnSet:  # fmt: skip
     """Writes a set of `count` pictures, class after class; returns its index. Raises DiskError or RunError if it cannot
     be written."""
-    written: list[DrawnClass] = []
-
-    def noted() -> Iterator[Images]:
-        for one, pictures in classes:
+    written, head = list[DrawnClass](), _npy_header((count, *shape))
+    digest = hashlib.sha256(head)
+    with writing(folder / PICTURES), (folder / PICTURES).open("wb") as file:
+        file.write(head)
+        for one, pictures in classes:  # they may be more than memory holds
             assert pictures.shape == (len(one.drawers), *shape) and pictures.dtype == np.uint8
             written.append(one._replace(digest=digest_of(pictures)))
-            yield pictures
-
-    with writing(folder / PICTURES):
-        digest = _write_pictures(folder / PICTURES, (count, *shape), noted())
-    made = DrawnSet(name, shape, drawers, written, digest)
+            content = np.ascontiguousarray(pictures).reshape(-1).data
+            digest.update(content)
+            file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+    made = DrawnSet(name, shape, drawers, written, digest.hexdigest())
     assert made.total == count
     index = {
         "format": SET_FORMAT, "name": name, "picture": shape, "drawers": drawers,
-        "classes": [one._asdict() for one in written], "array": digest,
+        "classes": [one._asdict() for one in written], "array": made.digest,
     }  # fmt: skip
-    _write_index(folder, index)
+    write_atomically(folder / INDEX, json.dumps({**index, "sha256": _digest_of(index)}, ensure_ascii=False))
     return made
+
+
+def _digest_of(index: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(index, sort_keys=True).encode()).hexdigest()
 
 
 def read_set(folder: Path, advice: str) -> DrawnSet:
     """The index of a set; `advice` says how to get one, for messages. Raises DataError if there is none, or it is
     damaged."""
     try:
-        content = _read_index(folder, SET_FORMAT)
+        content = json.loads((folder / INDEX).read_bytes())
+    except OSError as error:
+        raise DataError(f"{folder}: {INDEX} cannot be read ({error.strerror}); {advice}") from error
     except ValueError as error:
-        raise DataError(f"{folder}: {error}; {advice}") from error
+        raise DataError(f"{folder}: {INDEX} holds no JSON ({error}); {advice}") from error
+    if not isinstance(content, dict) or content.get("format") != SET_FORMAT:
+        raise DataError(f"{folder}: {INDEX} is none of {SET_FORMAT!r}; {advice}")
+    if content.pop("sha256", None) != _digest_of(content):
+        raise DataError(f"{folder}: {INDEX} is damaged (another SHA-256); {advice}")
     classes = [DrawnClass(**fields) for fields in content["classes"]]
     return DrawnSet(content["name"], tuple(content["picture"]), content["drawers"], classes, content["array"])
 
@@ -316,10 +273,13 @@ def read_pictures(folder: Path, index: DrawnSet, advice: str) -> Images:
     """The array of a set, mapped, after its digest has been checked. Raises DataError if it is missing, or another than
     the index says."""
     try:
-        _check_pictures(folder / PICTURES, index.digest)
-    except ValueError as error:
-        raise DataError(f"{folder}: {error}; {advice}") from error
-    return _mapped(folder / PICTURES)
+        with (folder / PICTURES).open("rb") as file:
+            digest = hashlib.file_digest(file, "sha256").hexdigest()
+    except OSError as error:
+        raise DataError(f"{folder}: {PICTURES} cannot be read ({error.strerror}); {advice}") from error
+    if digest != index.digest:
+        raise DataError(f"{folder}: {PICTURES} is damaged (another SHA-256 than {INDEX} says); {advice}")
+    return np.asarray(np.load(folder / PICTURES, mmap_mode="r", allow_pickle=False))
 
 
 def pictures_by_split(
@@ -385,15 +345,13 @@ def written_photographs(
         advice = f"type dataset.image_size={index.shape[0]} or less"
         raise DataError(str(Invalid("dataset.image_size", image_size, allowed, advice)))
 
-    def part(classes: Sequence[DrawnClass], pictures: Callable[[int], Images]) -> Classes:
+    splits = {}
+    for split, (classes, pictures) in pictures_by_split(folder, index, image_size, channels, advice).items():
         identities = [identity(FAMILY, one.key) for one in classes]
         fewest = min((len(one.drawers) for one in classes), default=0)
-        return Classes(identities, fewest, pictures, names=[one.name for one in classes])
-
-    by_split = pictures_by_split(folder, index, image_size, channels, advice)
-    splits = {split: part(*of_split) for split, of_split in by_split.items()}
+        splits[split] = Classes(identities, fewest, pictures, names=[one.name for one in classes])
     check_read(shapes, splits, str(folder))
-    sizes = " / ".join(str(len(classes.identities)) for classes in splits.values())
+    sizes = " / ".join(str(len(part.identities)) for part in splits.values())
     log.info("%s: %s classes, %d pictures", folder, sizes, index.total)
     return splits
 
