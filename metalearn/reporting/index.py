@@ -59,7 +59,8 @@ def runs_below(folder: Path) -> list[ListedRun]:
     for here, folders, files in os.walk(folder):  # links are not followed
         path = Path(here).relative_to(folder)
         if path.parts and not {*folders, *files}.isdisjoint(_SIGNS):
-            runs.append(_listed(folder, path, _stamp(folder / path)))
+            ended, lines = (_stamp(folder / path / name) for name in _SIGNS[:2])
+            runs.append(_listed(folder, path, (ended, lines, not any(ended) and _is_held(folder / path))))
             folders.clear()
         elif len(path.parts) >= _DEEPEST:
             folders.clear()
@@ -67,18 +68,13 @@ def runs_below(folder: Path) -> list[ListedRun]:
     return runs
 
 
-def _stamp(run_dir: Path) -> tuple[object, ...]:
-    """What changes whenever what is listed of a run does."""
-    paths = [run_dir / name for name in ("result.json", METRICS)]
-    ended, lines = [(status.st_mtime_ns, status.st_size) if (status := _stat(path)) else None for path in paths]
-    return ended, lines, ended is None and _is_held(run_dir)
-
-
-def _stat(path: Path) -> os.stat_result | None:
+def _stamp(path: Path) -> tuple[int, int]:
+    """When a file was written, and its size; zeros if it is missing."""
     try:
-        return path.stat()
+        status = path.stat()
     except OSError:
-        return None
+        return 0, 0
+    return status.st_mtime_ns, status.st_size
 
 
 def _is_held(run_dir: Path) -> bool:
@@ -152,15 +148,14 @@ class Contrast(NamedTuple):
 
 def what_differs(runs: Sequence[ListedRun]) -> Contrast:
     """The keys that were typed for any of the runs, by whether their values differ."""
+
+    def value(run: ListedRun, key: str) -> object:
+        return run.typed.get(key, run.config.get(key, ""))
+
     whole = [run for run in runs if not run.status.startswith(_DAMAGED)]
     keys = dict.fromkeys(key for run in whole for key in run.typed)
-    values = {key: [run.typed.get(key, run.config.get(key, "")) for run in runs] for key in keys}
-    alike = {key: _value(whole[0], key) for key in keys if len({str(_value(run, key)) for run in whole}) == 1}
-    return Contrast({key: each for key, each in values.items() if key not in alike}, alike)
-
-
-def _value(run: ListedRun, key: str) -> object:
-    return run.typed.get(key, run.config.get(key, ""))
+    alike = {key: value(whole[0], key) for key in keys if len({str(value(run, key)) for run in whole}) == 1}
+    return Contrast({key: [value(run, key) for run in runs] for key in keys if key not in alike}, alike)
 
 
 def short_keys(keys: Sequence[str]) -> list[str]:
@@ -298,9 +293,7 @@ def _sweeps(folder: Path, runs: Sequence[ListedRun]) -> list[str]:
     lines = []
     for place in dict.fromkeys(run.path.parent for run in runs):
         try:
-            counts = yaml.safe_load((folder / place / "optimization_results.yaml").read_text(encoding="utf-8"))[
-                "trials"
-            ]
+            counts = yaml.safe_load((folder / place / "optimization_results.yaml").read_text("utf-8"))["trials"]
             total, ended = int(counts["total"]), sum(int(count) for name, count in counts.items() if name != "total")
         except (OSError, ValueError, TypeError, KeyError, AttributeError, yaml.YAMLError):  # no search, or damaged
             continue
@@ -328,11 +321,9 @@ def _charts(runs: Sequence[ListedRun]) -> list[Chart]:
     for number, run in enumerate(runs):
         metric, split, points = run.curve
         if points:
-            kinds.setdefault((metric, split), []).append(
-                Line(
-                    str(run.path), points, (), "dots" if split == "validation" else "line", colour(number), str(number)
-                )
-            )
+            style = "dots" if split == "validation" else "line"
+            line = Line(str(run.path), points, (), style, colour(number), str(number))
+            kinds.setdefault((metric, split), []).append(line)
     return [
         chart(
             f"{split} {METRIC_NAMES[metric]}".capitalize(), lines[:_MOST_CURVES], x="meta-step",
@@ -379,7 +370,8 @@ def write_index(folder: Path) -> int:
     if not runs:
         raise FileNotFoundError(f"{folder}: has no runs below it, {_DEEPEST} deep; type the folder of some")
     linked = [run for run in runs if (link_of(folder, run) or "").startswith(f"./{REPORTS}/")]
-    stale = [run for run in linked if not _is_newer(folder / REPORTS / run.path / REPORT, folder / run.path)]
+    newest = {run.path: max(_stamp(folder / run.path / name)[0] for name in _SIGNS[:2]) for run in linked}
+    stale = [run for run in linked if _stamp(folder / REPORTS / run.path / REPORT)[0] <= newest[run.path]]
     for run in track(stale, "reports", console=CONSOLE, transient=True, disable=not on_terminal()):
         target = folder / REPORTS / run.path / REPORT
         try:
@@ -391,9 +383,3 @@ def write_index(folder: Path) -> int:
         write_atomically(target, content)
     write_atomically(folder / INDEX, index_page(folder, runs))
     return len(runs)
-
-
-def _is_newer(made: Path, run_dir: Path) -> bool:
-    """Whether a page is newer than what it is made of."""
-    page_of, sources = _stat(made), [_stat(run_dir / name) for name in _SIGNS[:2]]
-    return page_of is not None and all(source is None or page_of.st_mtime_ns > source.st_mtime_ns for source in sources)

@@ -124,28 +124,17 @@ class Sent:
         write_atomically(self._path, json.dumps({"id": self.id, "steps": self._steps}) + "\n")
 
 
-def opened(name: str, open_it: Callable[[], Logger]) -> Logger:
-    """A logger that sends to another program. A failure after the start does not end the run: it is reported once, and
-    the logger gets nothing more. Raises RunError if it cannot be opened.
+class Guarded(Logger):
+    """The logger of another program, by the key `name` of the group logger. A failure after the start does not end the
+    run: it is reported once, and the logger gets nothing more. Raises RunError if it cannot be opened."""
 
-    Args:
-        name: of its key in the group logger.
-        open_it: opens the logger of that program.
-    """
-    try:
-        logger = open_it()
-    except Exception as error:  # of the other program's code: any type
-        raise RunError(
-            f"logger.{name}: cannot be opened: {error}; type logger.{name}=false to go on without"
-        ) from error
-    return _Guarded(name, logger)
-
-
-class _Guarded(Logger):
-    """A logger that gets nothing more once it has failed."""
-
-    def __init__(self, name: str, logger: Logger) -> None:
+    def __init__(self, name: str, open_it: Callable[[], Logger]) -> None:
         self._name, self._failed = name, False
+        try:
+            logger = open_it()
+        except Exception as error:  # of the other program's code: any type
+            advice = f"type logger.{name}=false to go on without"
+            raise RunError(f"logger.{name}: cannot be opened: {error}; {advice}") from error
         for method in ("start", "scalars", "result", "close"):
             setattr(self, method, partial(self._call, getattr(logger, method)))
 
@@ -281,7 +270,7 @@ def wandb_logger(project: str, mode: str | None) -> OpenLogger:
     """Weights & Biases: a run of the project; its files lie in `wandb` in the run folder. Nothing leaves the machine
     unless `mode`, else WANDB_MODE, is `online`."""
     mode = mode or os.environ.get("WANDB_MODE", "offline")
-    return lambda folder, window: opened("wandb", lambda: _WandbRun(folder, project, mode))
+    return lambda folder, window: Guarded("wandb", lambda: _WandbRun(folder, project, mode))
 
 
 class _WandbRun(Logger):
@@ -331,7 +320,7 @@ def mlflow_logger(experiment: str, uri: str | None) -> OpenLogger:
     """MLflow: a run of the experiment, at the tracking server or database `uri`, else MLFLOW_TRACKING_URI, else in
     `mlflow.db` in the run folder: MLflow has given up its stores of plain files."""
     uri = uri or os.environ.get("MLFLOW_TRACKING_URI")
-    return lambda folder, window: opened("mlflow", lambda: _MlflowRun(folder, window, experiment, uri))
+    return lambda folder, window: Guarded("mlflow", lambda: _MlflowRun(folder, window, experiment, uri))
 
 
 class _MlflowRun(Logger):

@@ -79,18 +79,10 @@ log = logging.getLogger("metalearn")
 
 
 def run_log(
-    *,
-    every: int,
-    plots: bool,
-    report: bool = False,
-    tensorboard: bool = False,
-    wandb: bool = False,
-    mlflow: bool = False,
-    project: str = "metalearn",
-    wandb_mode: str | None = None,
-    mlflow_uri: str | None = None,
+    *, every: int, plots: bool, report: bool = False, tensorboard: bool = False, wandb: bool = False,
+    mlflow: bool = False, project: str = "metalearn", wandb_mode: str | None = None, mlflow_uri: str | None = None,
     others: Sequence[OpenLogger] = (),
-) -> OpenLog:
+) -> OpenLog:  # fmt: skip
     """Returns a function from the run folder and the window of steps to a `RunLog`. Raises ValueError if an argument is
     out of range, or the package of a logger is not installed.
 

@@ -48,14 +48,8 @@ def learning_charts(rows: Sequence[Row]) -> list[Chart]:
 
 
 def adaptation_chart(name: str, adapt: "Adapt", params: "Params", episode: "Episode") -> Chart:
-    """A one-dimensional regression task: the truth, the prediction before and after adapting, and the support points.
-
-    Args:
-        name: of the task.
-        adapt: the algorithm's `adapt`.
-        params: meta-parameters.
-        episode: one task, whose query points show the truth.
-    """
+    """A one-dimensional regression task: the truth, which its query points show, the prediction before and after
+    adapting, and the support points."""
     (support, query) = episode
     x, order = query.x[0, :, 0].sort()
 
@@ -139,10 +133,8 @@ def position_charts(test: Mapping[str, Any]) -> list[Chart]:
         Line("test, with 95% intervals", list(zip(middles, bits.values(), strict=True)),
              [value or 0.0 for value in test["ci95_by_position"].values()], "dots")
     ]  # fmt: skip
-    for name, words in (
-        ("optimum", "best prediction"),
-        ("window_optimum", "counts in the reach of the network's window"),
-    ):
+    of_counts = "counts in the reach of the network's window"
+    for name, words in (("optimum", "best prediction"), ("window_optimum", of_counts)):
         if best := test.get(f"{name}_by_position"):
             lines.append(Line(words, list(zip(middles, best.values(), strict=True)), (), "dashes"))
     note = "Each point is the mean from one position to the next, drawn in the middle."

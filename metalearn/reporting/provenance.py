@@ -9,21 +9,16 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 _CODE = ("train.py", "metalearn", "distributed", "conf")
-_LIBRARIES = ("torch", "numpy")
 _SECONDS = 10.0
 
 
 def made_with() -> dict[str, str]:
     """Names with values, for people."""
-    versions = {"metalearn": own_version()} | {name: version_of(name) for name in _LIBRARIES}
+    versions = {"metalearn": own_version()} | {name: version_of(name) for name in ("torch", "numpy")}
+    versions["Python"] = platform.python_version()
     return {
         "date": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
-        "versions": ", ".join(
-            [
-                *(f"{name} {it or '(not installed)'}" for name, it in versions.items()),
-                f"Python {platform.python_version()}",
-            ]
-        ),
+        "versions": ", ".join(f"{name} {it or '(not installed)'}" for name, it in versions.items()),
         "hardware": f"{cpu_name()}, {os.cpu_count()} cores",
         "commit": commit(ROOT) or "not known: no checkout",
     }

@@ -51,23 +51,11 @@ class ShownLearner(NamedTuple):
 
 
 def write_report(
-    run_dir: Path,
-    commands: Sequence[str],
-    config: Config,
-    result: Mapping[str, Any],
-    tasks: Sequence[ShownTask],
+    run_dir: Path, commands: Sequence[str], config: Config, result: Mapping[str, Any], tasks: Sequence[ShownTask],
     learned: ShownLearner,
-) -> Path:
-    """Writes the page of a completed run. Raises RunError if it cannot be written.
-
-    Args:
-        run_dir: its folder, with metrics.jsonl.
-        commands: what makes it again, in order.
-        config: the whole config.
-        result: the fields of result.json.
-        tasks: the test tasks to show.
-        learned: what adapts to them.
-    """
+) -> Path:  # fmt: skip
+    """Writes the page of a completed run: the `commands` that make it again, in order, its metrics.jsonl and the fields
+    of its result.json, and the test tasks. Raises RunError if it cannot be written."""
     content = _report(run_dir, commands, config, result, made_with(), tasks, learned)
     write_atomically(run_dir / REPORT, content)
     return run_dir / REPORT
@@ -89,14 +77,9 @@ def report_of(run_dir: Path, result: Mapping[str, Any]) -> str:
 
 
 def _report(
-    run_dir: Path,
-    commands: Sequence[str],
-    config: Config,
-    result: Mapping[str, Any],
-    made: Mapping[str, str],
-    tasks: Sequence[ShownTask] = (),
-    learned: ShownLearner | None = None,
-) -> str:
+    run_dir: Path, commands: Sequence[str], config: Config, result: Mapping[str, Any], made: Mapping[str, str],
+    tasks: Sequence[ShownTask] = (), learned: ShownLearner | None = None,
+) -> str:  # fmt: skip
     rows = list(rows_of(run_dir))
     last = rows[-1]["step"] if rows else 0
     val = from_json(result.get("val") or next((row for row in reversed(rows) if row["split"] == "val"), {}))

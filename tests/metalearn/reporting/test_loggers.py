@@ -18,7 +18,7 @@ from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
 
 from metalearn.app.process import log_sweep
 from metalearn.errors import RunError, log_to_stderr
-from metalearn.reporting.loggers import Logger, Window, opened
+from metalearn.reporting.loggers import Guarded, Logger, Window
 from metalearn.reporting.logging import RunLog, log_to_terminal, run_log
 from tests.runs import ROOT
 
@@ -120,7 +120,7 @@ def test_a_failing_logger_is_dropped_and_named(tmp_path: Path) -> None:
     class Broken(Logger):
         start = scalars = result = close = staticmethod(broken)  # type: ignore[assignment]
 
-    logger = opened("mlflow", Broken)
+    logger = Guarded("mlflow", Broken)
     logger.scalars(1, "train", {})
     logger.scalars(2, "train", {})
     logger.close()
@@ -128,7 +128,7 @@ def test_a_failing_logger_is_dropped_and_named(tmp_path: Path) -> None:
     with pytest.raises(
         RunError, match=r"logger\.mlflow: cannot be opened: the server is gone; type logger\.mlflow=false"
     ):
-        opened("mlflow", lambda: broken())  # type: ignore[func-returns-value, arg-type, return-value]
+        Guarded("mlflow", lambda: broken())  # type: ignore[func-returns-value, arg-type, return-value]
 
 
 @pytest.mark.parametrize("name", ["wandb", "mlflow"])
