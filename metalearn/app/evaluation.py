@@ -60,13 +60,8 @@ class Request(NamedTuple):
 
 def evaluate_checkpoint(request: Request, program: Program, arguments: Sequence[str]) -> int:
     """Evaluates as one of the workers, or starts them; `program` with `arguments` is the command that asks for it.
-
-    Returns the exit code.
-
-    Raises:
-        ConfigError: a checkpoint that cannot be read, overrides that do not fit it, or an output folder that is that of
-            a run, or that cannot be written.
-    """
+    Returns the exit code. Raises ConfigError for a checkpoint that cannot be read, overrides that do not fit it, or an
+    output folder that is that of a run, or that cannot be written."""
     named = [("checkpoint", request.checkpoint), *(("ensemble", path) for path in request.ensemble)]
     members = [Member(key, path, path.resolve(), read_named(key, path.resolve())) for key, path in named]
     notes = notes_on(members)

@@ -87,13 +87,9 @@ def role_of(job: Job) -> Role:
 
 
 def to_job(
-    config: DictConfig,
-    run_dir: Path,
-    experiment: str,
-    whole: DictConfig | None,
-    program: Program,
+    config: DictConfig, run_dir: Path, experiment: str, whole: DictConfig | None, program: Program,
     arguments: Sequence[str],
-) -> Job:
+) -> Job:  # fmt: skip
     """The job that a composed config asks for; `program` is what was started. Raises ConfigError for a value that is
     not allowed, of a key that belongs to no component."""
     check_top_level(config)

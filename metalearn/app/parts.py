@@ -147,27 +147,16 @@ class Parts:
 
     def trainer(self, strategy: Strategy, state: TrainState) -> Trainer:
         """The trainer of this rank. It leaves nothing behind."""
+        training = Units(self.training_chunk(), self.algorithm.trained_on)
+        evaluation = Units(self.evaluation_chunk(), self.algorithm.evaluated_on)
         return Trainer(
-            self.settings,
-            state,
-            strategy,
-            self.outer,
-            self.plan.reduce,
-            training=Units(self.training_chunk(), self.algorithm.trained_on),
-            evaluation=Units(self.evaluation_chunk(), self.algorithm.evaluated_on),
-            pause_after=self.job.config.pause_after,
-            updates=self.updates,
-        )
+            self.settings, state, strategy, self.outer, self.plan.reduce, training=training, evaluation=evaluation,
+            pause_after=self.job.config.pause_after, updates=self.updates,
+        )  # fmt: skip
 
     def first_tasks(self) -> Episode:
         """The first training task; of plain samples as many as the smallest micro-batch of the run has, but two at
-        most.
-
-        This call finds, verifies and decodes the data.
-
-        Raises:
-            DataError: data that is missing or damaged.
-        """
+        most. This call finds, verifies and decodes the data, and raises DataError if it is missing or damaged."""
         first = torch.tensor([0])
         if self.algorithm.trained_on == "samples":
             chunk, settings = self._chunk_of(1), self.settings
@@ -294,24 +283,12 @@ def put_together(job: Job, source: TaskSource, model: Model, algorithm: Algorith
     check_sizes(settings, source)
     if job.workers > 1:
         code_digest(tuple(config.plugins))  # before the files may change: a fork computes by what is imported already
+    pairs = partial(in_pairs, algorithm, model, start, work.device)
     return Parts(
-        job=job,
-        settings=settings,
-        source=source,
-        model=model,
-        algorithm=algorithm,
-        start=start,
-        start_notes=[*notes, *start_notes],
-        start_seen=start_seen,
-        outer=outer,
-        plan=plan,
-        begin_work=build(config, "strategy", plan=plan),
-        checkpointer=build(config, "checkpoint")(job.run_dir),
-        open_log=build(config, "logger"),
-        updates=steps_on_gpu(
-            config, plan, algorithm, source, pairs=partial(in_pairs, algorithm, model, start, work.device)
-        ),
-    )
+        job, settings, source, model, algorithm, start, [*notes, *start_notes], start_seen, outer, plan,
+        begin_work=build(config, "strategy", plan=plan), checkpointer=build(config, "checkpoint")(job.run_dir),
+        open_log=build(config, "logger"), updates=steps_on_gpu(config, plan, algorithm, source, pairs=pairs),
+    )  # fmt: skip
 
 
 def steps_on_gpu(
@@ -436,10 +413,8 @@ def in_pairs(algorithm: Algorithm, model: Model, start: Params, device: torch.de
 def evaluated_at_once(
     settings: TrainerSettings, algorithm: Algorithm, model: Model, source: TaskSource, device: torch.device
 ) -> Chunk:
-    """As `Parts.evaluation_chunk`, as many as fit.
-
-    `trainer.task_chunk` counts what is trained on. If evaluation is on something else, as many as fit are taken.
-    """
+    """As `Parts.evaluation_chunk`, as many as fit: `trainer.task_chunk` counts what is trained on, and evaluation may
+    be on something else."""
     if isinstance(source, ComesInGroups):
         return _in_group(settings, source, device)
     if algorithm.evaluated_on == "samples":

@@ -169,22 +169,13 @@ def seen_in(source: TaskSource, steps: int) -> Seen:
 
 
 def check_unseen(seen: Seen, source: TaskSource, split: str, choice: str) -> dict[str, Any]:
-    """Checks that no class of the tasks of a split has been seen.
-
-    Neither training tasks nor plain samples are checked: they are of known classes on purpose.
-
-    Args:
-        seen: what the parameters have been trained and validated on.
-        source: where the tasks come from.
-        split: the split that the tasks are of.
-        choice: `refuse`, or `report`, which allows classes that have been seen.
+    """Checks that no class of the tasks of a split has been `seen` in training and validation. Raises ConfigError if
+    some have, and the `choice` is `refuse`. Neither training tasks nor plain samples are checked: they are of known
+    classes on purpose.
 
     Returns:
-        What result.json says of it: with `report`, `seen_classes`; and `seen_drawers`, if it holds back drawers whose
-        pictures the training has shown.
-
-    Raises:
-        ConfigError: classes have been seen, and `choice` is `refuse`.
+        What result.json says of it: if the choice is `report`, `seen_classes`; and `seen_drawers`, if it holds back
+        drawers whose pictures the training has shown.
     """
     if split == "train" or source.unit(split) == "samples":
         return {}

@@ -123,16 +123,11 @@ def check_prior(source: PriorTasks, tasks: int, learn: Callable[[Episode], Mappi
         raise DataError(f"prior {name}: {constant} of {tasks} tasks have constant targets; nothing can be learned")
     by_learner = {learner: [values[learner] for values in scores] for learner in LEARNERS} if scores else {}
     measure = "R²" if source.classes(SPLIT) is None else "AUC"
-    return PriorFigures(measure, by_learner, tasks, constant, _speed(source), shapes, shown)
-
-
-def _speed(source: PriorTasks) -> float:
-    """Tasks drawn in a second of a core, whole groups of them."""
-    group, drawn, began = source.group("train"), 0, time.process_time()
-    while (elapsed := time.process_time() - began) < SECONDS:
+    drawn, began = 0, time.process_time()
+    while (elapsed := time.process_time() - began) < SECONDS:  # whole groups, on one core
         source.episodes("train", torch.arange(drawn, drawn + group))
         drawn += group
-    return drawn / elapsed
+    return PriorFigures(measure, by_learner, tasks, constant, drawn / elapsed, shapes, shown)
 
 
 # What learners of scikit-learn reach

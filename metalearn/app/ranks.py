@@ -19,8 +19,8 @@ from metalearn.app.job import Job
 from metalearn.app.parts import Parts
 from metalearn.app.preflight import check_device
 from metalearn.app.process import OK, exit_code_of_process
-from metalearn.app.run import ask_rank_zero, check_run, look_into_folder
-from metalearn.config.check import computes_elsewhere
+from metalearn.app.run import check_run, look_into_folder
+from metalearn.config.check import computes_elsewhere, on_several_hosts
 from metalearn.errors import ConfigError, RunError, printable
 from metalearn.reporting.logging import log_to_terminal
 from metalearn.runs import checkpoint, folder
@@ -39,7 +39,7 @@ def start(rank_main: Callable[[Job], int], parts: Parts) -> int:
     first_host = job.config.launch.node_rank == 0
     log_to_terminal(logging.INFO if first_host else logging.ERROR)  # rank zero's launcher reports for all hosts
     state, done = look_into_folder(parts) if first_host else (None, None)
-    if done is not None and not ask_rank_zero(job):
+    if done is not None and not on_several_hosts(job.config):
         print(printable(done))
         return OK
     check_run(parts, state.snapshot if state else None)

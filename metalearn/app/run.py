@@ -112,11 +112,6 @@ log = logging.getLogger("metalearn")
 # Before a run
 
 
-def ask_rank_zero(job: Job) -> bool:
-    """Whether only rank zero can tell that nothing is left to do: other hosts may not see the run folder."""
-    return on_several_hosts(job.config)
-
-
 def look_into_folder(parts: Parts) -> tuple[FolderState, str | None]:
     """Inspects the run folder, which stays as it is; returns its state, and the report if nothing is left to do. If the
     run is complete already, its model is handed out. Raises ConfigError if the run may not go on in this folder; see
@@ -222,7 +217,7 @@ def lead(parts: Parts) -> int:
 def _report(parts: Parts, done: str) -> int:
     """Reports a run in which nothing is left to do. Ranks on other hosts, which wait for this one, are let go."""
     print(printable(done), flush=True)
-    if ask_rank_zero(parts.job):
+    if on_several_hosts(parts.job.config):
         try:
             strategy = parts.connect()
             strategy.share(DONE)
@@ -298,7 +293,7 @@ def serve_run(parts: Parts) -> int:
     job = parts.job
     log_to_terminal(logging.ERROR)
     done = report_if_done(job.run_dir, job.config, None)
-    if done is not None and not ask_rank_zero(job):
+    if done is not None and not on_several_hosts(job.config):  # where only rank zero may see the run folder
         if done:
             print(printable(done))
         return OK
@@ -396,9 +391,6 @@ def run_by_hydra(task: Callable[[DictConfig], int], whole: DictConfig, run_dir: 
 
     This is what `hydra.main` does, but for composing the config, which `whole` is already: to do it again takes half a
     second, and `hydra.main` cannot name a run by what was typed and differs from the defaults of its experiment.
-
-    Raises:
-        RunError: the folder cannot be written.
     """
     from hydra import initialize_config_dir
     from hydra._internal.callbacks import Callbacks

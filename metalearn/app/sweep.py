@@ -140,13 +140,8 @@ def by_hydra(task: Callable[[DictConfig], Any]) -> None:
 
 
 def run_grid_by_hydra(task: Callable[[DictConfig], int], sweep_dir: Path) -> int:
-    """Lets one of Hydra's own sweepers call `task` for each job of a multirun; returns the largest exit code.
-
-    A job that was stopped, or whose disk has failed, ends the multirun.
-
-    Raises:
-        RunError: the folder of the multirun cannot be written.
-    """
+    """Lets one of Hydra's own sweepers call `task` for each job of a multirun; returns the largest exit code. A job
+    that was stopped, or whose disk has failed, ends the multirun. Raises RunError if its folder cannot be written."""
     codes: list[int] = []
     controller = os.getpid()
 
@@ -198,15 +193,8 @@ def _has_plugin(name: str) -> bool:
 
 
 def segment(steps: int, round_: int, rounds: int, parent: Path | None, keys: Sequence[str]) -> list[str]:
-    """The overrides of a run that trains one of several rounds, as even as can be.
-
-    Args:
-        steps: of all rounds.
-        round_: from 0.
-        rounds: how many there are.
-        parent: the run folder whose checkpoint it goes on from; None: it begins.
-        keys: those whose values may differ from that checkpoint's.
-    """
+    """The overrides of a run that trains one of several rounds, from 0 on, as even as can be. It goes on from the
+    checkpoint of the run folder `parent`, whose values of `keys` may differ; None: it begins."""
     first, last = steps * round_ // rounds, steps * (round_ + 1) // rounds
     overrides = [f"pause_after={last}"] if last < steps else []
     if parent is not None:
@@ -335,9 +323,27 @@ def _check(program: Program, plan: "SweepPlan", others: Sequence[str], sweeper: 
     first = {key: ends_of(dimension)[0] for key, dimension in plan.space.items()}
     others_of = [first | {key: value} for key, dimension in plan.space.items() for value in ends_of(dimension)[1:]]
     for params in [first, *others_of]:
-        config, parts = _assemble_one(program, others, plan.overrides(params))
+        searched = plan.overrides(params)
+        try:
+            config, parts = _assemble(program, [*others, *searched])
+        except ConfigError as error:
+            options = " ".join(text for text in searched if text.partition("=")[0] in groups())
+            if not options:
+                raise
+            raise ConfigError(
+                f"{error}; the search combines it with {options}: type keys that all its options have, or one search "
+                "for each option"
+            ) from error
+        # These import torch, as `_assemble` has done.
+        from metalearn.runs.metrics import ERRORS, METRIC_NAMES
+        from metalearn.training.compatibility import check_compatible
+
         if params == first or any(params[key] != first[key] for key in params if key in groups()):
-            _try_on_tasks(parts, others)
+            try:  # as a run does, so that not every trial fails there
+                check_compatible(parts.algorithm, parts.model, parts.start, parts.source, parts.first_tasks())
+            except DataError:  # another launcher may start the trials where the data are
+                if not any(text.startswith("hydra/launcher=") for text in others):
+                    raise
         loss, classes = parts.algorithm.computes, parts.source.classes("val")
         before, metric = metric, loss.metric if loss else "mse" if classes is None else "accuracy"
         if before not in ("", metric) and sweeper["objective"] is None:
@@ -355,26 +361,7 @@ def _check(program: Program, plan: "SweepPlan", others: Sequence[str], sweeper: 
             )
     if in_rounds:
         _check_rounds(plan, config, sweeper["rounds"], steps)
-    from metalearn.runs.metrics import ERRORS, METRIC_NAMES  # imports torch, as `_assemble_one` has done here
-
-    maximized = [name for name in METRIC_NAMES if name not in ERRORS]
-    return Checked(f"val.{metric}", steps, maximized)
-
-
-def _try_on_tasks(parts: Any, others: Sequence[str]) -> None:
-    """Tries a learner on the first tasks, as a run does, so that not every trial fails there.
-
-    Raises:
-        ConfigError: it does not fit them.
-        DataError: data that is missing or damaged; not if another launcher may start the trials where it is.
-    """
-    from metalearn.training.compatibility import check_compatible
-
-    try:
-        check_compatible(parts.algorithm, parts.model, parts.start, parts.source, parts.first_tasks())
-    except DataError:
-        if not any(text.startswith("hydra/launcher=") for text in others):
-            raise
+    return Checked(f"val.{metric}", steps, [name for name in METRIC_NAMES if name not in ERRORS])
 
 
 def _check_rounds(plan: "SweepPlan", config: DictConfig, rounds: int, steps: int) -> None:
@@ -405,20 +392,6 @@ def _check_objective(objective: Any, metric: str, in_rounds: bool, pruner: str) 
                 f"hydra.sweeper.pruner={pruner}: compares validations, which have no {name}; type "
                 f"hydra.sweeper.pruner=none, or hydra.sweeper.objective=val.{metric}"
             )
-
-
-def _assemble_one(program: Program, others: Sequence[str], searched: Sequence[str]) -> tuple[DictConfig, Any]:
-    """As `_assemble`, of one combination of a search; if it is refused, the message names its options."""
-    try:
-        return _assemble(program, [*others, *searched])
-    except ConfigError as error:
-        options = " ".join(text for text in searched if text.partition("=")[0] in groups())
-        if not options:
-            raise
-        raise ConfigError(
-            f"{error}; the search combines it with {options}: type keys that all its options have, or one search for "
-            "each option"
-        ) from error
 
 
 def _assemble(program: Program, overrides: Sequence[str]) -> tuple[DictConfig, Any]:
