@@ -41,15 +41,9 @@ _FIGURES = (*METRIC_NAMES, "ci95", "tasks", "transductive")
 
 
 def export(
-    run: str | os.PathLike[str],
-    out: str | os.PathLike[str],
-    *,
-    licence: str | None = None,
-    network: str | None = None,
-    plugins: Sequence[str] = (),
-    without: Sequence[str] = (),
-    keys: tuple[str, str] = ("path", "out"),
-) -> dict[str, Any]:
+    run: str | os.PathLike[str], out: str | os.PathLike[str], *, licence: str | None = None, network: str | None = None,
+    plugins: Sequence[str] = (), without: Sequence[str] = (), keys: tuple[str, str] = ("path", "out"),
+) -> dict[str, Any]:  # fmt: skip
     """Publishes a run's best checkpoint, or a checkpoint, in the folder `out`; returns the facts in its meta.json.
 
     Args:
@@ -109,10 +103,8 @@ def export(
         "Trained with": ", ".join(f"{library} {version}" for library, version in facts["versions"].items()),
         **{f"Published: {item}": origin[item] for item in ("date", "versions", "hardware")},
     }  # fmt: skip
-    name, options = (
-        Path(out).name,
-        [f"network={network!r}"] * bool(network) + [f"plugins={[*plugins]!r}"] * bool(plugins),
-    )
+    name = Path(out).name
+    options = [f"network={network!r}"] * bool(network) + [f"plugins={[*plugins]!r}"] * bool(plugins)
     uses = use(f"learner_of_{'pictures' if pictures else 'numbers'}", LOAD=", ".join([f'"{name}"', *options]))
     card = Card(
         name, "image-classification" if pictures else task, ["few-shot", "meta-learning", learner.name], None, lines,

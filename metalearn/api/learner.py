@@ -341,13 +341,9 @@ class Learner:
         return Regression(self, support, (lambda x: predict(x).sigmoid()) if several else predict)
 
     def evaluate(
-        self,
-        tasks: str | Named | TaskSource | None = None,
-        *,
-        split: str = "test",
-        count: int | None = None,
+        self, tasks: str | Named | TaskSource | None = None, *, split: str = "test", count: int | None = None,
         seen_classes: str = REFUSE,
-    ) -> dict[str, Any]:
+    ) -> dict[str, Any]:  # fmt: skip
         """The figures over `count` tasks (default: `test_tasks`) of a split, by default of the tasks that it has
         learned from: `accuracy`, `mse` or `mae`, `ci95`, `loss`, `by_step` and others. With `seen_classes="report"`
         they have `seen_classes`, which counts the split's classes that it was trained on.
@@ -363,13 +359,11 @@ class Learner:
         config, source, model, algorithm, seen = self.taught
         if tasks is not None:
             check_tasks(tasks)
-            # By name: with the seed and the trainer of this learner.
-            keys = {key: config[key] for key in ("seed", "trainer")}
-            source = (
-                build(plain_config({"dataset": as_named(tasks)}, keys), "dataset")
-                if isinstance(tasks, str | Named)
-                else tasks
-            )
+            if isinstance(tasks, str | Named):  # with the seed and the trainer of this learner
+                keys = {key: config[key] for key in ("seed", "trainer")}
+                source = build(plain_config({"dataset": as_named(tasks)}, keys), "dataset")
+            else:
+                source = tasks
         settings = build(config, "trainer")
         evaluate = chunk_functions(algorithm, source, self.device, self.dtype, tree_sum).evaluate
         chunk = evaluated_at_once(settings, algorithm, model, source, self.device)
@@ -479,14 +473,9 @@ class Learner:
 
 
 def learner_of(
-    name: str,
-    params: Params,
-    taught: Taught,
-    *,
-    form: PictureForm | None,
-    shape: tuple[int, ...] | None,
+    name: str, params: Params, taught: Taught, *, form: PictureForm | None, shape: tuple[int, ...] | None,
     validation: dict[str, Any],
-) -> Learner:
+) -> Learner:  # fmt: skip
     """A learner of tasks like those of a source. Inputs have this `shape`; None if it is not known.
 
     Raises:
@@ -576,14 +565,10 @@ def _tried(compute: Callable[[], Result], x: Tensor) -> Result:
 
 @with_gradients()
 def load_task(
-    path: str | os.PathLike[str],
-    *,
-    network: objects.Network | None = None,
+    path: str | os.PathLike[str], *, network: objects.Network | None = None,
     algorithm: Algorithm | Callable[..., Algorithm] | None = None,
-    loss: Loss | Callable[[Tensor, Tensor], Tensor] | None = None,
-    plugins: Sequence[str] = (),
-    device: str = "cpu",
-) -> Classification | Regression:
+    loss: Loss | Callable[[Tensor, Tensor], Tensor] | None = None, plugins: Sequence[str] = (), device: str = "cpu",
+) -> Classification | Regression:  # fmt: skip
     """A task that its `save` has saved, of any origin: nothing in the folder is run. The learner adapts to it again.
 
     Args:
@@ -606,16 +591,11 @@ def load_task(
 
 @with_gradients()
 def load(
-    path: str | os.PathLike[str],
-    *,
-    network: objects.Network | None = None,
+    path: str | os.PathLike[str], *, network: objects.Network | None = None,
     algorithm: Algorithm | Callable[..., Algorithm] | None = None,
-    loss: Loss | Callable[[Tensor, Tensor], Tensor] | None = None,
-    plugins: Sequence[str] = (),
-    transductive: bool | None = None,
-    device: str = "cpu",
-    key: str = "path",
-) -> Learner:
+    loss: Loss | Callable[[Tensor, Tensor], Tensor] | None = None, plugins: Sequence[str] = (),
+    transductive: bool | None = None, device: str = "cpu", key: str = "path",
+) -> Learner:  # fmt: skip
     """The learner that a run has trained, or that `Learner.save` has saved.
 
     Args:
@@ -735,14 +715,9 @@ def _configured(
 
 
 def _learner(
-    config: DictConfig,
-    saved: Snapshot,
-    network: objects.Network | None,
-    algorithm_object: Any,
-    loss_object: Any,
-    fit: Callable[[Params, Params], Params],
-    device: torch.device,
-) -> Learner:
+    config: DictConfig, saved: Snapshot, network: objects.Network | None, algorithm_object: Any, loss_object: Any,
+    fit: Callable[[Params, Params], Params], device: torch.device,
+) -> Learner:  # fmt: skip
     one_of("precision", config.precision, PRECISIONS)
     source = objects.TasksElsewhere(config.dataset) if OWN in config.dataset else build(config, "dataset")
     if OWN in config.model:

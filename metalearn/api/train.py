@@ -36,26 +36,13 @@ log = logging.getLogger("metalearn")
 
 
 def train(
-    algorithm: objects.Learns,
-    model: objects.Network,
-    tasks: objects.Tasks,
-    *,
-    steps: int,
-    inner: str | Named = "sgd",
+    algorithm: objects.Learns, model: objects.Network, tasks: objects.Tasks, *, steps: int, inner: str | Named = "sgd",
     loss: str | Named | Loss | Callable[[Tensor, Tensor], Tensor] = "auto",
-    metric: str | Named | Metric | Callable[[Tensor, Tensor], Tensor] = "auto",
-    optimizer: str | Named = "adam",
-    seed: int = 0,
-    device: str = "auto",
-    precision: str = "float32",
-    transductive: bool = True,
-    dropout: bool = True,
-    running_statistics: bool = False,
-    vectorize: Vectorize = "auto",
-    progress: bool = True,
-    seen_classes: str = REFUSE,
+    metric: str | Named | Metric | Callable[[Tensor, Tensor], Tensor] = "auto", optimizer: str | Named = "adam",
+    seed: int = 0, device: str = "auto", precision: str = "float32", transductive: bool = True, dropout: bool = True,
+    running_statistics: bool = False, vectorize: Vectorize = "auto", progress: bool = True, seen_classes: str = REFUSE,
     **trainer: Any,
-) -> Learner:
+) -> Learner:  # fmt: skip
     """Trains in this process, with the loop of train.py. Nothing is written.
 
     With the same settings, and if torch computes with as many threads as `threads` says there, the parameters have the

@@ -91,15 +91,9 @@ def backbone_of(name: str | nn.Module | Backbone = DEFAULT, weights: str | None 
 
 
 def of_module(
-    network: nn.Module,
-    *,
-    size: int = 224,
-    mean: Sequence[float] = IMAGENET_MEAN,
-    std: Sequence[float] = IMAGENET_STD,
-    crop: float = 1.0,
-    resample: str = "bicubic",
-    whole: bool = False,
-) -> Backbone:
+    network: nn.Module, *, size: int = 224, mean: Sequence[float] = IMAGENET_MEAN, std: Sequence[float] = IMAGENET_STD,
+    crop: float = 1.0, resample: str = "bicubic", whole: bool = False,
+) -> Backbone:  # fmt: skip
     """A network of code, with the weights that it has. A copy of it is used, in eval mode. Raises ValueError if it
     cannot take such pictures, or gives something else.
 
@@ -116,17 +110,9 @@ def of_module(
 
 
 def _backbone(
-    name: str,
-    named: str,
-    network: nn.Module,
-    form: PictureForm,
-    colours: Sequence[Sequence[float]],
-    note: str,
-    licence: str | None,
-    *,
-    rebuilt: bool = True,
-    packaged: bool = False,
-) -> Backbone:
+    name: str, named: str, network: nn.Module, form: PictureForm, colours: Sequence[Sequence[float]], note: str,
+    licence: str | None, *, rebuilt: bool = True, packaged: bool = False,
+) -> Backbone:  # fmt: skip
     """A backbone of a network from normalised pictures [n, 3, h, w] to features [n, width], or to maps of them.
 
     `rebuilt`: whether its name and weights are enough to build it.

@@ -143,15 +143,9 @@ class PictureClassifier:
     """
 
     def __init__(
-        self,
-        backbone: str | nn.Module | Backbone = DEFAULT,
-        *,
-        weights: str | None = None,
-        head: str = AUTO,
-        folds: int = validation.FOLDS,
-        seed: int = 0,
-        threshold: float | str | None = AUTO,
-    ) -> None:
+        self, backbone: str | nn.Module | Backbone = DEFAULT, *, weights: str | None = None, head: str = AUTO,
+        folds: int = validation.FOLDS, seed: int = 0, threshold: float | str | None = AUTO,
+    ) -> None:  # fmt: skip
         self.backbone, self.weights, self.head, self.folds, self.seed = backbone, weights, head, folds, seed
         self.threshold = threshold
 
@@ -528,13 +522,9 @@ class PictureClassifier:
 
     @classmethod
     def load(
-        cls,
-        path: str | os.PathLike[str],
-        *,
-        weights: str | None = None,
-        backbone: nn.Module | Backbone | None = None,
+        cls, path: str | os.PathLike[str], *, weights: str | None = None, backbone: nn.Module | Backbone | None = None,
         key: str = "path",
-    ) -> "PictureClassifier":
+    ) -> "PictureClassifier":  # fmt: skip
         """A classifier that `save` has written, of any origin: nothing in it is run.
 
         Args:

@@ -400,14 +400,8 @@ class KeyLink(NamedTuple):
 
 
 def check_links(config: DictConfig, selected: Mapping[str, str], typed: set[str]) -> None:
-    """Checks that the key in every `${KEY}` of a config exists. Raises ConfigError if a key does not exist; the message
-    names the options that need it.
-
-    Args:
-        config: not resolved yet.
-        selected: the option of every group.
-        typed: the keys that overrides set.
-    """
+    """Raises ConfigError if the key in a `${KEY}` of a config, which is not resolved yet, does not exist. The message
+    names the options, of those `selected` in each group, that need it. `typed` are the keys that overrides set."""
     missing = [link for link in _links_of(config) if not _exists(config, link.target)]
     if not missing:
         return

@@ -7,7 +7,6 @@ SHA-256 of each are known before, and it is opened only if they are right. What 
 
 import csv
 import dataclasses
-import hashlib
 import io
 import logging
 import os
@@ -23,6 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from metalearn.errors import ConfigError, DataError, RunError
+from metalearn.saved.form import digest_of
 from metalearn.storage.files import held, write_atomically, writing
 from metalearn.tasks.common.episodes import SPLITS, Images
 from metalearn.tasks.common.stored import INDEX, DrawnClass, DrawnSet, read_pictures, read_set, write_set
@@ -78,7 +78,7 @@ def fetched(packages: Sequence[Package], client: Client, folder: Path) -> dict[s
     missing = {
         package.sha256: package
         for package in packages
-        if not (files[package.name].is_file() and _digest(files[package.name]) == package.sha256)
+        if not (files[package.name].is_file() and digest_of(files[package.name]) == package.sha256)
     }
     if not missing:
         return files
@@ -98,7 +98,7 @@ def fetched(packages: Sequence[Package], client: Client, folder: Path) -> dict[s
         except subprocess.TimeoutExpired:
             answer = f"{command[0]} has not answered within {SECONDS:g} s"
         for path in sorted(incoming.iterdir()):
-            digest = _digest(path)
+            digest = digest_of(path)
             if digest in missing:
                 path.replace(files[missing.pop(digest).name])
             else:
@@ -112,11 +112,6 @@ def fetched(packages: Sequence[Package], client: Client, folder: Path) -> dict[s
             f"and the same command goes on ({client.program}: {client.advice})"
         )
     return files
-
-
-def _digest(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def members(package: Path, names: Collection[str], *, debian: bool = False) -> dict[str, bytes]:

@@ -273,13 +273,8 @@ def _naming(key: str, path: Path) -> Iterator[None]:
 
 
 def latest(run_dir: Path, check: Callable[[Snapshot], object] = lambda snapshot: None) -> Snapshot | None:
-    """The newest usable checkpoint of a run, or None if it has no checkpoint yet. Damaged ones are skipped with a
-    warning. Raises ConfigError if there are checkpoints, but none can be used.
-
-    Args:
-        run_dir: the run folder.
-        check: raises RunError for a checkpoint that the run cannot use.
-    """
+    """The newest usable checkpoint of a run, or None if it has no checkpoint yet. Damaged ones, and those for which
+    `check` raises RunError, are skipped with a warning. Raises ConfigError if there are some, but none can be used."""
     paths = _candidates(run_dir / "checkpoints")
     for path in reversed(paths):
         try:
@@ -483,14 +478,9 @@ _LOCAL_KEYS = ("root", "download", "seed", "eval_seed")  # keys of a dataset tha
 
 
 def fill_learner(
-    folder: Path,
-    params: Mapping[str, Tensor],
-    config: Mapping[str, Any],
-    facts: Mapping[str, Any],
-    *,
-    weights: bytes | None = None,
-    without: Collection[str] = (),
-) -> None:
+    folder: Path, params: Mapping[str, Tensor], config: Mapping[str, Any], facts: Mapping[str, Any], *,
+    weights: bytes | None = None, without: Collection[str] = (),
+) -> None:  # fmt: skip
     """Writes a learner into an empty folder. Raises ConfigError if the config holds a path of this machine, or has no
     such key.
 

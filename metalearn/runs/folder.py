@@ -223,11 +223,7 @@ def evaluation_report(figures: dict[str, Any]) -> str:
 @contextmanager
 def lock(run_dir: Path, *, wait: bool = False) -> Iterator[None]:
     """Holds the folder, which is made if need be, for this process. Raises ConfigError if another process is running in
-    it, or it cannot be written.
-
-    Args:
-        wait: wait for a process that is running in it, without a time limit.
-    """
+    it, unless it is to `wait` for that without a time limit, or if it cannot be written."""
     with ExitStack() as holding:
         try:
             run_dir.mkdir(parents=True, exist_ok=True)

@@ -49,15 +49,9 @@ class NetworkToExport(NamedTuple):
 
 
 def export(
-    key: str,
-    out: Path,
-    file_format: str,
-    *,
-    fill: Callable[[Path], None],
-    program: Callable[[], NetworkToExport] | None,
-    about: tuple[str, Mapping[str, Any]] | None,
-    card: Card,
-) -> list[str]:
+    key: str, out: Path, file_format: str, *, fill: Callable[[Path], None],
+    program: Callable[[], NetworkToExport] | None, about: tuple[str, Mapping[str, Any]] | None, card: Card,
+) -> list[str]:  # fmt: skip
     """Writes the new folder `out`, whole or not at all; returns what there is to say, in lines. Raises ConfigError if a
     package is missing, the program differs from this one by more than 1e-4, a path of this machine would be in the
     folder, or it cannot be written.

@@ -68,13 +68,9 @@ class TaskTraits(NamedTuple):
 
 
 def sweep(
-    keys: Mapping[str, Any],
-    arguments: Sequence[str],
-    config: DictConfig,
-    launcher: Launcher,
-    loader: ConfigLoader,
+    keys: Mapping[str, Any], arguments: Sequence[str], config: DictConfig, launcher: Launcher, loader: ConfigLoader,
     task_function: TaskFunction | None,
-) -> list[list[JobReturn]]:
+) -> list[list[JobReturn]]:  # fmt: skip
     """Runs a sweep as Hydra's sweeper `async` or `pbt`.
 
     Returns:

@@ -87,7 +87,9 @@ def model_of(
     notes += trial.notes
     if trains:
         notes.append(f"{name}: dropout, or what else its training mode changes, is on in training and off in tests")
-    shared = _names(network)
+    first = {id(parameter): path for path, parameter in network.named_parameters()}
+    # For every path to a parameter, the first path to the same parameter.
+    shared = {path: first[id(p)] for path, p in network.named_parameters(remove_duplicate=False)}
     fixed = {path for path, parameter in network.named_parameters() if not parameter.requires_grad}
     if fixed:
         notes.append(f"{name}: {len(fixed)} of its {len(set(shared.values()))} parameters are fixed, and do not learn")
@@ -371,12 +373,6 @@ def _fresh(make: Make, seed: int) -> tuple[nn.Module, bool]:
         if parent._compiled_call_impl is not None:
             parent._compiled_call_impl, compiled = None, True
     return whole[0], compiled
-
-
-def _names(network: nn.Module) -> dict[str, str]:
-    """For every path to a parameter, the first path to the same parameter."""
-    first = {id(parameter): path for path, parameter in network.named_parameters()}
-    return {path: first[id(p)] for path, p in network.named_parameters(remove_duplicate=False)}
 
 
 def _find_head(
