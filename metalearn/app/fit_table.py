@@ -21,8 +21,7 @@ log = logging.getLogger("metalearn")
 KINDS = ("classes", "numbers")
 MOST_CLASSES = 10
 
-LEVELS = (0.05, 0.95)
-"""The quantiles of a real number that are written."""
+LEVELS = (0.05, 0.95)  # the quantiles of a real number that are written
 
 
 def fit(options: argparse.Namespace, others: Sequence[str]) -> int:

@@ -62,11 +62,8 @@ from metalearn.types import (
 )
 
 TARGET = "_target_"
-RESIDENT = ("cuda",)
-"""Types of devices on which steps stay."""
-
-OUTPUTS = ("ways", "outputs")
-"""Keys of models that say how many outputs there are."""
+RESIDENT = ("cuda",)  # Types of devices on which steps stay
+OUTPUTS = ("ways", "outputs")  # keys of models that say how many outputs there are
 
 
 @dataclass(frozen=True, eq=False)
@@ -313,12 +310,8 @@ def steps_on_gpu(
 def initial_params(config: DictConfig, algorithm: Algorithm, run_dir: Path) -> tuple[Params, list[str], Seen]:
     """The meta-parameters before the first step: drawn from the seed, or those of `init_from` as far as they fit. Also
     a line for each thing that it lacks, and the classes that it has seen. A run that has checkpoints in its folder goes
-    on from these, and needs `init_from` no more.
-
-    Raises:
-        ConfigError: the model has nothing to learn; `init_from` cannot be read, or holds another model; `init_strict`
-            refuses it.
-    """
+    on from these, and needs `init_from` no more. Raises ConfigError if the model has nothing to learn, or `init_from`
+    cannot be read, holds another model or is refused by `init_strict`."""
     dtype = type_of(config.precision)
     drawn = algorithm.init(torch.Generator().manual_seed(config.seed))
     if not drawn:
@@ -371,9 +364,6 @@ def make_work(
         pieces = Pieces(stages=single_stages(model), **ends._asdict(), start=outer.start, sizes=sizes)
     functions = chunk_functions(algorithm, source, device, dtype, tree_sum, seed=config.seed)
     return Work(**functions._asdict(), device=device, plain=algorithm.trained_on == "samples", pieces=pieces)
-
-
-# Sizes
 
 
 def check_sizes(settings: TrainerSettings, source: TaskSource) -> None:

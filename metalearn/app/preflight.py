@@ -26,14 +26,12 @@ from metalearn.types import TaskSource
 
 log = logging.getLogger("metalearn")
 
-TAKEN = 0.1
-"""The part of a GPU's memory that others may hold without a word: processes that only wait hold about 1%."""
+TAKEN = 0.1  # the part of a GPU's memory that others may hold without a word: processes that only wait hold about 1%
 
 DRIVER = Path("/proc/driver/nvidia/version")
 
 PACKAGES = ("distributed", "metalearn")
-SOURCES = (".py", ".c", ".h", ".csv")
-"""Endings of the files that make results."""
+SOURCES = (".py", ".c", ".h", ".csv")  # endings of the files that make results
 
 NOT_COMPARED = (*FREE_KEYS, *STARTS, "device", "dataset", "model.weights")
 """Keys that change no number, that may be another path on another host, or whose effect is compared instead."""

@@ -21,21 +21,11 @@ from metalearn.training.chunks import digests
 from metalearn.types import Episode
 
 SHAPES = 64  # that say how many classes the tasks of a module have
-
-SPLIT = "val"
-"""The split whose tasks are looked at: they are the same for every seed."""
-
-SECONDS = 1.0
-"""So long tasks are drawn to measure the speed."""
-
-SHOWN = 6
-"""Tasks that the page shows."""
-
-MOST_CONSTANT = 0.05
-"""The part of tasks that may have constant targets, as a rare draw has."""
-
-USELESS = {"AUC": 0.6, "R²": 0.05}
-"""A task on which no learner reaches this counts as one that cannot be learned."""
+SPLIT = "val"  # the split whose tasks are looked at: they are the same for every seed
+SECONDS = 1.0  # so long tasks are drawn to measure the speed
+SHOWN = 6  # tasks that the page shows
+MOST_CONSTANT = 0.05  # the part of tasks that may have constant targets, as a rare draw has
+USELESS = {"AUC": 0.6, "R²": 0.05}  # A task on which no learner reaches this counts as one that cannot be learned
 
 LEARNERS = ("forest", "linear")
 
@@ -185,9 +175,6 @@ def area(votes: Array, truth: Array, classes: Array) -> float:
     of_each = [(truth == label, votes[:, column]) for column, label in enumerate(classes)]
     areas = [roc_auc_score(inside, vote) for inside, vote in of_each if 0 < inside.sum() < len(truth)]
     return float(np.mean(areas)) if areas else 0.5
-
-
-# The report
 
 
 def in_lines(name: str, figures: PriorFigures) -> list[str]:

@@ -91,20 +91,14 @@ Result = dict[str, Any]
 
 Commands = list[tuple[int, list[str]]]
 
-DATA = "data"
-"""The key of the digest of the data in checkpoints and in result.json."""
+DATA = "data"  # the key of the digest of the data in checkpoints and in result.json
 
 COMMANDS = "commands"
 """The key of the commands that have made a run, in its checkpoints: pairs of the step from which on, and the words."""
 
-CHUNK = "chunk"
-"""What rank zero shares of its chunks, since they may depend on the kernels that a host can compile."""
-
-DONE = b"done"
-"""What rank zero shares in place of the learner if there is nothing left to do."""
-
-SHOWN_TASKS, SHOWN_SAMPLES = 4, 60
-"""How many test tasks, or test samples, the report shows."""
+CHUNK = "chunk"  # what rank zero shares of its chunks, since they may depend on the kernels that a host can compile
+DONE = b"done"  # what rank zero shares in place of the learner if there is nothing left to do
+SHOWN_TASKS, SHOWN_SAMPLES = 4, 60  # how many test tasks, or test samples, the report shows
 
 log = logging.getLogger("metalearn")
 
@@ -128,14 +122,8 @@ def look_into_folder(parts: Parts) -> tuple[FolderState, str | None]:
 
 
 def check_run(parts: Parts, begun: Snapshot | None) -> None:
-    """Checks what is about to be trained: the first tasks fit the network, and no test class was trained on.
-
-    `begun` is the checkpoint that the run goes on from; a rank that does not see the run folder has None.
-
-    Raises:
-        ConfigError: they do not, or one was.
-        DataError: data that is missing or damaged.
-    """
+    """Checks what is about to be trained: the first tasks fit the network, and no test class was trained on. `begun` is
+    the checkpoint that the run goes on from; a rank that does not see the run folder has None."""
     check_compatible(parts.algorithm, parts.model, parts.start, parts.source, parts.first_tasks())
     if begun is not None and begun.meta["step"]:
         compare_with_saved(parts, begun, goes_on=True)

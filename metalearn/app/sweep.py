@@ -41,8 +41,7 @@ if TYPE_CHECKING:  # a grid of Hydra's own needs no sweeper of ours
 
 ROOT = Path(__file__).resolve().parents[2]
 
-OURS = "hydra_plugins.async_sweeper."
-"""Where the sweepers are that search."""
+OURS = "hydra_plugins.async_sweeper."  # where the sweepers are that search
 
 LAUNCHERS = {
     "joblib": "hydra-joblib-launcher",
@@ -248,9 +247,6 @@ def reason_in(path: Path) -> str:
         return f"its log cannot be read: {error.strerror}"
     last = next((line for line in reversed(lines) if line.strip()), "nothing is in its log")
     return printable(re.sub(r"^\S+ \S+\s+[A-Z]+\s+(ended by \w+: )?", "", last))
-
-
-# Checks
 
 
 class Checked(NamedTuple):

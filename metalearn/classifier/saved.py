@@ -193,17 +193,11 @@ def classifier_page(
         else:
             unseen.append(words)
     return page(
-        "classifier.html",
-        **values,
-        about=about,
+        "classifier.html", **values, about=about,
         heads=[(head + " (chosen)" * (head == report["head"]), f"{value:.1%}") for head, value in heads],
         charts=[each for each in (shots, refused) if each.lines],
         typical={label: shown[name].numpy() for label, name in report.get("typical", {}).items() if name in shown},
-        classes=names,
-        confused=sorted(confused, key=lambda pair: (-pair[2], *pair[:2])),
-        as_list=len(names) > _LARGEST_MATRIX,
-        most_confused=_MOST_CONFUSED,
-        wrong=tiles,
-        unseen=unseen,
+        classes=names, confused=sorted(confused, key=lambda pair: (-pair[2], *pair[:2])),
+        as_list=len(names) > _LARGEST_MATRIX, most_confused=_MOST_CONFUSED, wrong=tiles, unseen=unseen,
         most_shown=MOST_SHOWN,
-    )
+    )  # fmt: skip

@@ -16,8 +16,7 @@ from metalearn.classifier.heads import HEADS, centred, class_means
 FOLDS = 5
 _BINS = 10
 _PARTS = 20  # of the pictures, of which more and more are refused
-LOST = 0.05
-"""The most of the pictures of known classes that an automatic threshold may refuse in cross-validation."""
+LOST = 0.05  # the most of the pictures of known classes that an automatic threshold may refuse in cross-validation
 SHARPEST = 1000.0  # the largest sharpness that is tried
 _SHARP = 10.0  # the sharpness of scores where no picture is left to measure it with
 _DRAWS = 5  # random choices of the pictures for each point of the learning curve
@@ -49,9 +48,6 @@ class Strangers(NamedTuple):
     threshold: float
     caught: float
     wrong: float
-
-
-# Reports
 
 
 class Validation(NamedTuple):
@@ -125,9 +121,6 @@ def _figures(validated: CrossValidation, head: str, asked: Tensor, over: Validat
 
 def _fraction(right: Tensor) -> float:
     return right.double().mean().item()
-
-
-# Words
 
 
 def twice_in_words(report: Mapping[str, Any]) -> str:
@@ -230,11 +223,7 @@ def calibration_error(probabilities: Tensor, y: Tensor) -> float:
 def strangers(features: Tensor, y: Tensor, k: int, near: Tensor) -> Strangers | None:
     """The threshold at which most pictures of known classes stay and most of a class left out go (the mean of the two
     fractions), or a lower one that refuses at most `LOST` of the known; None for two classes, where one that is left
-    out leaves nothing to compare.
-
-    Args:
-        near: of each picture, as in `CrossValidation`.
-    """
+    out leaves nothing to compare. `near` is that of `CrossValidation`."""
     if k < 3:
         return None
     left_out = [

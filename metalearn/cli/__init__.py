@@ -17,8 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-NEEDS = ("torch", "numpy", "hydra", "omegaconf", "rich", "safetensors", "filelock")
-"""What every command imports."""
+NEEDS = ("torch", "numpy", "hydra", "omegaconf", "rich", "safetensors", "filelock")  # what every command imports
 
 _FAILED, _BAD_USAGE = 1, 2
 

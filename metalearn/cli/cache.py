@@ -26,8 +26,7 @@ OK, FAILED = 0, 1
 LEFTOVER = "leftover"
 DAY, MEGABYTE = 24 * 3600.0, 1e6
 
-STALE_SECONDS = DAY
-"""A leftover that is older than this belongs to no process at work."""
+STALE_SECONDS = DAY  # A leftover that is older than this belongs to no process at work
 
 
 class CacheEntry(NamedTuple):

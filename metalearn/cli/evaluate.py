@@ -32,8 +32,7 @@ from metalearn.errors import ConfigError
 if TYPE_CHECKING:
     from metalearn.app.evaluation import Request
 
-NO_OVERRIDES = ("checkpoint", "ensemble", "output", "on")
-"""What is typed as a key, and is none of the config."""
+NO_OVERRIDES = ("checkpoint", "ensemble", "output", "on")  # what is typed as a key, and is none of the config
 
 PLACES = ("checkpoint", "output", "workers", "strategy", "launch", "partitioner", "device", "threads", "plugins")
 """Keys that change no number. The name of the output folder leaves them out."""

@@ -65,7 +65,14 @@ def build(config: DictConfig, group: str, **parts: Any) -> Any:
         if get_origin(hints[name]) is Mapping and get_args(hints[name])[1] is hints["return"]:
             values[name] = _beside_each_other(config, group, name, values)
         elif hints[name] is types.ModuleType:
-            values[name] = _module(f"{group}.{name}", values[name], plugins)
+            key, module = f"{group}.{name}", values[name]
+            if not isinstance(module, str) or not all(part.isidentifier() for part in module.split(".")):
+                advice = f"type {key}=my_module 'plugins=[my_module]'"
+                raise ConfigError(f"{key}={module}: must be the name of a module; {advice}")
+            if not any(f"{module}.".startswith(f"{package}.") for package in plugins):
+                raise NotAdmittedError(f"{key}={module}: its code would run here", module.partition(".")[0])
+            import_plugins([module])
+            values[name] = sys.modules[module]
     fields = {field for bundle in bundles.values() for field in bundle._fields}
     arguments = {name: value for name, value in values.items() if name not in {"_target_", *fields - parameters.keys()}}
     for name, bundle in bundles.items():
@@ -113,12 +120,8 @@ def import_plugins(packages: Sequence[str]) -> None:
 
 
 def _factory(group: str, target: str, plugins: Sequence[str]) -> Callable[..., Any]:
-    """The function or class that `_target_` names.
-
-    Raises:
-        ConfigError: it is neither a factory of the group nor one that an admitted package defines.
-        NotAdmittedError: it may be one of a package that is not admitted.
-    """
+    """The function or class that `_target_` names. Raises ConfigError if it is neither a factory of the group nor one
+    that an admitted package defines."""
     key = f"{group}._target_={target}"
     allowed = factories(group)
     admitting = next((name for name in plugins if target.startswith(f"{name}.")), None)
@@ -158,21 +161,6 @@ def _beside_each_other(config: DictConfig, group: str, name: str, values: Mappin
         except ConfigError as error:
             raise ConfigError(f"{key}: {option}: {error}") from error
     return built
-
-
-def _module(key: str, name: object, plugins: Sequence[str]) -> types.ModuleType:
-    """The module of that name, in a package that the command line admits.
-
-    Raises:
-        ConfigError: it is no name, or cannot be imported.
-        NotAdmittedError: it is not admitted.
-    """
-    if not isinstance(name, str) or not all(part.isidentifier() for part in name.split(".")):
-        raise ConfigError(f"{key}={name}: must be the name of a module; type {key}=my_module 'plugins=[my_module]'")
-    if not any(f"{name}.".startswith(f"{package}.") for package in plugins):
-        raise NotAdmittedError(f"{key}={name}: its code would run here", name.partition(".")[0])
-    import_plugins([name])
-    return sys.modules[name]
 
 
 def _is_key(name: str, node: DictConfig) -> bool:

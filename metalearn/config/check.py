@@ -19,8 +19,7 @@ from metalearn.errors import ConfigError, as_typed, typed_program
 from metalearn.storage.files import read_json
 
 DEVICES = ("auto", "cpu", "cuda")
-LOCK = ".lock"
-"""The name of the lock in a run folder."""
+LOCK = ".lock"  # the name of the lock in a run folder
 
 PRECISIONS = ("float32", "float64", "tf32", "bf16")
 
@@ -216,12 +215,7 @@ def refuse_changes(
 def world_size(config: DictConfig, command: str) -> int:
     """The number of workers: as torchrun (or our launcher) has started them, else `workers`, else those of all hosts.
     Raises ConfigError if `workers` contradicts torchrun, or cannot be divided by the number of hosts; or what the
-    environment says of ranks is not whole.
-
-    Args:
-        config: the whole config.
-        command: the program with its arguments, for the message.
-    """
+    environment says of ranks is not whole. Messages have the `command`, the program with its arguments."""
     check_rank_variables()
     launch, workers = config.launch, config.workers
     tasks = os.environ.get("SLURM_STEP_NUM_TASKS", "1")

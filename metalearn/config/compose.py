@@ -50,11 +50,8 @@ from metalearn.config.values import (
 )
 from metalearn.errors import ConfigError, nearest, typed_program
 
-OPEN = "model.network."
-"""Below this key stand the arguments of a user's own network; any name is allowed there."""
-
-PACKAGE = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*")
-"""The name of a package or module."""
+OPEN = "model.network."  # Below this key stand the arguments of a user's own network; any name is allowed there
+PACKAGE = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*")  # the name of a package or module
 
 PATHS = (
     "dataset.file", "dataset.root", "hydra.run.dir", "hydra.sweep.dir", "init_from", "launch.data",
@@ -84,8 +81,7 @@ NEEDS: dict[str, dict[str, tuple[object, ...]]] = {
 }
 """Keys that have an effect only if one of some other keys has one of these values, or, without values, any but null."""
 
-PROVIDER = "command-line"
-"""Hydra's name for a folder that `--config-dir` has named."""
+PROVIDER = "command-line"  # Hydra's name for a folder that `--config-dir` has named
 
 for _name, _resolver in RESOLVERS.items():
     OmegaConf.register_new_resolver(_name, _resolver, replace=True)
@@ -346,10 +342,8 @@ def _known_keys(whole: DictConfig, values: Sequence[Override]) -> set[str]:
     """The keys that exist with the options that `whole` has chosen, but for those that an experiment adds. A group
     with several options at once has the keys of all its options, since Hydra does not list the chosen ones.
 
-    They come from the yamls: to compose again without the experiment would take half the time of a composition.
-
-    Raises:
-        ConfigError: an override of another key.
+    They come from the yamls: to compose again without the experiment would take half the time of a composition. Raises
+    ConfigError for an override of another key.
     """
     selected = whole.hydra.runtime.choices
     keys = keys_of(common())
@@ -387,8 +381,7 @@ def resolved(config: DictConfig) -> DictConfig:
 
 # Links between keys: `${KEY}` in a value stands for the value of another key, which must exist
 
-LINK = re.compile(r"(?<!\\)\$\{(\w[\w.\[\]]*)\}")
-"""`${KEY}` in a value: the value of another key."""
+LINK = re.compile(r"(?<!\\)\$\{(\w[\w.\[\]]*)\}")  # `${KEY}` in a value: the value of another key
 
 
 class KeyLink(NamedTuple):

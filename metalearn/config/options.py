@@ -25,17 +25,10 @@ _PACKAGE = Path(__file__).resolve().parents[1]
 CONF = _PACKAGE / "conf" if (_PACKAGE / "conf").is_dir() else _PACKAGE.parent / "conf"
 """The folder of our yamls: inside the package where it is installed, beside it in a checkout."""
 
-NO_GROUPS = ("reproduce",)
-"""Folders of `conf` that are not config groups."""
-
-SOURCE = "tables://conf"
-"""The name that `hydra.searchpath` in `conf/config.yaml` has for the tables; see `TableSource`."""
-
-SEVERAL = ("logger",)
-"""Groups that take several options together: `logger=[tensorboard,wandb]`."""
-
-_own: list[Path] = []
-"""The folder of the user's own yamls, if `search` got one."""
+NO_GROUPS = ("reproduce",)  # folders of `conf` that are not config groups
+SOURCE = "tables://conf"  # the name that `hydra.searchpath` in `conf/config.yaml` has for the tables; see `TableSource`
+SEVERAL = ("logger",)  # groups that take several options together: `logger=[tensorboard,wandb]`
+_own: list[Path] = []  # the folder of the user's own yamls, if `search` got one
 
 
 def search(folder: str | None) -> None:
@@ -181,8 +174,7 @@ Plugins.instance().register(TableSource)
 
 # A config without Hydra and without a command line: options of groups by their names, and settings of their keys
 
-_NO_PARTS = ("experiment", "sweep")
-"""Groups whose options change other groups."""
+_NO_PARTS = ("experiment", "sweep")  # groups whose options change other groups
 
 
 class Named(NamedTuple):
@@ -203,13 +195,9 @@ def as_named(part: str | Named) -> Named:
 
 
 def plain_config(parts: Mapping[str, Named | Mapping[str, Any]], keys: Mapping[str, Any]) -> DictConfig:
-    """The config that has these parts, and the default options of all other groups. Raises ConfigError if there is no
-    such option.
-
-    Args:
-        parts: for a group, an option; or keys that options of other groups take values from.
-        keys: values of keys that belong to no group.
-    """
+    """The config that has these parts, and the default options of all other groups. A part is an option of its group,
+    or keys that options of other groups take values from; `keys` belong to no group. Raises ConfigError if there is no
+    such option."""
     config = OmegaConf.load(CONF / "config.yaml")
     assert isinstance(config, DictConfig)
     del config["hydra"]

@@ -32,8 +32,7 @@ OF_THE_MACHINE = ("strategy", "partitioner", "launch")
 STARTS = ("resume", "resume_changes", "pause_after", "init_from", "init_strict")
 """Keys that say where a run starts and pauses."""
 
-TRUST = ("plugins", "seen_classes")
-"""Keys of an evaluation that only its command line may set."""
+TRUST = ("plugins", "seen_classes")  # keys of an evaluation that only its command line may set
 
 OF_TRAINING = ("optimizer", "reducer", "logger", "checkpoint", "run", "experiment", "hydra", *STARTS)
 """Groups and keys without effect on an evaluation. They get their defaults."""
@@ -46,14 +45,12 @@ LINKS = {
 }
 """Keys that follow other keys. A checkpoint has their values as numbers, which do not follow."""
 
-NETWORK = "model.network"
-"""The key below which a checkpoint may name a network that is not ours."""
+NETWORK = "model.network"  # the key below which a checkpoint may name a network that is not ours
 
 OWN = "own-object"
 """The key of a part that was an object of a program: its name. No factory can have a parameter of this name."""
 
-DATA = "data"
-"""dataset.root where `METALEARN_DATA` is not set, as in `conf/dataset/`."""
+DATA = "data"  # dataset.root where `METALEARN_DATA` is not set, as in `conf/dataset/`
 
 
 def read_config(path: Path) -> Config:

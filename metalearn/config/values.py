@@ -67,11 +67,8 @@ def leaves(node: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any
 
 # Names of runs, and resolvers
 
-DEFAULT = ("maml_glyphs", "maml", "glyphs")
-"""The default experiment, its algorithm and its dataset."""
-
-AUTO = "auto"
-"""The value of `run` that stands for `run_name`."""
+DEFAULT = ("maml_glyphs", "maml", "glyphs")  # the default experiment, its algorithm and its dataset
+AUTO = "auto"  # the value of `run` that stands for `run_name`
 
 FREE_KEYS = (
     "run", "workers", "strategy", "partitioner", "launch", "resume", "resume_changes", "pause_after", "init_strict",
@@ -80,18 +77,14 @@ FREE_KEYS = (
 )  # fmt: skip
 """Keys that may differ when a run goes on: they change no number, or, as `trainer.steps`, say when it ends."""
 
-FOLLOWS_WAYS = ("model.ways", "model.network.num_classes")
-"""Keys that follow dataset.ways."""
-
-SET_BY_TASKS = ("model.inputs", *FOLLOWS_WAYS)
-"""Keys that the tasks may set after the config is composed."""
+FOLLOWS_WAYS = ("model.ways", "model.network.num_classes")  # keys that follow dataset.ways
+SET_BY_TASKS = ("model.inputs", *FOLLOWS_WAYS)  # keys that the tasks may set after the config is composed
 
 UNNAMED = (*FREE_KEYS, "seed", "device", "threads", "experiment", "sweep", "hydra")
 """Keys that are in no name of a run. The seed and the experiment are in its path; if the processor or its threads
 change, the same command is refused, and begins no other run."""
 
-_LONGEST_FOLDER_NAME = 120
-"""The most bytes of a folder's name."""
+_LONGEST_FOLDER_NAME = 120  # the most bytes of a folder's name
 
 
 SEARCHED = "METALEARN_SEARCHED"

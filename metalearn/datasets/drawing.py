@@ -199,16 +199,8 @@ def first_of_copies(drawn: Images) -> list[int]:
 
 
 def made_once(out: Path, other: Callable[[DrawnSet], str], make: Callable[[], DrawnSet], again: str = "") -> DrawnSet:
-    """The set that the folder `out` holds whole, or what `make` writes there. Of several processes, one does.
-
-    Args:
-        other: what `out` holds, for a message, if that is another set; else empty.
-        again: ends the message that `out` holds the set already.
-
-    Raises:
-        DataError: it is another set, or damaged; another process takes too long; or as `make`.
-        DiskError, RunError: `out` cannot be written.
-    """
+    """The set that the folder `out` holds whole, or what `make` writes there. Of several processes, one does. `other`
+    says what `out` holds, if that is another set, which is refused; `again` ends the message that it holds this one."""
     with writing(out):
         out.mkdir(parents=True, exist_ok=True)
         lock = held(out / ".lock", f"{out} is being made")

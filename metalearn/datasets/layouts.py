@@ -332,18 +332,12 @@ def _read_pickles(place: Path, tree: Tree, published: PublishedPictures) -> Foun
                 names = dict(names if isinstance(names, dict) else enumerate(names))
                 images, (places, more) = fields["data"], _by_label(published, split, fields["labels"], names)
                 words |= more
-            array = _array_of(images)
+            array = np.asarray(images)
+            if array.ndim != 4 or array.shape[3] != 3 or array.dtype != np.uint8:
+                raise ValueError(f"pictures {array.dtype} {list(array.shape)}, and uint8 [n, height, width, 3] is read")
             get_all = functools.partial(np.asarray, array)
             classes |= {(split, name): _numbered(get_all, len(array), where) for name, where in places.items()}
     return FoundSet("pickles of arrays", place, classes, list(files.values()), words)
-
-
-def _array_of(images: Any) -> Any:
-    """uint8 [n, h, w, 3]."""
-    array = np.asarray(images)
-    if array.ndim != 4 or array.shape[3] != 3 or array.dtype != np.uint8:
-        raise ValueError(f"pictures {array.dtype} {list(array.shape)}, and uint8 [n, height, width, 3] is read")
-    return array
 
 
 def _numbered(images: Callable[[], Any], total: int, where: Any) -> ClassPictures:
@@ -410,7 +404,7 @@ def _read_encoded(place: Path, tree: Tree, published: PublishedPictures) -> Foun
             with _in_words(path):
                 if path not in latest:
                     latest.clear()  # first: each of these files takes gigabytes
-                    latest[path] = _encoded_pictures(path)
+                    latest[path] = [memoryview(item).tobytes() for item in read_plain(path)]
                 every = latest[path]
                 if len(every) != total:
                     raise ValueError(f"{len(every)} pictures, and the labels beside it are {total}")
@@ -419,10 +413,6 @@ def _read_encoded(place: Path, tree: Tree, published: PublishedPictures) -> Foun
         words |= more
         classes |= {(split, name): _numbered(images, total, where) for name, where in places.items()}
     return FoundSet("pickles of encoded pictures", place, classes, list(files.values()), words)
-
-
-def _encoded_pictures(path: Path) -> list[bytes]:
-    return [item.tobytes() if isinstance(item, np.ndarray) else memoryview(item).tobytes() for item in read_plain(path)]
 
 
 _PNGS = ("{split}_images_png.pkl", "tiered-imagenet-{split}_images_png.pkl")

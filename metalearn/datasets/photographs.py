@@ -49,16 +49,13 @@ class Source(NamedTuple):
     terms: str
 
 
-def _even(classes: Mapping[str, str], count: int) -> tuple[dict[str, tuple[int, int]], dict[str, int]]:
-    splits = list(classes.values())
-    return dict.fromkeys(classes, (count, count)), {split: count * splits.count(split) for split in SPLITS}
-
-
 def _mini_imagenet() -> Source:
     classes = published_splits("mini_imagenet")
+    totals = {split: 600 * list(classes.values()).count(split) for split in SPLITS}
     return Source(
         PublishedPictures(
-            "mini_imagenet", "mini-ImageNet", 84, classes, *_even(classes, 600), (LISTS, FOLDERS, PICKLES),
+            "mini_imagenet", "mini-ImageNet", 84, classes, dict.fromkeys(classes, (600, 600)), totals,
+            (LISTS, FOLDERS, PICKLES),
             ("mini-imagenet-cache-{split}.pkl", "miniImageNet_category_split_{split}.pickle",
              "mini_imagenet_{split}.pickle"),
         ),
@@ -103,11 +100,7 @@ SETS: Mapping[str, Callable[[], Source]] = {
 
 def collect(source: Source, folder: Path, out: Path, *, partly: bool) -> DrawnSet:
     """Writes the set that lies in `folder` into `out`, or finds it there; with `partly` also one that is not whole.
-
-    Raises:
-        DataError: it is not there, or not as published; a picture is damaged; `out` holds another set.
-        DiskError, RunError: `out` cannot be written.
-    """
+    Raises DataError if it is not there, or not as published; a picture is damaged; or `out` holds another set."""
     published = source.published
 
     def other(old: DrawnSet) -> str:
@@ -150,9 +143,6 @@ def collect(source: Source, folder: Path, out: Path, *, partly: bool) -> DrawnSe
         return made
 
     return made_once(out, other, make, "; to read it again, remove it")
-
-
-# Checks
 
 
 def digests(published: PublishedPictures, raw: FoundSet) -> list[str]:
@@ -209,9 +199,6 @@ def _wrong_counts(published: PublishedPictures, split: str, counts: Mapping[str,
     if not lines and len(in_split) == len(published.of(split)) and total != published.totals[split]:
         lines.append(f"{split}: has {total:,} pictures, and {published.totals[split]:,} are published")
     return lines
-
-
-# ClassPictures
 
 
 def _written(

@@ -19,9 +19,7 @@ from metalearn.checks import Invalid, whole_number
 from metalearn.nn.attention import attention
 from metalearn.types import Model, Params, Past, Reader
 
-Part = tuple[int, str]
-"""The number of a block, and `attention` or `mlp`."""
-
+Part = tuple[int, str]  # the number of a block, and `attention` or `mlp`
 DEVIATION = 0.5  # of the numbers of a symbol at the start
 
 

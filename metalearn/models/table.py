@@ -422,9 +422,6 @@ def _norm(params: Params, name: str, x: Tensor) -> Tensor:
     return F.layer_norm(x, x.shape[-1:], params[f"{name}.weight"], params[f"{name}.bias"])
 
 
-# Parameters
-
-
 def _drawn(
     cells: bool, width: int, layers: int, outputs: int, frequency: float, regressions: Mapping[str, int],
     generator: Generator,

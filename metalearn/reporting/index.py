@@ -135,9 +135,6 @@ def _curve(rows: Sequence[Row]) -> tuple[str, str, list[tuple[float, float]]]:
     return metric, {"val": "validation", "train": "training"}.get(split, ""), points
 
 
-# What differs
-
-
 class Contrast(NamedTuple):
     """What tells runs apart: the typed keys with another value in at least two of them, with the values of each run;
     and `alike`, the keys with the same value in all."""
@@ -245,9 +242,6 @@ def _cells(result: Mapping[str, Any]) -> list[Cell]:
             cells.append((shown(metric, value, outcome.get("ci95")) + unit, float(value)))
     numbers = [result.get(name) for name in ("steps", "seconds")]
     return [*cells, *(("", None) if number is None else (f"{number:,.0f}", number) for number in numbers)]
-
-
-# The page
 
 
 def index_page(folder: Path, runs: Sequence[ListedRun], renew: int = 0) -> str:

@@ -95,34 +95,24 @@ def _report(
     pictures = bool(tasks) and has_pictures(tasks[0].episode)
     curve = learned is not None and tasks and not pictures and tasks[0].episode.query.x.shape[2:] == (1,)
     curve = curve and tasks[0].episode.query.y.is_floating_point()
+    about = {
+        f"{'best' if result else 'latest'} validation": (
+            f"{describe(dict(val))}, after step {val['step']}" if val else "-"
+        ),
+        "steps": f"{result.get('steps', last):,}", "time": "-" if seconds is None else duration(seconds),
+        "workers": result.get("workers", "-"), "seed": result.get("seed", config.get("seed", "-")),
+        "list of test tasks": (test or {}).get("task_list", "-"),
+    }  # fmt: skip
+    curves = [*(learning_charts(rows) if rows else ()), *(_inner_steps(test, config) if test else ())]
     return page(
-        "run.html",
-        title=" / ".join(run_dir.parts[-2:]),
-        value=value,
-        words=words,
-        about={
-            f"{'best' if result else 'latest'} validation": (
-                f"{describe(dict(val))}, after step {val['step']}" if val else "-"
-            ),
-            "steps": f"{result.get('steps', last):,}",
-            "time": "-" if seconds is None else duration(seconds),
-            "workers": result.get("workers", "-"),
-            "seed": result.get("seed", config.get("seed", "-")),
-            "list of test tasks": (test or {}).get("task_list", "-"),
-        },
-        curves=[
-            *(learning_charts(rows) if rows else ()),
-            *((*_inner_steps(test, config), *position_charts(test)) if test else ()),
-        ],
+        "run.html", title=" / ".join(run_dir.parts[-2:]), value=value, words=words, about=about,
+        curves=[*curves, *(position_charts(test) if test else ())],
         episodes=[_episode(task) for task in tasks] if pictures else [],
         fits=[adaptation_chart(task.name, *learned, task.episode) for task in tasks] if learned and curve else [],
-        costs=COSTS,
-        workers=[list(costs.values()) for costs in costs_of(rows)],
-        gradient=gradient_chart(rows),
+        costs=COSTS, workers=[list(costs.values()) for costs in costs_of(rows)], gradient=gradient_chart(rows),
         made={**made, **({"computed by": device.get("name") or device["type"].upper()} if device else {})},
-        commands=commands,
-        config=as_yaml(config),
-    )
+        commands=commands, config=as_yaml(config),
+    )  # fmt: skip
 
 
 def duration(seconds: float) -> str:

@@ -51,16 +51,11 @@ class FolderState(NamedTuple):
 
 
 def inspect(run_dir: Path, config: DictConfig, start: Params, restore: Callable[[Snapshot], object]) -> FolderState:
-    """The state of the run folder for a run of this config, under its `resume`. Raises ConfigError if the folder holds
-    another run, a run that has done more steps, or something that is no run; or the checkpoint that `resume` names has
-    a config that differs in more than `resume_changes`, or is not the one that the run in the folder began from.
-
-    Args:
-        run_dir: the run folder.
-        config: the whole config.
-        start: the meta-parameters before the first step.
-        restore: makes a learner of a checkpoint. A checkpoint of this run that it cannot restore counts as damaged.
-    """
+    """The state of the run folder for a run of this config, under its `resume`, from the meta-parameters `start`. A
+    checkpoint of this run that `restore` cannot make a learner of counts as damaged. Raises ConfigError if the folder
+    holds another run, a run that has done more steps, or something that is no run; or the checkpoint that `resume`
+    names has a config that differs in more than `resume_changes`, or is not the one that the run in the folder began
+    from."""
     resume, steps = config.resume, config.trainer.steps
     path = None if resume in ("auto", "never") else Path(resume)
     back = rewinds(run_dir, resume)

@@ -99,19 +99,13 @@ def summary(values: Metrics, unit: str = "tasks") -> dict[str, Any]:
     others: dict[str, float] = {}
     for key in [key for key in values if key.endswith(("_loss", f"_{metric}"))]:
         others |= _with_interval(key, values[key])
+    loss = _with_interval("loss", values["loss"]) if others else {"loss": values["loss"][:, -1].double().mean().item()}
     return {
-        metric: means[-1],
-        "ci95": intervals[-1],
-        **(
-            _with_interval("loss", values["loss"]) if others else {"loss": values["loss"][:, -1].double().mean().item()}
-        ),
-        **others,
-        unit: tasks,
+        metric: means[-1], "ci95": intervals[-1], **loss, **others, unit: tasks,
         **({} if name is None else {"task_list": name}),
         "by_step": {str(step): value for step, value in enumerate(means)},
-        "ci95_by_step": {str(step): value for step, value in enumerate(intervals)},
-        **by_position,
-    }
+        "ci95_by_step": {str(step): value for step, value in enumerate(intervals)}, **by_position,
+    }  # fmt: skip
 
 
 def _with_interval(name: str, table: Tensor) -> dict[str, float]:
@@ -173,8 +167,7 @@ def task_list_id(values: Metrics) -> str | None:
     return f"v{LIST_VERSION}-{hashlib.sha256(repr(numbers).encode()).hexdigest()[:12]}"
 
 
-TESTS = "test.csv"
-"""The file of a run folder that `write_table` makes of the test."""
+TESTS = "test.csv"  # the file of a run folder that `write_table` makes of the test
 
 
 def write_table(path: Path, values: Metrics) -> None:

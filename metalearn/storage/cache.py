@@ -61,16 +61,11 @@ def cache_folder() -> Path:
 
 
 def get(name: str, make: Callable[[], Parts], *, head: bytes = b"") -> Cached:
-    """The file `name` of the cache. If it is not there, or not fit for use, `make` gives its content.
+    """The file `name` of the cache, with one suffix, such as `.npy`. If it is not there, or not fit for use, or does
+    not begin with `head`, `make` gives its content.
 
     If several processes start together, one makes the file and the others wait. It appears complete or not at all.
-
-    Args:
-        name: with one suffix, such as `.npy`.
-        head: how the content begins; a file that begins otherwise is made again.
-
-    Raises:
-        CacheError: the cache folder cannot be used.
+    Raises CacheError if the cache folder cannot be used.
     """
     path = cache_folder() / name
     with contextlib.ExitStack() as holding:

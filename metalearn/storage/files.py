@@ -190,15 +190,11 @@ _NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)  # what file systems 
 
 @contextlib.contextmanager
 def held(path: Path, what: str, *, wait: bool = True) -> Iterator[None]:
-    """Holds the lock file `path`. On a file system without locks a message warns that others are not kept out.
+    """Holds the lock file `path`. On a file system without locks a message warns that others are not kept out. Raises
+    TimeoutError if another process holds it, and it is not to `wait` for that, without a time limit.
 
     Args:
         what: what the process that holds it does, for the message to one that waits, such as "x is being made".
-        wait: wait for another process that holds it, without a time limit.
-
-    Raises:
-        OSError: it cannot be opened.
-        TimeoutError: another process holds it, and is not waited for.
     """
     # In place of a missing flock, filelock would make a file that a killed process leaves held.
     lock = FileLock(path, fallback_to_soft=False)

@@ -268,9 +268,6 @@ def _standardized(x: NDArray[np.float64], rows: NDArray[np.int64]) -> NDArray[np
     return scaled
 
 
-# Files
-
-
 class _Cells:
     """The columns of a CSV file, in texts."""
 

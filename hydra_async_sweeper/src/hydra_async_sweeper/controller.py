@@ -36,21 +36,14 @@ from hydra_async_sweeper.trials import (
 STOP_FILE = "stop"
 """A run that finds this file in its folder saves, and stops as pruned. Remove it, and the same command resumes."""
 
-LOOK_SECONDS = 0.25
-"""How long the controller waits for a trial to end before it looks at the others' metrics."""
+LOOK_SECONDS = 0.25  # how long the controller waits for a trial to end before it looks at the others' metrics
 
 log = logging.getLogger("hydra_async_sweeper")
 
 
 class PruningWatch:
-    """Looks at the trials under way.
-
-    Args:
-        study: gets the values that the trials report.
-        pruner: decides which of them to stop.
-        folder_of: from a trial's number to its folder.
-        metric: a field of the validation lines in metrics.jsonl, such as `accuracy`.
-    """
+    """Looks at the trials under way: the study gets the values that they report, a `metric` of the validation lines in
+    metrics.jsonl, and the pruner decides which of them to stop."""
 
     def __init__(
         self, study: Study, pruner: optuna.pruners.BasePruner, folder_of: Callable[[int], Path], metric: str
@@ -96,19 +89,9 @@ class PruningWatch:
 
 
 class SweepController:
-    """Runs the trials of a study.
-
-    Args:
-        study: which trials there are.
-        slots: where they run.
-        settings: of the sweep.
-        overrides_of: from a trial to its overrides.
-        search: chooses the parameters.
-        watch: prunes trials by their metrics; None: no pruning.
-        view: what a person sees.
-        record: writes tables; called after every trial.
-        again: what to type to resume the sweep.
-    """
+    """Runs the trials of a study in slots, with the parameters that `search` chooses and the overrides that
+    `overrides_of` makes of them. `watch` prunes them by their metrics, `record` writes tables after each, and `again`
+    is what to type to resume the sweep."""
 
     def __init__(
         self, study: Study, slots: TrialSlots, settings: SweeperSettings, *,
@@ -150,8 +133,6 @@ class SweepController:
                 self._fill()
             if self._watch is not None:
                 self._watch.look(self._running)
-
-    # Starting
 
     def _fill(self) -> None:
         """Starts trials while a slot is free. Values of equal parameters are copied, and not computed again, but for a
@@ -197,8 +178,6 @@ class SweepController:
             self._watch.start(trial.number)
         self._view.start(trial)
 
-    # Ending
-
     def _end(self, ended: TrialExit) -> None:
         trial, slot = self._running.pop(ended.number)
         self._free.appendleft(slot)
@@ -229,8 +208,6 @@ class SweepController:
         self._view.end(next(trial for trial in self._study.finished() if trial.number == number))
         self._record()
 
-    # Signals
-
     @contextlib.contextmanager
     def _signals(self) -> Iterator[None]:
         """SIGINT and SIGTERM stop the trials, which save; a second one, later, ends them at once."""
@@ -257,14 +234,8 @@ class SweepController:
 
 
 class SweepView:
-    """Logs the start and the end of each trial, with the best value and the estimated time left.
-
-    Args:
-        total: how many trials the sweep is to have.
-        slots: how many run at a time.
-        done: the trials that ended in earlier sessions.
-        clock: seconds that never go back.
-    """
+    """Logs the start and the end of each of `total` trials, with the best value and the estimated time left. `slots` of
+    them run at a time; those that are `done` ended in earlier sessions."""
 
     def __init__(
         self, total: int, slots: int, done: FinishedTrials, *, clock: Callable[[], float] = time.monotonic
@@ -294,7 +265,10 @@ class SweepView:
         self._best = best_trials([*self._best, trial], self._directions, self._lanes)
         values = zip(self._objectives, trial.values or (), strict=False)
         took = [] if seconds is None else [_time(seconds)]
-        parts = [_state(trial), *(f"{name} {number_text(value)}" for name, value in values), *took]
+        notes = [f"same as trial {trial.same_as}"] if trial.same_as is not None else []
+        notes += [" ".join(trial.failure.split())] if trial.failure else []
+        state = f"{trial.outcome} ({'; '.join(notes)})" if notes else trial.outcome
+        parts = [state, *(f"{name} {number_text(value)}" for name, value in values), *took]
         log.info("trial %d: %s; %s", trial.number, ", ".join(parts), "; ".join(self._summary()))
 
     def _summary(self) -> list[str]:
@@ -316,12 +290,6 @@ class SweepView:
 
 def number_text(value: float) -> str:
     return f"{value:.4g}"
-
-
-def _state(trial: FinishedTrial) -> str:
-    notes = [f"same as trial {trial.same_as}"] if trial.same_as is not None else []
-    notes += [" ".join(trial.failure.split())] if trial.failure else []
-    return f"{trial.outcome} ({'; '.join(notes)})" if notes else trial.outcome
 
 
 def _time(seconds: float) -> str:

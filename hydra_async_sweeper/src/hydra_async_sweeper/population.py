@@ -46,13 +46,8 @@ class Decision(NamedTuple):
 
 
 def decide(number: int, finished: Iterable[ScoredTrial], space: Space, settings: PopulationSettings) -> Decision | None:
-    """What trial `number` does.
-
-    Args:
-        number: round · members + member.
-        finished: the trials that have ended; one without a finite value has the loss None.
-        space: what is searched.
-        settings: of the search.
+    """What trial `number` = round · members + member does. One that has `finished` without a finite value has the loss
+    None.
 
     Returns:
         None while the results that decide it are not there yet: a member that is certain to stay needs its own and

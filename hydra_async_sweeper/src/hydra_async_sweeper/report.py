@@ -37,32 +37,18 @@ if TYPE_CHECKING:
 
 OK, BAD_USAGE = 0, 2
 
-_FEWEST, _FEWEST_TOP = 10, 5
-"""Importances need at least 10 completed trials, of which at least 5 count as the top ones."""
-
-_MOST_ROWS = 30
-"""Rows of the table that a sweep ends with; trials.csv has all."""
-
-_MOST_NAMED = 20
-"""A legend with more trials would be larger than the plot."""
+_FEWEST, _FEWEST_TOP = 10, 5  # Importances need at least 10 completed trials, of which at least 5 count as the top ones
+_MOST_ROWS = 30  # Rows of the table that a sweep ends with; trials.csv has all
+_MOST_NAMED = 20  # A legend with more trials would be larger than the plot
 
 log = logging.getLogger("hydra_async_sweeper")
-
-# Tables
 
 
 def write_tables(
     folder: Path, ended: FinishedTrials, *, total: int, command: str | None, folder_of: Callable[[int], str] = str
 ) -> None:
-    """Writes trials.csv and, with the field names of Hydra's Optuna sweeper, optimization_results.yaml.
-
-    Args:
-        folder: of the sweep.
-        ended: all trials that have ended.
-        total: how many trials the sweep is to have.
-        command: the command that trains the best configuration.
-        folder_of: from a trial's number to its folder in the sweep's.
-    """
+    """Writes trials.csv and, with the field names of Hydra's Optuna sweeper, optimization_results.yaml. The sweep is to
+    have `total` trials; `command` trains its best configuration; `folder_of` gives a trial's folder in the sweep's."""
     ordered = sorted(ended.trials, key=lambda trial: trial.number)
     params = list(dict.fromkeys(key for trial in ordered for key in trial.params))
     parent = ["parent"] if ended.lanes.by_round else []
@@ -150,14 +136,8 @@ def _plain(text: str) -> str | int | float | bool | None:
 
 
 def draw(folder: Path, study: "optuna.Study", ended: FinishedTrials, space: Space) -> list[Path]:
-    """Draws the plots of a sweep into folder/plots and returns their files. One that fails is left out, with a warning.
-
-    Args:
-        folder: of the sweep.
-        study: Optuna's.
-        ended: its trials that have ended.
-        space: what is searched.
-    """
+    """Draws the plots of a sweep into folder/plots and returns their files. One that fails is left out, with a
+    warning."""
     import matplotlib
 
     matplotlib.use("Agg")  # no window
@@ -301,9 +281,6 @@ def _draw_members(axes: Any, ended: FinishedTrials, chain: Sequence[int], values
 def _escaped(text: str) -> str:
     """Matplotlib would read what stands between two dollar signs as mathematics."""
     return text.replace("$", r"\$")
-
-
-# The command
 
 
 def main(arguments: Sequence[str]) -> int:

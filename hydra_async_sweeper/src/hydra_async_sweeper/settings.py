@@ -32,13 +32,11 @@ RANGES: dict[str, tuple[float, float, float]] = {
 PACKAGES = {"cmaes": ("optuna", "cmaes"), "gp": ("optuna", "torch", "scipy")}
 """What these samplers need; the others need optuna."""
 
-PBT = "pbt"
-"""What stands for the sampler where `hydra/sweeper=pbt` searches."""
+PBT = "pbt"  # what stands for the sampler where `hydra/sweeper=pbt` searches
 
 RESULTS, JOURNAL = "optimization_results.yaml", "study.journal"
 
-POPULATION = 10
-"""Parents of an island where `hydra.sweeper.islands.pop_size` is not given."""
+POPULATION = 10  # Parents of an island where `hydra.sweeper.islands.pop_size` is not given
 
 
 class SweeperSettings(NamedTuple):

@@ -15,8 +15,7 @@ from typing import Any, NamedTuple
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Glob, IntervalSweep, Override, RangeSweep, Transformer
 
-Value = str | int | float
-"""A parameter's value. Of categories it is the text that stands on the right of the override."""
+Value = str | int | float  # A parameter's value. Of categories it is the text that stands on the right of the override.
 
 Params = dict[str, Value]
 

@@ -126,8 +126,6 @@ class Study:
         """Lets another process hold the study."""
         self._lock.release()
 
-    # Trials
-
     def enqueue(self, count: int, grid: Sequence[Params] = ()) -> None:
         """Adds waiting trials until there are `count` trials in all, with the parameters of the grid, if there is one.
         If there are more, the last ones wait on."""
@@ -191,8 +189,6 @@ class Study:
         count = self._frozen(number).user_attrs.get(RETRIES, 0) + 1
         self._study._storage.set_trial_user_attr(self._id(number), RETRIES, count)
         return int(count)
-
-    # What there is
 
     def count(self) -> int:
         """All trials that have begun or are to start."""

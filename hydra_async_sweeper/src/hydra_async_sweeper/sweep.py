@@ -34,8 +34,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("hydra_async_sweeper")
 
 
-SAME = "the same command"
-"""How messages name what resumes a sweep."""
+SAME = "the same command"  # how messages name what resumes a sweep
 
 
 class TrialsFailedError(RuntimeError):

@@ -10,13 +10,11 @@ from hydra_async_sweeper.islands import ScoredTrial
 from hydra_async_sweeper.slots import TrialExit
 from hydra_async_sweeper.space import Params
 
-Values = tuple[float, ...]
-"""A trial's values, one for each objective."""
+Values = tuple[float, ...]  # A trial's values, one for each objective
 
 Direction = Literal["minimize", "maximize"]
 
-COMPLETED, PRUNED, DIVERGED, FAILED = OUTCOMES = ("completed", "pruned", "diverged", "failed")
-"""How a trial can end."""
+COMPLETED, PRUNED, DIVERGED, FAILED = OUTCOMES = ("completed", "pruned", "diverged", "failed")  # how a trial can end
 
 RETRY, STOPPED, DISK = "retry", "stopped", "disk"
 """Ends that are no results: the trial is run again; it was stopped with the sweep; a disk has failed."""

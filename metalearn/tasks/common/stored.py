@@ -36,7 +36,6 @@ SET_FORMAT = "metalearn drawn 1"
 
 PICTURES = "pictures.npy"
 PARTLY = ", not as published"  # the end of the name of the layout, in the index of photographs that are not whole
-
 DECODER = 1  # raise it if the decoding of class folders changes: older caches are not read then
 FAMILY = "folder"  # the family of class identities that are made of folder names
 TEST = 10_000  # pictures in the test set of each of torchvision's data sets here
@@ -59,9 +58,6 @@ def cached_array(
         title: what the message calls the data.
         unread: the `dataset.root`, if `name` does not depend on it: the message says that it is not read. If there is
             no such folder, the message is a warning.
-
-    Raises:
-        DataError: no cache folder can be used.
     """
     head = _npy_header(shape)
 
@@ -176,9 +172,6 @@ def check_picture_shape(image_size: int, channels: int) -> None:
     whole_number("image_size", image_size, at_least=8)
     if isinstance(channels, bool) or channels not in (1, 3):
         raise Invalid("channels", channels, "must be 1 (grey) or 3 (red, green, blue)", "type KEY=3")
-
-
-# Folders that this program has written
 
 
 # Sets of `metalearn data`: classes that several people have drawn; or photographs, with one "drawer": their origin
