@@ -70,19 +70,12 @@ class Prediction(NamedTuple):
 
 
 class SupportSet(NamedTuple):
-    """What a learner is adapted to.
+    """What a learner is adapted to."""
 
-    Attributes:
-        batch: as the network takes it; y [1, n] of the places in `labels`, or [1, n, outputs] of numbers.
-        steps: inner steps; None: as in the test.
-        labels: of the classes; None for a regression.
-        flat: whether the targets of a regression were [n].
-    """
-
-    batch: Batch
-    steps: int | None
-    labels: tuple[Label, ...] | None = None
-    flat: bool = False
+    batch: Batch  # as the network takes it; y [1, n] of the places in `labels`, or [1, n, outputs] of numbers
+    steps: int | None  # inner steps; None: as in the test
+    labels: tuple[Label, ...] | None = None  # of the classes; None for a regression
+    flat: bool = False  # whether the targets of a regression were [n]
 
 
 @dataclass(frozen=True, eq=False)

@@ -68,31 +68,22 @@ OUTPUTS = ("ways", "outputs")  # keys of models that say how many outputs there 
 
 @dataclass(frozen=True, eq=False)
 class Parts:
-    """What a run is made of: the components that its config describes.
-
-    Attributes:
-        start: the meta-parameters before the first step.
-        start_notes: lines for the start of the log, such as what `init_from` could not give.
-        start_seen: the classes that `start` has seen.
-        plan: what the strategy distributes.
-        begin_work: starts the strategy.
-        updates: as in `Trainer`.
-    """
+    """What a run is made of: the components that its config describes."""
 
     job: Job
     settings: TrainerSettings
     source: TaskSource
     model: Model
     algorithm: Algorithm
-    start: Params
-    start_notes: list[str]
-    start_seen: Seen
+    start: Params  # the meta-parameters before the first step
+    start_notes: list[str]  # lines for the start of the log, such as what `init_from` could not give
+    start_seen: Seen  # the classes that `start` has seen
     outer: OuterOptimizer
-    plan: WorkPlan
-    begin_work: Callable[[], Strategy]
+    plan: WorkPlan  # what the strategy distributes
+    begin_work: Callable[[], Strategy]  # starts the strategy
     checkpointer: Checkpointer
     open_log: OpenLog
-    updates: Callable[[Trainer], Updater] | None
+    updates: Callable[[Trainer], Updater] | None  # as in `Trainer`
 
     @property
     def device(self) -> torch.device:

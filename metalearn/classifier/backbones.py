@@ -34,31 +34,18 @@ _BY_NAME = "pretrained"  # stands for the weights that timm brings for a name
 
 @dataclass(frozen=True, eq=False)
 class Backbone:
-    """A pretrained network.
+    """A pretrained network."""
 
-    Attributes:
-        name: as it was typed.
-        named: the name of its weights that torchvision, timm or a hub has; empty for others.
-        state: the weights, by name, if these and `name` are enough to build it; else empty.
-        packaged: whether the weights come with a package, so that no folder needs them.
-        digest: the SHA-256 of its weights, and of how it is shown a picture.
-        form: how it is shown a picture.
-        width: the number of features.
-        note: a line on where the weights come from, with their licence where it is known.
-        licence: of the weights; None if it is not known.
-        network: from pictures float32 [n, 3, size, size] in [0, 1] to features float32 [n, width].
-    """
-
-    name: str
-    named: str
-    state: Mapping[str, Tensor]
-    packaged: bool
-    digest: str
-    form: PictureForm
-    width: int
-    note: str
-    licence: str | None
-    network: nn.Module
+    name: str  # as it was typed
+    named: str  # the name of its weights that torchvision, timm or a hub has; empty for others
+    state: Mapping[str, Tensor]  # the weights, by name, if these and `name` are enough to build it; else empty
+    packaged: bool  # whether the weights come with a package, so that no folder needs them
+    digest: str  # the SHA-256 of its weights, and of how it is shown a picture
+    form: PictureForm  # how it is shown a picture
+    width: int  # the number of features
+    note: str  # a line on where the weights come from, with their licence where it is known
+    licence: str | None  # of the weights; None if it is not known
+    network: nn.Module  # from pictures float32 [n, 3, size, size] in [0, 1] to features float32 [n, width]
 
     def features(self, pictures: Tensor) -> Tensor:
         """The features [n, width] of pictures uint8 [n, size, size, 3]."""

@@ -18,14 +18,11 @@ _ITERATIONS = 200
 
 
 class HeadRule(NamedTuple):
-    """How a head learns and scores.
+    """How a head learns and scores."""
 
-    Attributes:
-        fit: from features z [n, d], labels y [n] and the number of classes k to what it has learned.
-        score: from that and features [n, d] to scores [n, k]; the highest is the answer.
-    """
-
+    # From features z [n, d], labels y [n] and the number of classes k to what it has learned.
     fit: Callable[[Tensor, Tensor, int], State]
+    # From that and features [n, d] to scores [n, k]; the highest is the answer.
     score: Callable[[State, Tensor], Tensor]
 
 

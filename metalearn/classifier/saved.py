@@ -42,29 +42,19 @@ class Weights(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Saved:
-    """What a folder holds.
+    """What a folder holds."""
 
-    Attributes:
-        backbone, weights, digest: the network, torchvision's name of its weights or nothing, and their SHA-256.
-        settings: further arguments of `PictureClassifier`.
-        classes, names: the labels, and the names of the pictures.
-        report: as `validation.report_of` gives it.
-        origin: of the report: as `metalearn.reporting.provenance.made_with` gives it.
-        features, labels: of the pictures, float32 [n, width], and their places in `classes`, int64 [n].
-        shown: small pictures of the page, uint8 [h, w, 3], by name.
-    """
-
-    backbone: str
-    weights: str
-    digest: str
-    settings: dict[str, Any]
-    classes: list[Any]
-    names: list[str]
-    report: dict[str, Any]
-    origin: dict[str, str]
-    features: Tensor
-    labels: Tensor
-    shown: Mapping[str, Tensor]
+    backbone: str  # the network
+    weights: str  # torchvision's name of its weights, or nothing
+    digest: str  # their SHA-256
+    settings: dict[str, Any]  # further arguments of `PictureClassifier`
+    classes: list[Any]  # the labels
+    names: list[str]  # of the pictures
+    report: dict[str, Any]  # as `validation.report_of` gives it
+    origin: dict[str, str]  # of the report: as `metalearn.reporting.provenance.made_with` gives it
+    features: Tensor  # of the pictures, float32 [n, width]
+    labels: Tensor  # their places in `classes`, int64 [n]
+    shown: Mapping[str, Tensor]  # small pictures of the page, uint8 [h, w, 3], by name
 
     def write(self, folder: Path, *, replace: bool, weights: Weights | None, command: str) -> None:
         """Writes the folder: a reader, also after a kill, finds the classifier before or this one. Raises ConfigError

@@ -26,47 +26,29 @@ log = logging.getLogger("metalearn")
 
 
 class CrossValidation(NamedTuple):
-    """Scores of each picture by heads that have not learned from it.
+    """Scores of each picture by heads that have not learned from it."""
 
-    Attributes:
-        scores: by head, [n, k]; NaN for a picture that is the only one of its class.
-        near: for each picture, the cosine similarity to the nearest class mean.
-    """
-
-    scores: Mapping[str, Tensor]
-    near: Tensor
+    scores: Mapping[str, Tensor]  # by head, [n, k]; NaN for a picture that is the only one of its class
+    near: Tensor  # for each picture, the cosine similarity to the nearest class mean
 
 
 class Strangers(NamedTuple):
-    """Pictures of no class: below `threshold`, the similarity to the nearest class mean counts as none.
-
-    Attributes:
-        caught: the fraction of pictures of a class left out that are below it.
-        wrong: the fraction of pictures of the classes that are.
-    """
+    """Pictures of no class: below `threshold`, the similarity to the nearest class mean counts as none."""
 
     threshold: float
-    caught: float
-    wrong: float
+    caught: float  # the fraction of pictures of a class left out that are below it
+    wrong: float  # the fraction of pictures of the classes that are
 
 
 class Validation(NamedTuple):
-    """What is validated, and how.
+    """What is validated, and how."""
 
-    Attributes:
-        y: the classes of the pictures, [n] int64.
-        classes, names: of the classes and of the pictures.
-        heads: those to compare.
-        folds: parts of the cross-validation.
-        seed: of the division into them.
-    """
-
-    y: Tensor
-    classes: Sequence[str]
-    names: Sequence[str]
-    heads: Sequence[str]
-    folds: int
-    seed: int
+    y: Tensor  # the classes of the pictures, [n] int64
+    classes: Sequence[str]  # their names
+    names: Sequence[str]  # of the pictures
+    heads: Sequence[str]  # those to compare
+    folds: int  # parts of the cross-validation
+    seed: int  # of the division into them
 
 
 def report_of(features: Tensor, over: Validation) -> dict[str, Any]:

@@ -33,26 +33,18 @@ log = logging.getLogger("metalearn")
 
 @dataclass(frozen=True)
 class Window:
-    """The steps to log.
+    """The steps to log."""
 
-    Attributes:
-        done, validated: the last steps of which the training and the validation are done.
-        steps: their number.
-        meta_batch_size, unit: the tasks (or samples) of a step.
-        pending: sums over steps that are done, but not in a line yet.
-        digest: of metrics.jsonl after the steps done, if it is known.
-        val_every, val_tasks, test_tasks: steps between validations, and the tasks of each and of the test.
-    """
-
-    done: int
-    validated: int
-    steps: int
-    meta_batch_size: int
+    done: int  # the last step of which the training is done
+    validated: int  # the last one of which the validation is done
+    steps: int  # their number
+    meta_batch_size: int  # the tasks, or samples, of a step
     unit: str = "tasks"
+    # Sums over steps that are done, but not in a line yet.
     pending: Mapping[str, tuple[float, int]] = field(default_factory=dict)
-    digest: str | None = None
-    val_every: int = 1
-    val_tasks: int = 0
+    digest: str | None = None  # of metrics.jsonl after the steps done, if it is known
+    val_every: int = 1  # steps between validations
+    val_tasks: int = 0  # of each validation
     test_tasks: int = 0
 
     def keeps(self, split: str, step: int) -> bool:

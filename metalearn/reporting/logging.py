@@ -34,14 +34,9 @@ _PACKAGES = ("metalearn", "distributed")
 
 
 class RunLog:
-    """The log of a run. This one is silent: it is for ranks that take the same steps while rank zero logs.
+    """The log of a run. This one is silent: it is for ranks that take the same steps while rank zero logs."""
 
-    Attributes:
-        plots, report: whether the completed run gets these.
-    """
-
-    plots = False
-    report = False
+    plots, report = False, False  # whether the completed run gets these
 
     def start(self, config: Config, pictures: Mapping[str, Picture]) -> None:
         """Gets the config, and a few episodes as pictures."""

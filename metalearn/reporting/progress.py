@@ -31,14 +31,10 @@ def unnoticed(tasks: int) -> None:
 
 
 class RunProgress:
-    """Shows how far a run is, on a terminal or in a notebook. Elsewhere a long validation or test logs lines.
-
-    Attributes:
-        bars: what draws it, or None.
-    """
+    """Shows how far a run is, on a terminal or in a notebook. Elsewhere a long validation or test logs lines."""
 
     def __init__(self, window: Window) -> None:
-        self.bars = _bars()
+        self.bars = _bars()  # what draws it, or None
         self._window, self._done = window, window.done
         self._smooth: Values = {}
         self._task_seconds: float | None = None

@@ -40,23 +40,15 @@ def _line(text: str) -> str:
 
 
 class Card(NamedTuple):
-    """What a model card says.
+    """What a model card says."""
 
-    Attributes:
-        title, licence: of the model; the licence may not be known.
-        task, tags: the hub's name of what the model does, such as image-classification, and its tags.
-        facts: lines by their names; backquotes mark code.
-        use: how to use the model, in Markdown, by the format in which it is exported.
-        reached: the figure that it has reached.
-    """
-
-    title: str
-    task: str
-    tags: Sequence[str]
-    licence: str | None
-    facts: Mapping[str, str]
-    use: Mapping[str, str]
-    reached: Reached | None = None
+    title: str  # of the model
+    task: str  # the hub's name of what it does, such as image-classification
+    tags: Sequence[str]  # those of the hub
+    licence: str | None  # None: it is not known
+    facts: Mapping[str, str]  # lines by their names; backquotes mark code
+    use: Mapping[str, str]  # how to use the model, in Markdown, by the format in which it is exported
+    reached: Reached | None = None  # the figure that it has reached
 
     def text(self, file_format: str) -> str:
         """README.md of a model in this format."""

@@ -29,23 +29,15 @@ _NEEDED = ("onnx", "onnxscript", "onnxruntime")
 
 
 class NetworkToExport(NamedTuple):
-    """A network that becomes a program.
+    """A network that becomes a program."""
 
-    Attributes:
-        network: from pictures, or rows of a table, float [n, …], as `x`, to a tuple of outputs [n, …].
-        x, ours: four of these, and what each output must be for them, computed `in_batches`.
-        name: what messages call the network.
-        outputs, inputs: the names of the outputs and of the input.
-        folded: compute beforehand what does not depend on the input.
-    """
-
-    network: nn.Module
-    x: Tensor
-    ours: Sequence[Tensor]
-    name: str
-    outputs: Sequence[str]
-    inputs: str = "pictures"
-    folded: bool = False
+    network: nn.Module  # from pictures, or rows of a table, float [n, …], as `x`, to a tuple of outputs [n, …]
+    x: Tensor  # four of these
+    ours: Sequence[Tensor]  # what each output must be for them, computed `in_batches`
+    name: str  # what messages call the network
+    outputs: Sequence[str]  # their names
+    inputs: str = "pictures"  # the name of the input
+    folded: bool = False  # compute beforehand what does not depend on the input
 
 
 def export(

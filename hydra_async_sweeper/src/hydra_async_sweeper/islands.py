@@ -18,33 +18,22 @@ from hydra_async_sweeper.space import Number, Params, Space, uniform, value_at
 
 
 class IslandSettings(NamedTuple):
-    """Settings of the search.
+    """Settings of the search."""
 
-    seed: of all random numbers.
-    pop_size: parents are two of an island's best `pop_size`; until it has as many, trials are random.
-    num_islands: how many populations evolve side by side.
-    island_size: slots that work for an island, `n_jobs // num_islands` when the study is made. It must not change when
-        the study resumes with other slots: exchanges would become more or less frequent.
-    migration_probability: an exchange follows a result with `migration_probability / island_size`.
-    pollination: True sends copies, and the target drops its worst. False lets the individuals leave.
-    topology: how many individuals island i sends to island j at an exchange. By default 1 to every other island.
-    crossover: the share of the first parent: each parameter comes from it with this probability.
-    mutation: the probability that one parameter is drawn afresh.
-    sigma: the standard deviation of the move of one number that is not whole, as a part of its interval.
-    random_init: the probability that all parameters are drawn afresh.
-    """
-
-    seed: int
-    pop_size: int
-    num_islands: int = 1
+    seed: int  # of all random numbers
+    pop_size: int  # parents are two of an island's best `pop_size`; until it has as many, trials are random
+    num_islands: int = 1  # how many populations evolve side by side
+    # Slots that work for an island, `n_jobs // num_islands` when the study is made. It must not change when the study
+    # resumes with other slots: exchanges would become more or less frequent.
     island_size: int = 1
-    migration_probability: float = 0.9
-    pollination: bool = True
+    migration_probability: float = 0.9  # an exchange follows a result with `migration_probability / island_size`
+    pollination: bool = True  # True sends copies, and the target drops its worst. False lets the individuals leave.
+    # How many individuals island i sends to island j at an exchange. By default 1 to every other island.
     topology: Sequence[Sequence[int]] | None = None
-    crossover: float = 0.7
-    mutation: float = 0.4
-    sigma: float = 0.05
-    random_init: float = 0.1
+    crossover: float = 0.7  # the share of the first parent: each parameter comes from it with this probability
+    mutation: float = 0.4  # the probability that one parameter is drawn afresh
+    sigma: float = 0.05  # the standard deviation of the move of one number that is not whole, as a part of its interval
+    random_init: float = 0.1  # the probability that all parameters are drawn afresh
 
 
 class ScoredTrial(NamedTuple):

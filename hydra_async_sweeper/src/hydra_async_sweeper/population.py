@@ -15,22 +15,14 @@ from hydra_async_sweeper.space import Category, Dimension, Params, Space, Value,
 
 
 class PopulationSettings(NamedTuple):
-    """Settings of the search.
+    """Settings of the search."""
 
-    seed: of all random numbers.
-    members: how many runs train side by side.
-    rounds: how often all of them train, and are compared.
-    quantile: after a round this share of the members, the worst, takes over from this share, the best.
-    factors: a number that is taken over is multiplied by one of them.
-    resample: the probability that a parameter that is taken over is drawn afresh.
-    """
-
-    seed: int
-    members: int
-    rounds: int
-    quantile: float = 0.25
-    factors: Sequence[float] = (0.8, 1.2)
-    resample: float = 0.25
+    seed: int  # of all random numbers
+    members: int  # how many runs train side by side
+    rounds: int  # how often all of them train, and are compared
+    quantile: float = 0.25  # after a round this share of the members, the worst, takes over from this share, the best
+    factors: Sequence[float] = (0.8, 1.2)  # a number that is taken over is multiplied by one of them
+    resample: float = 0.25  # the probability that a parameter that is taken over is drawn afresh
 
     @property
     def replaced(self) -> int:
