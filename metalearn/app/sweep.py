@@ -352,7 +352,7 @@ def _check(program: Program, plan: "SweepPlan", others: Sequence[str], sweeper: 
         before_shapes, shapes = shapes, {name: value.shape for name, value in parts.start.items()}
         if in_rounds and before_shapes not in (None, shapes):
             raise ConfigError(
-                f"hydra/sweeper=pbt: {' '.join(plan.overrides(params))} gives the model other parameters, so it cannot "
+                f"hydra/sweeper=pbt: {' '.join(searched)} gives the model other parameters, so it cannot "
                 "take over a checkpoint; search for keys that leave the model's parameters as they are"
             )
     if in_rounds:
