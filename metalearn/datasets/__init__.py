@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 def make(name: str, out: Path, *, source: Path | None, partly: bool) -> "DrawnSet":
-    """Builds the set `name` in the folder `out`, or goes on with it. Raises ConfigError or DataError or RunError as
+    """Builds the set `name` in the folder `out`, or goes on with it. Raises ConfigError, DataError or RunError as
     `collect` of photographs.py, or `SetRecipe.build` of drawing.py.
 
     Args:
