@@ -50,8 +50,7 @@ __all__ = [
 P = ParamSpec("P")
 T = TypeVar("T")
 
-UNSET_RPC_TIMEOUT = -1.0
-"""torch's value for the default time limit; None means the same here."""
+UNSET_RPC_TIMEOUT = -1.0  # torch's value for the default time limit; None means the same here
 
 
 def parts_of(partitioner: Partitioner | None, args: Args, kwargs: KwArgs) -> Sequence[Any]:
@@ -85,14 +84,9 @@ def parts_of(partitioner: Partitioner | None, args: Args, kwargs: KwArgs) -> Seq
 
 
 def _start(
-    func: Callable[..., Any],
-    args: Args | None,
-    kwargs: KwArgs | None,
-    partitioner: Partitioner | None,
-    timeout: float | None,
-    *,
-    compute_own_part: bool = False,
-) -> Call:
+    func: Callable[..., Any], args: Args | None, kwargs: KwArgs | None, partitioner: Partitioner | None,
+    timeout: float | None, *, compute_own_part: bool = False,
+) -> Call:  # fmt: skip
     current()
     items: defaultdict[int, list[Item]] = defaultdict(list)
     for number, (name, part_args, part_kwargs) in enumerate(parts_of(partitioner, args or (), kwargs or {})):
@@ -102,14 +96,9 @@ def _start(
 
 
 def remote_sync_call(
-    func: Callable[..., T],
-    *,
-    args: Args | None = None,
-    kwargs: KwArgs | None = None,
-    partitioner: Partitioner | None = None,
-    reducer: Reducer | None = None,
-    timeout: float | None = None,
-) -> Any:
+    func: Callable[..., T], *, args: Args | None = None, kwargs: KwArgs | None = None,
+    partitioner: Partitioner | None = None, reducer: Reducer | None = None, timeout: float | None = None,
+) -> Any:  # fmt: skip
     """Calls `func` on the workers and waits. In the meantime the caller computes its own part.
 
     The first failure is raised at once, also if other workers still compute; under `autograd.context()`, when all have
@@ -143,14 +132,9 @@ def remote_sync_call(
 
 
 def remote_async_call(
-    func: Callable[..., T],
-    *,
-    args: Args | None = None,
-    kwargs: KwArgs | None = None,
-    partitioner: Partitioner | None = None,
-    reducer: Reducer | None = None,
-    timeout: float | None = None,
-) -> Future[Any]:
+    func: Callable[..., T], *, args: Args | None = None, kwargs: KwArgs | None = None,
+    partitioner: Partitioner | None = None, reducer: Reducer | None = None, timeout: float | None = None,
+) -> Future[Any]:  # fmt: skip
     """As `remote_sync_call`, but returns a future of the value when the messages are sent.
 
     It waits before that only if `session.MAX_WINDOW` calls to the same worker are under way already.

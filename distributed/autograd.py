@@ -73,11 +73,9 @@ def get_gradients(ctx: int) -> dict[Tensor, Tensor]:
 
 
 def backward(
-    autograd_ctx_id: int,
-    tensors: Tensor | Sequence[Tensor],
-    retain_graph: bool = False,
+    autograd_ctx_id: int, tensors: Tensor | Sequence[Tensor], retain_graph: bool = False,
     inputs: Tensor | Sequence[Tensor] | None = None,
-) -> None:
+) -> None:  # fmt: skip
     """Adds the gradients of the sum of `tensors` to `.grad` of the leaves on this worker.
 
     A second call in the same context adds its own gradients only.
@@ -104,12 +102,9 @@ def backward(
 
 
 def grad(
-    autograd_ctx_id: int,
-    outputs: Tensor | Sequence[Tensor],
-    inputs: Tensor | Sequence[Tensor],
-    retain_graph: bool = False,
-    allow_unused: bool = False,
-) -> tuple[Tensor | None, ...]:
+    autograd_ctx_id: int, outputs: Tensor | Sequence[Tensor], inputs: Tensor | Sequence[Tensor],
+    retain_graph: bool = False, allow_unused: bool = False,
+) -> tuple[Tensor | None, ...]:  # fmt: skip
     """The gradients of the sum of `outputs`, one for each of `inputs`; `.grad` stays as it is.
 
     Args:

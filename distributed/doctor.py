@@ -22,8 +22,7 @@ from distributed.info import get_world_info
 from distributed.launch.isolation import exposure
 from distributed.launch.process_group import start_process_group, stop_process_group
 
-SMALL, LARGE = 1, 1 << 20
-"""Numbers of float32 values in the messages that measure latency and bandwidth."""
+SMALL, LARGE = 1, 1 << 20  # numbers of float32 values in the messages that measure latency and bandwidth
 
 REPEATS = 10
 
@@ -51,8 +50,7 @@ class Report(NamedTuple):
         return all(check.ok is not False for check in self.checks)
 
 
-Operation = Callable[[int], bool]
-"""Runs once with the given number of values; returns whether the answer was right."""
+Operation = Callable[[int], bool]  # runs once with the given number of values; returns whether the answer was right
 
 
 def diagnose(*, timeout: float = 30.0) -> Report | None:

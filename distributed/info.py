@@ -5,11 +5,8 @@ import os
 import socket
 from typing import NamedTuple
 
-DEFAULT_TIMEOUT = 60.0
-"""Seconds that a remote call may take unless a caller sets another limit."""
-
-GOODBYE_SECONDS = 5.0
-"""Time limit for the workers to leave together, and for an interrupted call to end."""
+DEFAULT_TIMEOUT = 60.0  # seconds that a remote call may take unless a caller sets another limit
+GOODBYE_SECONDS = 5.0  # time limit for the workers to leave together, and for an interrupted call to end
 
 SHORTEST_TIMEOUT, LONGEST_TIMEOUT = 0.001, 2_000_000.0
 """Bounds of a time limit in seconds. torch counts milliseconds in 32 bits: below 1 ms is no limit, more overflows."""

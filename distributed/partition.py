@@ -12,10 +12,8 @@ from distributed.info import get_world_rank, get_world_size
 
 Args = tuple[Any, ...]
 KwArgs = dict[str, Any]
-Part = tuple[int | str, Args | None, KwArgs | None]
-"""(worker, args, kwargs): one call of the function."""
-PartitionFunction = Callable[..., Sequence[Part]]
-"""Called with the arguments of the remote call; returns its parts."""
+Part = tuple[int | str, Args | None, KwArgs | None]  # (worker, args, kwargs): one call of the function
+PartitionFunction = Callable[..., Sequence[Part]]  # called with the arguments of the remote call; returns its parts
 Partitioner = int | str | PartitionFunction
 
 
@@ -57,12 +55,7 @@ class TensorDimensionPartitioner:
     """
 
     def __init__(
-        self,
-        dim: int,
-        *,
-        exclusive: bool = False,
-        keepdim: bool = True,
-        workers: Sequence[int | str] | None = None,
+        self, dim: int, *, exclusive: bool = False, keepdim: bool = True, workers: Sequence[int | str] | None = None
     ) -> None:
         if isinstance(dim, bool) or not isinstance(dim, int):
             raise ValueError(f"dim={dim!r}: must be a whole number, such as 0")
@@ -132,11 +125,7 @@ class TensorDimensionPartitioner:
 
 
 def dim_partitioner(
-    dim: int = 0,
-    *,
-    exclusive: bool = False,
-    keepdim: bool = True,
-    workers: Sequence[int | str] | None = None,
+    dim: int = 0, *, exclusive: bool = False, keepdim: bool = True, workers: Sequence[int | str] | None = None
 ) -> PartitionFunction:
     """Makes a `TensorDimensionPartitioner`."""
     return TensorDimensionPartitioner(dim, exclusive=exclusive, keepdim=keepdim, workers=workers)

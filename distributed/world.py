@@ -88,11 +88,9 @@ def barrier(worker_names: Iterable[str] | None = None) -> None:
 
 def auto_init_rpc(
     worker_init_fn: Callable[[], None] | None = None,
-    worker_name_format: Callable[..., str] = default_worker_name_format,
-    *,
-    backend: rpc.BackendType | None = None,
+    worker_name_format: Callable[..., str] = default_worker_name_format, *, backend: rpc.BackendType | None = None,
     rpc_backend_options: rpc.TensorPipeRpcBackendOptions | None = None,
-) -> Callable[[Callable[P, T]], Callable[P, T]]:
+) -> Callable[[Callable[P, T]], Callable[P, T]]:  # fmt: skip
     """A decorator for the main function: starts RPC before it and stops RPC after it.
 
     Args:

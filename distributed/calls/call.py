@@ -21,8 +21,7 @@ from distributed.calls.worker import Answer, Failure, Head, Item, Outcome, Plain
 from distributed.errors import describe, message_of, worker_error
 from distributed.info import check_timeout
 
-_FIRST = 2**62
-"""A number above those that torch gives to nodes, and below those of its accumulators."""
+_FIRST = 2**62  # a number above those that torch gives to nodes, and below those of its accumulators
 
 
 class Call:
@@ -36,13 +35,9 @@ class Call:
     """
 
     def __init__(
-        self,
-        func: Callable[..., Any],
-        items: dict[int, list[Item]],
-        timeout: float | None,
-        *,
+        self, func: Callable[..., Any], items: dict[int, list[Item]], timeout: float | None, *,
         compute_own_part: bool = False,
-    ) -> None:
+    ) -> None:  # fmt: skip
         self._session = session = current()
         self._names, self._me = session.workers, session.rank
         self.timeout = session.timeout if timeout is None else timeout

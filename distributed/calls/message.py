@@ -41,8 +41,7 @@ class Packed(NamedTuple):
         return self._replace(carried=plain)
 
 
-Carries = Callable[[torch.device], bool]
-"""Whether tensors on a device can be sent."""
+Carries = Callable[[torch.device], bool]  # whether tensors on a device can be sent
 
 
 class _Pickler(pickle.Pickler):

@@ -49,11 +49,8 @@ T = TypeVar("T")
 
 log = logging.getLogger(__name__)
 
-MAX_DEPTH = 4
-"""The deepest nesting of remote calls."""
-
-MAX_WINDOW = 8
-"""The most messages of one depth that are under way from one caller to one worker."""
+MAX_DEPTH = 4  # the deepest nesting of remote calls
+MAX_WINDOW = 8  # the most messages of one depth that are under way from one caller to one worker
 
 _CALL_THREADS = 256
 _OTHER_THREADS = 16
@@ -61,8 +58,7 @@ _LAST_WORD_SECONDS = 1.0
 _GATHER_SECONDS = 0.002
 _SCHEME = "distributed"
 
-POLL_SECONDS = 1.0
-"""Between two looks at the pings of workers that may be lost."""
+POLL_SECONDS = 1.0  # between two looks at the pings of workers that may be lost
 
 
 class Pinger:
@@ -138,8 +134,7 @@ class Session:
 
 _session: Session | None = None
 
-serving: set[int] = set()
-"""The threads of this process that compute a remote call."""
+serving: set[int] = set()  # the threads of this process that compute a remote call
 
 
 def current() -> Session:
@@ -222,12 +217,9 @@ dist.register_rendezvous_handler(_SCHEME, _rendezvous)
 
 
 def start_rpc(
-    *,
-    name: str | None = None,
-    timeout: float = DEFAULT_TIMEOUT,
-    backend: rpc.BackendType | None = None,
+    *, name: str | None = None, timeout: float = DEFAULT_TIMEOUT, backend: rpc.BackendType | None = None,
     rpc_backend_options: rpc.TensorPipeRpcBackendOptions | None = None,
-) -> None:
+) -> None:  # fmt: skip
     """Joins this process to its world; returns when all workers have joined.
 
     Args:

@@ -57,8 +57,7 @@ class Failure(NamedTuple):
     error: Packed | None
 
 
-Outcome = dict[int, Any] | Failure
-"""The items' results by number, or the first failure."""
+Outcome = dict[int, Any] | Failure  # the items' results by number, or the first failure
 
 Answer = tuple[tuple[int, ...] | None, bytes, list[Any], Tensor | None]
 """(numbers, payload, carried, anchor): the items' numbers and their packed results, or None and a packed `Failure`;

@@ -39,11 +39,8 @@ from distributed.launch.isolation import NOT_ISOLATED, CannotIsolateError, Netwo
 from distributed.launch.meeting import ENDED, TOKEN, within
 from distributed.launch.processes import FINAL, FOLLOWS, LAUNCHER, PREEMPTIONS, STOPPED, die_with, quiet_agent
 
-LEAVE_SECONDS = 30.0
-"""Time limit for the ranks to end by themselves after the run has ended."""
-
-SAVE_SECONDS = 600
-"""Time limit for rank zero to save after a request to stop."""
+LEAVE_SECONDS = 30.0  # time limit for the ranks to end by themselves after the run has ended
+SAVE_SECONDS = 600  # time limit for rank zero to save after a request to stop
 
 SAME_REQUEST_SECONDS = 2.0
 """Signals within this time are one request: a terminal, or a supervisor, may signal more than once."""
@@ -82,12 +79,9 @@ def check_isolation(config: LaunchConfig) -> None:
 
 
 def launch(
-    command: Sequence[str] | Callable[[], int],
-    config: LaunchConfig,
-    *,
-    max_restarts: int = 0,
+    command: Sequence[str] | Callable[[], int], config: LaunchConfig, *, max_restarts: int = 0,
     say: Callable[[str], None] = print,
-) -> int:
+) -> int:  # fmt: skip
     """Runs `command` once for each rank and waits. A function runs in forks of this process, which must have one thread
     and must not have used a GPU.
 
@@ -188,14 +182,9 @@ class _Stop:
 
 
 def _run_agent(
-    command: Sequence[str] | Callable[[], int],
-    config: LaunchConfig,
-    listener: socket.socket | None,
-    not_isolated: str,
-    max_restarts: int,
-    say: Callable[[str], None],
-    stop: _Stop,
-) -> int:
+    command: Sequence[str] | Callable[[], int], config: LaunchConfig, listener: socket.socket | None, not_isolated: str,
+    max_restarts: int, say: Callable[[str], None], stop: _Stop,
+) -> int:  # fmt: skip
     """Runs torch's agent on this host; returns the exit code of the job."""
     quiet_agent()
     # Launchers of other hosts would not know a token that is drawn here.

@@ -30,14 +30,12 @@ from distributed.info import get_world_info, is_here, listening, on_one_host
 TOKEN = "DISTRIBUTED_TOKEN"  # noqa: S105 (the variable's name)
 """Environment variable: the secret of a run, which its processes share. It may be absent."""
 
-ENDED = "ended"
-"""Key of the agent's store: rank zero's exit code, once the run has ended and is not to be repeated."""
+ENDED = "ended"  # key of the agent's store: rank zero's exit code, once the run has ended and is not to be repeated
 
 _POLL_SECONDS = 0.005
 _LATE_SECONDS = 5.0
 
-_REFUSAL_SECONDS = 2.0
-"""Time that rank zero waits until those that it has refused know it."""
+_REFUSAL_SECONDS = 2.0  # time that rank zero waits until those that it has refused know it
 
 _MARGIN_SECONDS = 10.0
 """Time beyond its limit before a waiting thread is left behind. torch connects twice before it reports a failure, with

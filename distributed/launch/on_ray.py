@@ -143,14 +143,9 @@ def check(cluster: Cluster, workers: int) -> Cluster:
 
 
 def launch(
-    program: Sequence[str],
-    variables: Mapping[str, str],
-    cluster: Cluster,
-    workers: int,
-    *,
-    max_restarts: int,
+    program: Sequence[str], variables: Mapping[str, str], cluster: Cluster, workers: int, *, max_restarts: int,
     say: Callable[[str], None],
-) -> int:
+) -> int:  # fmt: skip
     """Runs Python with the arguments `program` for each worker, in this folder of every host, with these environment
     variables besides the host's own; returns the exit code of rank zero.
 

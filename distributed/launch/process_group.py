@@ -24,8 +24,7 @@ with contextlib.suppress(ImportError, AttributeError):  # of a torch without RPC
 
 _POLL_SECONDS = 0.05
 
-_DISMISSAL_SECONDS = 0.2
-"""Seconds between two looks for a dismissal."""
+_DISMISSAL_SECONDS = 0.2  # seconds between two looks for a dismissal
 
 _store: dist.Store | None = None
 _obeying: tuple[threading.Thread, threading.Event] | None = None

@@ -15,11 +15,8 @@ PREEMPTIONS = (signal.SIGUSR1, signal.SIGUSR2)
 LAUNCHER = "DISTRIBUTED_LAUNCHER_PID"
 """Environment variable of a rank that `launch` has started: the number of the agent's process, with which it ends."""
 
-FOLLOWS = os.EX_TEMPFAIL
-"""Exit code of a rank that ends because rank zero does: that one reports the cause."""
-
-STOPPED = (130, 143)
-"""Exit codes of a rank zero that has saved and stopped, for SIGINT and for SIGTERM."""
+FOLLOWS = os.EX_TEMPFAIL  # exit code of a rank that ends because rank zero does: that one reports the cause
+STOPPED = (130, 143)  # exit codes of a rank zero that has saved and stopped, for SIGINT and for SIGTERM
 
 FINAL = (2, 3, os.EX_IOERR, *STOPPED)
 """Exit codes after which nothing is started again: bad config, numbers that are not finite, a disk that has failed."""
@@ -65,8 +62,7 @@ def quiet_agent() -> None:
 
 
 _SOCKETS_A_WORKER = 7
-_OTHERS = 256
-"""Files that have nothing to do with the number of workers: libraries, data, logs."""
+_OTHERS = 256  # files that have nothing to do with the number of workers: libraries, data, logs
 
 
 def allow_sockets(workers: int) -> None:

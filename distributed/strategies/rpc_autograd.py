@@ -73,8 +73,7 @@ def rpc_autograd(*, plan: WorkPlan, timeout: float) -> Connect:
     return lambda: dealing.ByCalls(plan, timeout, map_chunks, meter)
 
 
-Leaves = Mapping[Subtree, Sequence[Tensor]]
-"""Copies of the parameters as flat buffers, by the chunks that use them."""
+Leaves = Mapping[Subtree, Sequence[Tensor]]  # copies of the parameters as flat buffers, by the chunks that use them
 
 
 def _gradients(ctx: int, losses: Sequence[Tensor], ranks: Sequence[int], leaves: Leaves) -> dict[Subtree, list[Tensor]]:

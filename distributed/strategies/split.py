@@ -42,8 +42,7 @@ from distributed.strategies.common.work import (
 P = ParamSpec("P")
 T = TypeVar("T")
 
-_ANSWER_SECONDS = 2.0
-"""How long a worker may take to answer after an error, or it counts as missing."""
+_ANSWER_SECONDS = 2.0  # how long a worker may take to answer after an error, or it counts as missing
 
 
 def split(*, plan: WorkPlan, timeout: float, cuts: Sequence[str] | str = "auto", micro_batches: int = 4) -> Connect:
@@ -326,8 +325,7 @@ class Pipeline(ChunkStrategy):
         stop_rpc(failure)
 
 
-_shard: Shard | None = None
-"""This worker's shard."""
+_shard: Shard | None = None  # this worker's shard
 
 
 def _make_shard(reduce: Combine, first: int, last: int, state: State, timeout: float) -> Shard:

@@ -29,11 +29,8 @@ from metalearn.algorithms.common.losses import by_sample
 from metalearn.checks import positive
 from metalearn.types import Algorithm, Batch, Episode, Metrics, Model, Params
 
-LOG_RATE, LOG_SCALE = "log_rate", "log_scale"
-"""The names of the logarithms of rate and scale, divided by `SPEED`."""
-
-SPEED = 5.0
-"""How much faster than a weight these logarithms move, under an optimiser whose steps have one size for all."""
+LOG_RATE, LOG_SCALE = "log_rate", "log_scale"  # the names of the logarithms of rate and scale, divided by `SPEED`
+SPEED = 5.0  # how much faster than a weight these logarithms move, under an optimiser whose steps have one size for all
 
 PART = 1000
 """Samples whose features are computed together where no derivative is taken: a long stream needs less memory."""

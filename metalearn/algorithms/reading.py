@@ -30,8 +30,7 @@ from metalearn.errors import ConfigError
 from metalearn.nn.network import leaves
 from metalearn.types import BITS, POSITIONS, Algorithm, Batch, Episode, Metrics, Model, Params, Past
 
-LOG_RATE = "log_rate."
-"""The prefix of the names of the inner rates' logarithms, divided by `SPEED`."""
+LOG_RATE = "log_rate."  # the prefix of the names of the inner rates' logarithms, divided by `SPEED`
 
 SPEED = 5.0
 """How much faster than a weight the logarithm of a rate moves, under an optimiser whose steps have one size for all."""

@@ -302,8 +302,7 @@ def _computed(
 # A transformer over the samples of a task, which are a set: their order changes nothing. The first `context_size`
 # samples, the support set, attend to each other; every other sample attends to them and to itself.
 
-EXPANSION = 4
-"""The width of a block's MLP, in widths of the transformer."""
+EXPANSION = 4  # the width of a block's MLP, in widths of the transformer
 
 
 def set_attention(queries: Tensor, keys: Tensor, values: Tensor, context_size: int) -> Tensor:

@@ -14,8 +14,7 @@ from torch import Tensor, nn
 
 Kind = Literal["real", "whole", "bool"]
 
-EXACT = 2**24
-"""Whole numbers up to this have an exact float32."""
+EXACT = 2**24  # whole numbers up to this have an exact float32
 
 
 class Part(NamedTuple):
@@ -27,8 +26,7 @@ class Part(NamedTuple):
     kind: Kind
 
 
-Inputs: TypeAlias = tuple[Part, ...]
-"""What a sample is: the parts are in the order of their names, or of their places."""
+Inputs: TypeAlias = tuple[Part, ...]  # what a sample is: the parts are in the order of their names, or of their places
 
 
 def of_reals(shape: Sequence[int]) -> Inputs:

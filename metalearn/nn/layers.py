@@ -27,8 +27,7 @@ FEW_CHANNELS = 16
 
 EPSILON = 1e-5
 
-LINEAR = 1.0
-"""The slope behind a norm that stands for no activation."""
+LINEAR = 1.0  # the slope behind a norm that stands for no activation
 
 
 class ChannelsLast(NamedTuple):
@@ -343,14 +342,9 @@ class _LaidOut(Function):
 
 
 def batch_norm(
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor,
-    *,
-    slope: float = LINEAR,
-    statistics_of: int | None = None,
+    x: Tensor, weight: Tensor, bias: Tensor, *, slope: float = LINEAR, statistics_of: int | None = None,
     epsilon: float = EPSILON,
-) -> Tensor:
+) -> Tensor:  # fmt: skip
     """Normalises each channel of each task, scales and shifts it, and multiplies what is below 0 by `slope`.
 
     Args:

@@ -206,16 +206,9 @@ class _Tasks:
     """The samples of some tasks, and what is to be predicted for them, as the kernels take them."""
 
     def __init__(
-        self,
-        shaped: ShapedNetwork,
-        row: Tensor,
-        x: Tensor,
-        support_x: Tensor | None,
-        y: Tensor | None = None,
-        *,
-        twice: bool = False,
-        rate: float | None = None,
-    ) -> None:
+        self, shaped: ShapedNetwork, row: Tensor, x: Tensor, support_x: Tensor | None, y: Tensor | None = None, *,
+        twice: bool = False, rate: float | None = None,
+    ) -> None:  # fmt: skip
         """With a `rate`, the parameters after a step take the place of the gradient. Raises ValueError if samples,
         targets and parameters do not fit, or a derivative by the samples is wanted."""
         self.shaped, self.support_size = shaped, 0 if support_x is None else support_x.shape[1]

@@ -211,8 +211,7 @@ MOST_LAYERS = 96  # as kernels/network.c has it
 # grows with their square.
 MOST_TAPS = 49
 
-Fields = dict[str, float]
-"""Fields of a layer of kernels/network.c."""
+Fields = dict[str, float]  # fields of a layer of kernels/network.c
 
 
 class Windows(NamedTuple):

@@ -33,14 +33,12 @@ from metalearn.types import (
     ways_differ,
 )
 
-DATA_SECONDS = "data_seconds"
-"""The metric of a chunk for the seconds that its episodes took to make."""
+DATA_SECONDS = "data_seconds"  # the metric of a chunk for the seconds that its episodes took to make
 
 EPISODE = "metalearn.types.Episode(support=Batch(x, y), query=Batch(x, y)) of tensors"
 
 
-Add = Callable[[Sequence[Any]], Any]
-"""Adds up values with tensors and numbers in them."""
+Add = Callable[[Sequence[Any]], Any]  # adds up values with tensors and numbers in them
 
 log = logging.getLogger("metalearn")
 

@@ -46,18 +46,12 @@ from metalearn.types import (
     Updater,
 )
 
-MOST_STEPS = 1000
-"""Steps whose figures are kept on the device at most."""
-
-SHARE = 0.25
-"""The part of the device's free memory that the pictures may take."""
+MOST_STEPS = 1000  # steps whose figures are kept on the device at most
+SHARE = 0.25  # the part of the device's free memory that the pictures may take
 
 ALL = "all weights"
-ROWS = 256
-"""The rows in which the gradient's norm is computed."""
-
-WARM_UP = 2
-"""Steps before the graph is recorded: kernels are compiled, and libraries take their memory."""
+ROWS = 256  # the rows in which the gradient's norm is computed
+WARM_UP = 2  # steps before the graph is recorded: kernels are compiled, and libraries take their memory
 
 T = TypeVar("T")
 
@@ -154,19 +148,15 @@ for operation in OPERATIONS.split():
 # Tasks of the next steps, drawn while the device computes: by a thread, or by processes
 
 
-AHEAD = 16
-"""Steps whose tasks a thread draws ahead; two for each process."""
-
-MOST_PROCESSES = 16
-"""Processes that draw with `trainer.draw_ahead=auto`."""
+AHEAD = 16  # steps whose tasks a thread draws ahead; two for each process
+MOST_PROCESSES = 16  # processes that draw with `trainer.draw_ahead=auto`
 
 PATIENCE = 10
 """Seconds in which a process must have drawn the tasks of a step. Tasks on which it takes longer gain nothing by it."""
 
 _NO_PROCESSES = "no processes draw tasks ahead, so the run draws them: %s"
 
-Made = Callable[[int], list[Tensor]]
-"""The tasks of a step by its number, in tensors on the host."""
+Made = Callable[[int], list[Tensor]]  # the tasks of a step by its number, in tensors on the host
 
 
 def processes_for(draw_ahead: int | str, *, pure: bool) -> int:
@@ -235,8 +225,7 @@ class Ahead:
             pool.shutdown(wait=False, cancel_futures=True)
 
 
-_made: Made | None = None
-"""In a process that draws: how."""
+_made: Made | None = None  # in a process that draws: how
 
 
 def _begin(made: Made, starter: int) -> None:

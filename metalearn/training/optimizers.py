@@ -59,8 +59,7 @@ class Clipping(NamedTuple):
 
 
 OptimizerSettings = dict[str, Any]
-STEPS = "step"
-"""The name of the number of steps in the state; it is one number for all parameters."""
+STEPS = "step"  # the name of the number of steps in the state; it is one number for all parameters
 
 Step = Callable[[Tensor, Tensor, Params, OptimizerSettings], None]
 """From the values and gradients [P] of all parameters, the state and the settings. It changes values and state."""
@@ -157,11 +156,8 @@ def joined(tensors: Iterable[Tensor]) -> Tensor:
 # The optimisers
 
 
-PIECE = 4096
-"""Numbers that a GPU's multiprocessor updates in a step of Adam."""
-
-ADAM = ("step", "exp_avg", "exp_avg_sq")
-"""The state of Adam, by torch's names."""
+PIECE = 4096  # numbers that a GPU's multiprocessor updates in a step of Adam
+ADAM = ("step", "exp_avg", "exp_avg_sq")  # the state of Adam, by torch's names
 
 
 def adam(*, rates: Rates, beta1: float, beta2: float, eps: float, clipping: Clipping = Clipping()) -> OuterOptimizer:  # noqa: B008 (it is immutable)

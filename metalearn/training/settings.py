@@ -42,15 +42,11 @@ CHUNK_FLOATS = {"cpu": 1_400_000, "cuda": 45_000_000}
 """The most floats that the activations of a chunk may take with `task_chunk=auto`, by type of device. Omniglot's 5-way
 1-shot episodes with 64 filters then come in chunks of 8 on a CPU, and in one chunk on a GPU."""
 
-FEW, FEW_FLOATS = 8, 12_000_000
-"""Chunks of up to 8 tasks may use 12M floats: each chunk has a fixed cost."""
-
-PAIR_FLOATS = 80_000_000
-"""Chunks of two tasks may use 80M floats, so that two threads have a task each."""
+FEW, FEW_FLOATS = 8, 12_000_000  # chunks of up to 8 tasks may use 12M floats: each chunk has a fixed cost
+PAIR_FLOATS = 80_000_000  # chunks of two tasks may use 80M floats, so that two threads have a task each
 
 
-AUTO = "auto"
-"""Stands for a number that the program chooses."""
+AUTO = "auto"  # stands for a number that the program chooses
 
 
 @dataclass(frozen=True)
@@ -108,8 +104,7 @@ class TrainerSettings:
             whole_number("draw_ahead", self.draw_ahead, at_least=0)
 
 
-EVEN = 1.15
-"""How much larger than an equal share the largest worker's share may be."""
+EVEN = 1.15  # how much larger than an equal share the largest worker's share may be
 
 
 def chunk_size(

@@ -40,8 +40,7 @@ from distributed.strategies.common.work import (
 
 log = logging.getLogger(__name__)
 
-_work: Work | None = None
-"""The work of this process, for remote calls; set before RPC starts."""
+_work: Work | None = None  # the work of this process, for remote calls; set before RPC starts
 
 
 def current_work() -> Work:
@@ -57,8 +56,7 @@ def check_partitioner(partitioner: PartitionFunction) -> None:
         raise ValueError(f"partitioner.dim={partitioner.dim}: chunks lie along dimension 0; type partitioner.dim=0")
 
 
-Dealt = list[tuple[int | str, list[int]]]
-"""Parts of a call: (worker, the numbers of its chunks)."""
+Dealt = list[tuple[int | str, list[int]]]  # parts of a call: (worker, the numbers of its chunks)
 
 
 def deal(partitioner: PartitionFunction, count: int) -> Dealt:
@@ -117,12 +115,9 @@ def compute(numbers: list[int], results: Iterable[Any], adds: int | None = None)
 
 
 def call(
-    func: PartFunction,
-    partitioner: PartitionFunction,
-    chunks: Sequence[Tensor],
-    args: Callable[[list[int]], Args],
+    func: PartFunction, partitioner: PartitionFunction, chunks: Sequence[Tensor], args: Callable[[list[int]], Args],
     timeout: float,
-) -> PartResult:
+) -> PartResult:  # fmt: skip
     """Calls `func` on the workers from here; returns all results, by chunk number or by subtree.
 
     Args:

@@ -51,16 +51,9 @@ class Shard:
     """
 
     def __init__(
-        self,
-        pieces: Pieces,
-        reduce: Combine,
-        first: int,
-        last: int,
-        state: State,
-        *,
-        device: torch.device,
+        self, pieces: Pieces, reduce: Combine, first: int, last: int, state: State, *, device: torch.device,
         timeout: float,
-    ) -> None:
+    ) -> None:  # fmt: skip
         self._pieces, self._reduce, self._timeout = pieces, reduce, timeout
         self._stages = pieces.stages[first:last]
         self._ends = last == len(pieces.stages)

@@ -25,17 +25,13 @@ T = TypeVar("T")
 
 _POLL_SECONDS = 0.0002
 
-_ALIGN = 16
-"""A slice has a multiple of 16 elements. So slices of all types can lie side by side as bytes."""
+_ALIGN = 16  # a slice has a multiple of 16 elements. So slices of all types can lie side by side as bytes.
 
 
 def sum_over_ranks(
-    partials: Mapping[Subtree, Sequence[Tensor]],
-    like: Sequence[Tensor],
-    subtrees: Sequence[Sequence[Subtree]],
-    count: int,
-    beside: Tensor,
-) -> tuple[list[Tensor], Tensor]:
+    partials: Mapping[Subtree, Sequence[Tensor]], like: Sequence[Tensor], subtrees: Sequence[Sequence[Subtree]],
+    count: int, beside: Tensor,
+) -> tuple[list[Tensor], Tensor]:  # fmt: skip
     """The sum of `count` terms of which every rank has some, and a row of every rank.
 
     Args:

@@ -18,8 +18,7 @@ from distributed.reduce import Combine, add_up, mean_of_sums, tree_sum
 T = TypeVar("T")
 Tensors = dict[str, Tensor]
 
-Done = Callable[[int], None]
-"""Gets the number of samples whenever some are evaluated."""
+Done = Callable[[int], None]  # gets the number of samples whenever some are evaluated
 
 
 def unnoticed(samples: int) -> None:
@@ -113,8 +112,7 @@ class WorkPlan(NamedTuple):
         return self.reduce in (mean_of_sums, add_up)
 
 
-ROUND = 4
-"""Chunks that a worker evaluates between two exchanges."""
+ROUND = 4  # chunks that a worker evaluates between two exchanges
 
 
 def even_runs(chunks: Sequence[T], ranks: int) -> list[Sequence[T]]:

@@ -21,13 +21,11 @@ from metalearn.types import Params
 TaskLoss = Callable[[Params, int], Tensor]
 """`loss(params, step)`: the losses [t] of per-task parameters, at an inner step (from 0)."""
 
-Rate = float | Params
-"""One rate for all parameters, or one for each, of a shape that broadcasts to the parameter's."""
+Rate = float | Params  # one rate for all parameters, or one for each, of a shape that broadcasts to the parameter's
 
 State = dict[str, Params]
 
-Checkpoint = bool | Literal["nested"]
-"""Whether steps are computed again for their derivative; see `descent`."""
+Checkpoint = bool | Literal["nested"]  # whether steps are computed again for their derivative; see `descent`
 
 Step = Callable[[Params, State, int], tuple[Params, State]]
 """`step(params, state, number)`: parameters and the optimiser's state after inner step `number`."""
@@ -121,15 +119,9 @@ def constant(lr: Rate) -> Callable[[int], Rate]:
 
 
 def descent(
-    loss: TaskLoss,
-    params: Params,
-    *,
-    optimizer: InnerOptimizer,
-    rate: Callable[[int], Rate],
-    steps: int,
-    order: int,
+    loss: TaskLoss, params: Params, *, optimizer: InnerOptimizer, rate: Callable[[int], Rate], steps: int, order: int,
     checkpoint: Checkpoint = False,
-) -> Iterator[Params]:
+) -> Iterator[Params]:  # fmt: skip
     """Descent on any losses of the tasks, by autograd: yields `params`, then the parameters after each step.
 
     `order` says what the steps' derivative is. 2: the exact one. 1: each step's gradient counts as a constant

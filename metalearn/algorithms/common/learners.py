@@ -40,8 +40,7 @@ from metalearn.types import (
     Stage,
 )
 
-RATE = "inner_lr."
-"""The prefix of the names of learned inner rates."""
+RATE = "inner_lr."  # the prefix of the names of learned inner rates
 
 Init = Callable[[Generator], Params]
 
@@ -109,15 +108,9 @@ def gradient_of(outcome: Outcome) -> Callable[[Params, Episode, int], ChunkResul
 
 
 def gradient_learner(
-    model: Model,
-    path: InnerPath,
-    *,
-    eval_steps: int,
-    inner_steps: int = 0,
-    order: int = 2,
-    init: Init | None = None,
+    model: Model, path: InnerPath, *, eval_steps: int, inner_steps: int = 0, order: int = 2, init: Init | None = None,
     outcome: Outcome | None = None,
-) -> Algorithm:
+) -> Algorithm:  # fmt: skip
     """An algorithm whose meta-loss is the query loss after `inner_steps` steps along `path`.
 
     Args:
@@ -204,17 +197,9 @@ def _by_step(values: list[Metrics]) -> Metrics:
 
 
 def support_descent(
-    model: Model,
-    weights: Params,
-    support: Batch,
-    *,
-    inner: InnerOptimizer,
-    rate: Rate,
-    steps: int,
-    order: int,
-    checkpoint: Checkpoint = False,
-    replaced: Params | None = None,
-) -> Iterator[Params]:
+    model: Model, weights: Params, support: Batch, *, inner: InnerOptimizer, rate: Rate, steps: int, order: int,
+    checkpoint: Checkpoint = False, replaced: Params | None = None,
+) -> Iterator[Params]:  # fmt: skip
     """Descent from weights and by rates that all tasks share, on each task's loss on its support set. Some weights may
     be `replaced` by those of each task [t, *shape]. `order` and `checkpoint` are as for `descent` and `descend`;
     `nested` needs a network that is compiled, else it is True."""
@@ -239,14 +224,9 @@ def support_descent(
 
 
 def check_descent(
-    *,
-    inner_lr: float,
-    eval_steps: int,
-    inner_steps: int = 0,
-    eval_lr_factor: float = 1.0,
-    first_order: bool = False,
+    *, inner_lr: float, eval_steps: int, inner_steps: int = 0, eval_lr_factor: float = 1.0, first_order: bool = False,
     checkpoint_steps: Checkpoint = False,
-) -> None:
+) -> None:  # fmt: skip
     """Raises ValueError for a rate or factor that is not above 0, a negative number of steps, or a wrong switch."""
     positive(inner_lr=inner_lr, eval_lr_factor=eval_lr_factor)
     not_negative(inner_steps=inner_steps, eval_steps=eval_steps)

@@ -23,8 +23,7 @@ from metalearn.nn.network import (
 )
 from metalearn.types import Loss, Metrics, Model, Targets
 
-Measure = Callable[[Tensor, Tensor], Tensor]
-"""From outputs [t, n, d] and targets to a value for each sample, [t, n]."""
+Measure = Callable[[Tensor, Tensor], Tensor]  # from outputs [t, n, d] and targets to a value for each sample, [t, n]
 
 OF_CLASSES: tuple[Targets, ...] = ("classes", "labels")
 

@@ -38,8 +38,7 @@ class LayerKind(IntEnum):
     WINDOWS, CONVOLUTION, NORM, ACTIVATION, POOL, MEAN, SUM = range(7)
 
 
-ACTIVATIONS = ("leaky_relu", "softplus", "tanh")
-"""By their numbers in kernels/network.h."""
+ACTIVATIONS = ("leaky_relu", "softplus", "tanh")  # by their numbers in kernels/network.h
 
 
 class LAYER(ctypes.Structure):

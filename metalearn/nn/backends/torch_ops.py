@@ -127,8 +127,7 @@ def in_pairs(values: Tensor) -> Tensor:
 
 # Attention: the heads are the first dimension of q, k and v, which are dense; kernels/attention.c has the equations
 
-BLOCK_NUMBERS = {"cpu": 1 << 16, "cuda": 1 << 26}
-"""Weights that are computed at once, by device."""
+BLOCK_NUMBERS = {"cpu": 1 << 16, "cuda": 1 << 26}  # weights that are computed at once, by device
 
 
 class Mask(NamedTuple):
