@@ -11,13 +11,7 @@ import torch.distributed as dist
 # Where torch has no RPC, these names are missing; `strategies.local` and `strategies.ddp` need none of them.
 with suppress(ImportError):
     from distributed import api, autograd, world
-    from distributed.api import (
-        parallelize,
-        parallelize_async,
-        parallelize_sync,
-        remote_async_call,
-        remote_sync_call,
-    )
+    from distributed.api import parallelize, parallelize_async, parallelize_sync, remote_async_call, remote_sync_call
     from distributed.calls import rpc
     from distributed.calls.worker import pure
     from distributed.objects import RemoteObject, module_clone, remote_object
@@ -30,12 +24,7 @@ with suppress(ImportError):
         exclusive_batch_partitioner,
         whole,
     )
-    from distributed.reduce import (
-        mean_reducer,
-        stack_reducer,
-        sum_reducer,
-        weighted_mean_reducer,
-    )
+    from distributed.reduce import mean_reducer, stack_reducer, sum_reducer, weighted_mean_reducer
     from distributed.world import (
         WorldInfo,
         auto_init_rpc,

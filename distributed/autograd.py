@@ -22,15 +22,7 @@ from distributed.launch.meeting import within
 
 DistAutogradContext = autograd.DistAutogradContext
 
-__all__ = [
-    "DistAutogradContext",
-    "backward",
-    "context",
-    "current_context",
-    "get_gradients",
-    "grad",
-    "is_available",
-]
+__all__ = ["DistAutogradContext", "backward", "context", "current_context", "get_gradients", "grad", "is_available"]
 
 is_available = autograd.is_available
 

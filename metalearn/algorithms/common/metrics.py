@@ -5,13 +5,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from metalearn.algorithms.common.losses import (
-    OF_CLASSES,
-    absolute_errors,
-    cross_entropy,
-    per_task_mean,
-    squared,
-)
+from metalearn.algorithms.common.losses import OF_CLASSES, absolute_errors, cross_entropy, per_task_mean, squared
 from metalearn.checks import one_of, whole_number
 from metalearn.errors import ConfigError
 from metalearn.nn.network import squared_errors
