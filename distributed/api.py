@@ -31,21 +31,10 @@ from distributed.reduce import Reducer, mean_reducer, sum_reducer
 from distributed.world import get_worker_id
 
 __all__ = [
-    "UNSET_RPC_TIMEOUT",
-    "PartitionFunction",
-    "Partitioner",
-    "TensorDimensionPartitioner",
-    "batch_partitioner",
-    "dim_partitioner",
-    "exclusive_batch_partitioner",
-    "mean_reducer",
-    "parallelize",
-    "parallelize_async",
-    "parallelize_sync",
-    "remote_async_call",
-    "remote_sync_call",
-    "sum_reducer",
-]
+    "UNSET_RPC_TIMEOUT", "PartitionFunction", "Partitioner", "TensorDimensionPartitioner", "batch_partitioner",
+    "dim_partitioner", "exclusive_batch_partitioner", "mean_reducer", "parallelize", "parallelize_async",
+    "parallelize_sync", "remote_async_call", "remote_sync_call", "sum_reducer",
+]  # fmt: skip
 
 P = ParamSpec("P")
 T = TypeVar("T")

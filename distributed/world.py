@@ -23,24 +23,10 @@ from distributed.info import (
 from distributed.info import default_worker_name as default_worker_name_format
 
 __all__ = [
-    "WorldInfo",
-    "auto_init_rpc",
-    "barrier",
-    "default_worker_name_format",
-    "get_local_rank",
-    "get_local_world_size",
-    "get_rank",
-    "get_worker_id",
-    "get_world_info",
-    "get_world_rank",
-    "get_world_size",
-    "is_available",
-    "not_on_rank",
-    "on_rank",
-    "rank_all",
-    "rank_non_zero_only",
-    "rank_zero_only",
-]
+    "WorldInfo", "auto_init_rpc", "barrier", "default_worker_name_format", "get_local_rank", "get_local_world_size",
+    "get_rank", "get_worker_id", "get_world_info", "get_world_rank", "get_world_size", "is_available",
+    "not_on_rank", "on_rank", "rank_all", "rank_non_zero_only", "rank_zero_only",
+]  # fmt: skip
 
 P = ParamSpec("P")
 T = TypeVar("T")
