@@ -46,10 +46,8 @@ def run(command: str, arguments: Sequence[str], started: Path | None = None) -> 
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")  # a locale's encoding may lack some signs
-    if (
-        signal.getsignal(signal.SIGCHLD) is signal.SIG_IGN
-    ):  # a parent's choice, with which no process learns how a rank ended
-        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    if signal.getsignal(signal.SIGCHLD) is signal.SIG_IGN:
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # else no process learns how a rank ended
     code = 0
     try:
         if "--version" in arguments:  # of any command
