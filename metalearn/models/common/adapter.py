@@ -223,9 +223,9 @@ class _BatchNorm(nn.BatchNorm2d):
 
     def forward(self, x: Tensor) -> Tensor:
         support_size = self.support_size or None
-        if support_size is not None and len(x) != self.samples:
+        if support_size is not None and x.shape[0] != self.samples:  # `len(x)` would be a constant to torch.export
             raise ConfigError(
-                f"model: a batch norm gets {len(x)} maps of {self.samples} pictures, so which of them are of the "
+                f"model: a batch norm gets {x.shape[0]} maps of {self.samples} pictures, so which of them are of the "
                 "support set is not known; type model.transductive=true, or take nn.GroupNorm"
             )
         scale: Tensor = self.weight if self.affine else x.new_ones(x.shape[1])
