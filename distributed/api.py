@@ -4,11 +4,12 @@ results. How items travel: see `calls.call`. The names are those of `torchopt.di
 
 import copy
 import functools
+import importlib
 import inspect
-import pkgutil
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Any, ParamSpec, TypeVar, cast
 
 from torch.futures import Future
@@ -177,7 +178,7 @@ class _Undecorated:
     name: str
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        function = pkgutil.resolve_name(f"{self.module}:{self.name}")
+        function = attrgetter(self.name)(importlib.import_module(self.module))
         return getattr(function, _UNDECORATED, function)(*args, **kwargs)
 
 
@@ -237,7 +238,7 @@ def _is_being_defined(func: Callable[..., Any]) -> bool:
     if "<" in func.__qualname__:
         return False  # a lambda or nested function, given as partitioner
     try:
-        bound = pkgutil.resolve_name(f"{func.__module__}:{func.__qualname__}")
+        bound = attrgetter(func.__qualname__)(importlib.import_module(func.__module__))
     except AttributeError:
         return True
     except ImportError:

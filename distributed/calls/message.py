@@ -36,10 +36,6 @@ class Packed(NamedTuple):
     def tensors(self) -> list[Tensor]:
         return [value for value in self.carried if isinstance(value, Tensor)]
 
-    def without_graphs(self) -> "Packed":
-        plain = [v.detach() if isinstance(v, Tensor) and v.grad_fn is not None else v for v in self.carried]
-        return self._replace(carried=plain)
-
 
 Carries = Callable[[torch.device], bool]  # whether tensors on a device can be sent
 

@@ -200,7 +200,10 @@ def pack_outcome(outcome: Outcome, me: str, ctx: int | None, carries: Carries) -
                 refused.__cause__ = error
                 return None, pack(failure(refused, me, number), graphs=False, carries=carries)
         raise
-    return tuple(outcome), packed if ctx is not None else packed.without_graphs()
+    if ctx is None:
+        plain = [v.detach() if isinstance(v, Tensor) and v.grad_fn is not None else v for v in packed.carried]
+        packed = packed._replace(carried=plain)
+    return tuple(outcome), packed
 
 
 def failure(error: BaseException, worker: str, number: int | None) -> Failure:
@@ -211,7 +214,8 @@ def failure(error: BaseException, worker: str, number: int | None) -> Failure:
             packed = pack(packable(), graphs=False, carries=lambda device: device.type == "cpu")
         except (TypeError, ValueError):  # an attribute may hold a lock, or a tensor that cannot be sent
             continue
-        sent = packed.without_graphs()
+        # Leaves, too: under a context torch would make a tensor that requires a gradient part of the backward pass.
+        sent = packed._replace(carried=[v.detach() if isinstance(v, Tensor) else v for v in packed.carried])
         break
     trace = "".join(traceback.format_exception(error))
     return Failure(worker, number, type(error).__qualname__, message_of(error), trace, sent)

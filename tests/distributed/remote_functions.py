@@ -84,6 +84,10 @@ def fail_with_attributes(kind: str) -> NoReturn:
         error.age, error.add = 99, torch.add  # type: ignore[attr-defined]
         error.add_note("a note of its own")
         raise error
+    if kind == "leaf":
+        error = OwnError("of its weights")
+        error.weights = torch.ones(2, requires_grad=True)  # type: ignore[attr-defined]
+        raise error
     error = OwnError("holds a lock")
     error.lock = threading.Lock()  # type: ignore[attr-defined]
     raise error

@@ -202,6 +202,13 @@ def test_exceptions_keep_their_type_text_and_origin() -> None:
         remote_sync_call(functions.stop, args=(1,), partitioner=1)
 
 
+def test_tensors_of_an_exception_have_no_gradient() -> None:
+    """Under a context they would be part of the backward pass."""
+    with todist.autograd.context(), pytest.raises(functions.OwnError) as caught:
+        remote_sync_call(functions.fail_with_attributes, args=("leaf",), partitioner=1)
+    assert not caught.value.weights.requires_grad  # type: ignore[attr-defined]
+
+
 def test_a_result_that_cannot_be_rebuilt_is_named() -> None:
     with pytest.raises(TypeError, match="a result from worker1 cannot be rebuilt: LookupError: not at"):
         remote_sync_call(functions.OnlyAtHome, partitioner=1)
