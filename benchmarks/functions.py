@@ -23,7 +23,7 @@ import torch
 from metalearn.api.learner import load
 from metalearn.app.prior_check import source_of
 from metalearn.cli.arguments import whole
-from metalearn.reporting.charts import Line, chart, svg_file
+from metalearn.reporting.page import Line, chart, svg_file
 from metalearn.reporting.provenance import made_with
 from metalearn.storage.files import write_atomically
 from metalearn.tasks.priors.gp import Array, covariance, draw_settings, posterior

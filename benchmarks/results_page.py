@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from benchmarks.reproduce import BY_POSITION, LAST, PAGES, Result, ResultRow, ResultTable
 from metalearn.errors import ConfigError
-from metalearn.reporting.charts import Line, chart, svg_file
+from metalearn.reporting.page import Line, chart, svg_file
 
 Results = Mapping[str, Sequence[Result]]
 """The results of every row by its name: one of each seed, or none."""

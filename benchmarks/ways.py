@@ -26,7 +26,7 @@ from metalearn.models.common.adapter import model_of as adapted
 from metalearn.models.conv4 import conv4
 from metalearn.models.mlp import mlp
 from metalearn.models.resnet12 import resnet12
-from metalearn.nn.inputs import of_reals
+from metalearn.nn.surroundings import of_reals
 from metalearn.tasks.common.episodes import EpisodeSpec, Seeds
 from metalearn.tasks.common.stored import DataPlace
 from metalearn.tasks.glyphs import glyphs

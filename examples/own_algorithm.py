@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import metalearn
-from metalearn.algorithms.common.learners import comparing_learner, features_and_head, one_hot, without_head
+from metalearn.algorithms.common.inner import comparing_learner, features_and_head, one_hot, without_head
 from metalearn.types import Algorithm, Batch, Model, Params
 
 SHARPNESS = 10.0

@@ -18,7 +18,7 @@ from torch.utils import _pytree as pytree
 from torch.utils.checkpoint import get_device_states, set_device_states
 
 from metalearn.algorithms.common.inner import SGD, InnerOptimizer, adam, conjugate_gradient, momentum, rmsprop, sgd
-from metalearn.checks import Invalid, first_line, one_of, real_number, whole_number
+from metalearn.errors import Invalid, first_line, one_of, real_number, whole_number
 from metalearn.nn.attention import plain_attention, second_order_attention
 
 __all__ = [

@@ -1,12 +1,126 @@
-"""The errors that end a run with a message and without a traceback, and what writes messages to the terminal."""
+"""The errors that end a run with a message and without a traceback, and what writes messages to the terminal; checks of
+arguments, whose messages name what is allowed.
+"""
 
 import difflib
 import logging
 import shlex
 import sys
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from pathlib import Path
-from typing import TextIO
+from typing import Any, TextIO
+
+
+class Invalid(ValueError):  # noqa: N818 (it reads as what it is where it is raised)
+    """An argument with a value that is not allowed; its text is `KEY=VALUE: ALLOWED; ADVICE`.
+
+    Args:
+        key: the argument; also a part of one, such as `network._target_`.
+        value: what it has.
+        allowed: what it must be, or why it cannot be this value.
+        advice: what to type. `KEY` stands for the key, and `GROUP.` before another key for the group of both.
+        quoted: whether a text is shown in quotes.
+    """
+
+    def __init__(self, key: str, value: object, allowed: str, advice: str = "", quoted: bool = True) -> None:
+        super().__init__(key, value, allowed, advice, quoted)  # so that it can be sent to another process
+        self.key, self.value, self.allowed, self.advice, self.quoted = key, value, allowed, advice, quoted
+
+    def __str__(self) -> str:
+        return self.text()
+
+    def text(self, group: str = "") -> str:
+        """The message, with the config group of the key before every name of a key."""
+        prefix = f"{group}." if group else ""
+        key, shown = f"{prefix}{self.key}", repr(self.value) if self.quoted else str(self.value)
+        advice = self.advice.replace("KEY", key).replace("GROUP.", prefix)
+        return f"{key}={shown}: {self.allowed}" + (f"; {advice}" if advice else "")
+
+
+def whole_number(name: str, value: object, *, at_least: int, at_most: int = 2**63 - 1) -> None:
+    """Raises Invalid unless `value` is an int (bool does not count) in the range."""
+    if isinstance(value, bool) or not isinstance(value, int) or not at_least <= value <= at_most:
+        above = "" if at_most == 2**63 - 1 else f" and at most {at_most}"
+        over = isinstance(value, int) and value > at_most
+        advice = f"type KEY={at_most} or less" if over else f"type KEY={max(at_least, 1)} or more"
+        if isinstance(value, float) and value.is_integer() and at_least <= value <= at_most:
+            advice = f"type KEY={int(value)}, since a number with a point or an e is a real number here"
+        raise Invalid(name, value, f"must be a whole number of at least {at_least}{above}", advice)
+
+
+def whole_numbers(name: str, values: Any, *, example: list[int], count: int | None = None) -> None:
+    """Raises Invalid unless `values` is a list of ints of at least 1, and has the wanted length."""
+    good = isinstance(values, list | tuple) and all(type(value) is int and value >= 1 for value in values)
+    if not good or count not in (None, len(values)):
+        many = "" if count is None else f"{count} "
+        advice = f"type KEY=[{','.join(map(str, example))}]"
+        raise Invalid(name, values, f"must be a list of {many}whole numbers of at least 1", advice)
+
+
+def real_number(name: str, value: object, *, above: float | None = None, at_least: float | None = None) -> None:
+    """Raises Invalid unless `value` is a finite number within the bound."""
+    bound = f" above {above:g}" if above is not None else f" of at least {at_least:g}" if at_least is not None else ""
+    good = False
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        finite = abs(value) <= sys.float_info.max  # an int may be too large for math.isfinite
+        good = finite and (above is None or value > above) and (at_least is None or value >= at_least)
+    if not good:
+        raise Invalid(name, value, f"must be a finite number{bound}", "type KEY=0.001, for example")
+
+
+def positive(**values: object) -> None:
+    """Raises Invalid unless all of these are finite numbers above 0."""
+    for name, value in values.items():
+        real_number(name, value, above=0)
+
+
+def not_negative(**values: object) -> None:
+    """Raises Invalid unless all of these are whole numbers of at least 0."""
+    for name, value in values.items():
+        whole_number(name, value, at_least=0)
+
+
+def fraction(name: str, value: object) -> None:
+    """Raises Invalid unless `value` is a number in [0, 1)."""
+    real_number(name, value, at_least=0)
+    if isinstance(value, int | float) and value >= 1:
+        raise Invalid(name, value, "must be below 1", "type KEY=0.9")
+
+
+def one_of(name: str, value: object, allowed: Collection[object]) -> None:
+    """Raises Invalid unless `value` is among `allowed`."""
+    if value not in allowed:
+        names = ", ".join(map(str, allowed))
+        raise Invalid(name, value, f"must be one of {names}", f"type KEY={next(iter(allowed))}")
+
+
+def only(name: str, value: object, right: object, owner: str) -> None:
+    """Raises Invalid unless `value` is `right`, the only one that `owner` allows."""
+    if value != right:
+        raise Invalid(name, value, f"must be {right} for {owner}", f"type KEY={right}")
+
+
+def true_or_false(name: str, value: object) -> None:
+    """Raises Invalid unless `value` is a bool."""
+    if not isinstance(value, bool):
+        raise Invalid(name, value, "must be true or false", "type KEY=true")
+
+
+def switches(**values: object) -> None:
+    """Raises Invalid unless all of these are bools."""
+    for name, value in values.items():
+        true_or_false(name, value)
+
+
+def enough_classes(name: str, ways: int, split: str, classes: int) -> None:
+    """Raises Invalid when an episode asks for more classes than its split has."""
+    if ways > classes:
+        raise Invalid(name, ways, f"the split '{split}' has {classes} classes", f"type KEY={classes} or fewer")
+
+
+def first_line(error: BaseException) -> str:
+    """The first line of a message; its type if there is none."""
+    return next(iter(str(error).splitlines()), type(error).__name__)
 
 
 def printable(text: str) -> str:

@@ -8,8 +8,7 @@ import torch
 from torch import Generator, Tensor
 
 from metalearn.nn.layers import per_task
-from metalearn.nn.network import CompiledNetwork, gradient_at, leaves, usual_metrics
-from metalearn.nn.plans import is_packed, sum_of_tasks
+from metalearn.nn.network import CompiledNetwork, gradient_at, is_packed, leaves, sum_of_tasks, usual_metrics
 
 Params = dict[str, Tensor]
 """Parameters by name. Meta-parameters are plain leaves without a graph; inside an inner loop every

@@ -11,8 +11,7 @@ import pytest
 from safetensors.torch import load_file, save_file
 
 from metalearn.app.job import script, to_job
-from metalearn.app.parts import Parts, assemble
-from metalearn.app.preflight import seen_in
+from metalearn.app.parts import Parts, assemble, seen_in
 from metalearn.config.compose import compose_config
 from metalearn.config.values import to_container
 from metalearn.runs.checkpoint import write

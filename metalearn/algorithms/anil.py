@@ -10,8 +10,15 @@ from collections.abc import Iterator
 
 from torch import Tensor
 
-from metalearn.algorithms.common.inner import SGD, InnerOptimizer, constant, descent
-from metalearn.algorithms.common.learners import check_descent, features_and_head, gradient_learner
+from metalearn.algorithms.common.inner import (
+    SGD,
+    InnerOptimizer,
+    check_descent,
+    constant,
+    descent,
+    features_and_head,
+    gradient_learner,
+)
 from metalearn.algorithms.common.losses import objective
 from metalearn.nn.layers import per_task
 from metalearn.types import Algorithm, Batch, Model, Params

@@ -17,18 +17,21 @@ from collections.abc import Iterator
 import torch.nn.functional as F
 from torch import Generator, Tensor
 
-from metalearn.algorithms.common.inner import SGD, InnerOptimizer, constant, descent
-from metalearn.algorithms.common.learners import (
+from metalearn.algorithms.common.inner import (
+    SGD,
+    InnerOptimizer,
     check_descent,
     class_means,
+    constant,
     cosines,
+    descent,
     evaluated_by_new_heads,
     features_and_head,
     one_hot,
     trained_on_samples,
 )
 from metalearn.algorithms.common.losses import objective
-from metalearn.checks import positive
+from metalearn.errors import positive
 from metalearn.types import Algorithm, Batch, Model, Params
 
 VECTORS = "cosine.weight"  # the meta-parameter of the classes' vectors, [classes, d]

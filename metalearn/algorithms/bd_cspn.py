@@ -18,8 +18,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from metalearn.algorithms.common.learners import class_means, cosines, evaluated_together, one_hot, pretrained
-from metalearn.checks import not_negative, positive
+from metalearn.algorithms.common.inner import class_means, cosines, evaluated_together, one_hot, pretrained
+from metalearn.errors import not_negative, positive
 from metalearn.types import Algorithm, Batch, Model, Params
 
 

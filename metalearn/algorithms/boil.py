@@ -11,8 +11,15 @@ from collections.abc import Iterator
 
 import torch
 
-from metalearn.algorithms.common.inner import SGD, Checkpoint, InnerOptimizer
-from metalearn.algorithms.common.learners import check_descent, features_and_head, gradient_learner, support_descent
+from metalearn.algorithms.common.inner import (
+    SGD,
+    Checkpoint,
+    InnerOptimizer,
+    check_descent,
+    features_and_head,
+    gradient_learner,
+    support_descent,
+)
 from metalearn.types import Algorithm, Batch, Model, Params
 
 

@@ -25,9 +25,18 @@ from collections.abc import Iterator
 import torch
 from torch import Generator, Tensor
 
-from metalearn.algorithms.common.inner import SGD, InnerOptimizer, constant, descent
-from metalearn.algorithms.common.learners import check_descent, gradient_learner, part, prefixed, without
-from metalearn.checks import Invalid, switches, whole_number
+from metalearn.algorithms.common.inner import (
+    SGD,
+    InnerOptimizer,
+    check_descent,
+    constant,
+    descent,
+    gradient_learner,
+    part,
+    prefixed,
+    without,
+)
+from metalearn.errors import Invalid, switches, whole_number
 from metalearn.nn.layers import per_task
 from metalearn.types import Algorithm, Batch, Model, Params
 

@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Generator, Tensor
 
-from metalearn.algorithms.common.learners import (
+from metalearn.algorithms.common.inner import (
     class_means,
     comparing_learner,
     features_and_head,
@@ -28,7 +28,7 @@ from metalearn.algorithms.common.learners import (
     without,
     without_head,
 )
-from metalearn.checks import positive
+from metalearn.errors import positive
 from metalearn.nn.attention import set_attention
 from metalearn.nn.layers import shared_linear
 from metalearn.types import Algorithm, Batch, Model, Params

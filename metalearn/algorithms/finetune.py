@@ -17,16 +17,19 @@ from collections.abc import Iterator
 
 from torch import Tensor
 
-from metalearn.algorithms.common.inner import SGD, InnerOptimizer, constant, descent
-from metalearn.algorithms.common.learners import (
+from metalearn.algorithms.common.inner import (
+    SGD,
+    InnerOptimizer,
     check_descent,
+    constant,
+    descent,
     evaluated_by_descent,
     evaluated_by_new_heads,
     features_and_head,
     trained_on_samples,
 )
 from metalearn.algorithms.common.losses import objective
-from metalearn.checks import true_or_false, whole_number
+from metalearn.errors import true_or_false, whole_number
 from metalearn.nn.layers import per_task
 from metalearn.types import Algorithm, Batch, Model, Params
 

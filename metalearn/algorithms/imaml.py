@@ -24,9 +24,19 @@ from collections.abc import Callable, Iterator
 import torch
 from torch import Tensor
 
-from metalearn.algorithms.common.inner import SGD, InnerOptimizer, conjugate_gradient, constant, descent, last
-from metalearn.algorithms.common.learners import check_descent, evaluated_by_descent, summed, support_descent
-from metalearn.checks import Invalid, one_of, real_number, whole_number
+from metalearn.algorithms.common.inner import (
+    SGD,
+    InnerOptimizer,
+    check_descent,
+    conjugate_gradient,
+    constant,
+    descent,
+    evaluated_by_descent,
+    last,
+    summed,
+    support_descent,
+)
+from metalearn.errors import Invalid, one_of, real_number, whole_number
 from metalearn.nn.network import leaves
 from metalearn.types import Algorithm, Batch, ChunkResult, Episode, Metrics, Model, Params
 

@@ -20,9 +20,8 @@ import torch
 import torch.nn.functional as F
 from torch import Generator, Tensor
 
-from metalearn.algorithms.common.learners import comparing_learner, features_and_head, part, prefixed, without
-from metalearn.checks import Invalid, whole_number
-from metalearn.errors import ConfigError
+from metalearn.algorithms.common.inner import comparing_learner, features_and_head, part, prefixed, without
+from metalearn.errors import ConfigError, Invalid, whole_number
 from metalearn.nn.attention import draw_transformer, transformer
 from metalearn.nn.layers import shared_linear
 from metalearn.types import Algorithm, Batch, Model, Params

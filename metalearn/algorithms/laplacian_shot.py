@@ -24,7 +24,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from metalearn.algorithms.common.learners import (
+from metalearn.algorithms.common.inner import (
     class_means,
     cosines,
     evaluated_together,
@@ -33,7 +33,7 @@ from metalearn.algorithms.common.learners import (
     squared_distances,
     squared_distances_by_products,
 )
-from metalearn.checks import not_negative, real_number, true_or_false, whole_number
+from metalearn.errors import not_negative, real_number, true_or_false, whole_number
 from metalearn.types import Algorithm, Batch, Model, Params
 
 SHARPNESS = 10.0  # the factor of the cosines in the weights of `rectified_means`; that of both papers

@@ -18,8 +18,14 @@ Differences from the authors' code:
 
 from collections.abc import Iterator
 
-from metalearn.algorithms.common.inner import SGD, Checkpoint, InnerOptimizer
-from metalearn.algorithms.common.learners import check_descent, gradient_learner, support_descent
+from metalearn.algorithms.common.inner import (
+    SGD,
+    Checkpoint,
+    InnerOptimizer,
+    check_descent,
+    gradient_learner,
+    support_descent,
+)
 from metalearn.types import Algorithm, Batch, Model, Params
 
 

@@ -25,9 +25,20 @@ from collections.abc import Iterator
 import torch
 from torch import Generator, Tensor
 
-from metalearn.algorithms.common.inner import SGD, InnerOptimizer, Rate, constant, descent
-from metalearn.algorithms.common.learners import RATE, check_descent, gradient_learner, part, prefixed, without
-from metalearn.checks import Invalid, not_negative, switches, whole_number
+from metalearn.algorithms.common.inner import (
+    RATE,
+    SGD,
+    InnerOptimizer,
+    Rate,
+    check_descent,
+    constant,
+    descent,
+    gradient_learner,
+    part,
+    prefixed,
+    without,
+)
+from metalearn.errors import Invalid, not_negative, switches, whole_number
 from metalearn.types import Algorithm, Batch, Episode, Metrics, Model, Params
 
 

@@ -12,8 +12,8 @@ compare with.
 import torch
 from torch import Tensor
 
-from metalearn.algorithms.common.learners import comparing_learner, cosines, one_hot, without_head
-from metalearn.checks import positive
+from metalearn.algorithms.common.inner import comparing_learner, cosines, one_hot, without_head
+from metalearn.errors import positive
 from metalearn.types import Algorithm, Batch, Model, Params
 
 

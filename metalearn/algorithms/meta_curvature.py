@@ -13,8 +13,11 @@ from collections.abc import Iterator
 import torch
 from torch import Generator, Tensor
 
-from metalearn.algorithms.common.inner import SGD, Checkpoint, InnerOptimizer, State
-from metalearn.algorithms.common.learners import (
+from metalearn.algorithms.common.inner import (
+    SGD,
+    Checkpoint,
+    InnerOptimizer,
+    State,
     check_descent,
     gradient_learner,
     part,

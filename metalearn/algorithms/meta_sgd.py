@@ -12,8 +12,17 @@ from collections.abc import Iterator
 import torch
 from torch import Generator
 
-from metalearn.algorithms.common.inner import SGD, Checkpoint, InnerOptimizer
-from metalearn.algorithms.common.learners import RATE, check_descent, gradient_learner, part, prefixed, support_descent
+from metalearn.algorithms.common.inner import (
+    RATE,
+    SGD,
+    Checkpoint,
+    InnerOptimizer,
+    check_descent,
+    gradient_learner,
+    part,
+    prefixed,
+    support_descent,
+)
 from metalearn.types import Algorithm, Batch, Model, Params
 
 

@@ -27,8 +27,8 @@ from typing import NamedTuple
 import torch
 from torch import Generator, Tensor
 
-from metalearn.algorithms.common.learners import cholesky, comparing_learner, one_hot, without_head
-from metalearn.checks import positive
+from metalearn.algorithms.common.inner import cholesky, comparing_learner, one_hot, without_head
+from metalearn.errors import positive
 from metalearn.types import Algorithm, Batch, Model, Params
 
 SCALE = "svm.scale"  # the name of γ, which is learned beside the network

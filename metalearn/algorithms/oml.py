@@ -24,9 +24,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from metalearn.algorithms.common.learners import comparing_learner, one_hot, without_head
+from metalearn.algorithms.common.inner import comparing_learner, one_hot, without_head
 from metalearn.algorithms.common.losses import by_sample
-from metalearn.checks import positive
+from metalearn.errors import positive
 from metalearn.types import Algorithm, Batch, Episode, Metrics, Model, Params
 
 LOG_RATE, LOG_SCALE = "log_rate", "log_scale"  # the names of the logarithms of rate and scale, divided by `SPEED`

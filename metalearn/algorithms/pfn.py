@@ -14,8 +14,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from metalearn.algorithms.common.learners import comparing_learner
-from metalearn.checks import Invalid
+from metalearn.algorithms.common.inner import comparing_learner
+from metalearn.errors import Invalid
 from metalearn.types import Algorithm, Batch, InContext, Model, Params
 
 # How many queries a prediction computes at once. The last of them are filled up: the shape of a product decides in

@@ -13,8 +13,10 @@ Differences from the authors' code:
 
 from collections.abc import Iterator
 
-from metalearn.algorithms.common.inner import SGD, Checkpoint, InnerOptimizer
-from metalearn.algorithms.common.learners import (
+from metalearn.algorithms.common.inner import (
+    SGD,
+    Checkpoint,
+    InnerOptimizer,
     check_descent,
     class_means,
     features_and_head,

@@ -16,7 +16,7 @@ Differences from the authors' code:
 
 from torch import Tensor
 
-from metalearn.algorithms.common.learners import (
+from metalearn.algorithms.common.inner import (
     class_means,
     comparing_learner,
     one_hot,

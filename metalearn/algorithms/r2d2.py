@@ -23,8 +23,8 @@ import math
 import torch
 from torch import Generator, Tensor
 
-from metalearn.algorithms.common.learners import cholesky, comparing_learner, one_hot, without_head
-from metalearn.checks import positive
+from metalearn.algorithms.common.inner import cholesky, comparing_learner, one_hot, without_head
+from metalearn.errors import positive
 from metalearn.types import Algorithm, Batch, Model, Params
 
 LOG_STRENGTH, SCALE = "ridge.log_strength", "ridge.scale"  # the names of what is learned beside the network

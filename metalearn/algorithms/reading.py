@@ -22,11 +22,9 @@ from typing import Any
 import torch
 from torch import Generator, Tensor
 
-from metalearn.algorithms.common.inner import computed_again, graph_of
-from metalearn.algorithms.common.learners import gradient_of, total_of
+from metalearn.algorithms.common.inner import computed_again, gradient_of, graph_of, total_of
 from metalearn.algorithms.common.losses import by_sample
-from metalearn.checks import positive, true_or_false, whole_number
-from metalearn.errors import ConfigError
+from metalearn.errors import ConfigError, positive, true_or_false, whole_number
 from metalearn.nn.network import leaves
 from metalearn.types import BITS, POSITIONS, Algorithm, Batch, Episode, Metrics, Model, Params, Past
 

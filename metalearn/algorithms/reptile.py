@@ -29,9 +29,21 @@ import numpy as np
 import torch
 from torch import Generator, Tensor
 
-from metalearn.algorithms.common.inner import SGD, InnerOptimizer, State, constant, descent, last
-from metalearn.algorithms.common.learners import check_descent, evaluated_by_descent, part, prefixed, summed, weights_of
-from metalearn.checks import one_of, whole_number
+from metalearn.algorithms.common.inner import (
+    SGD,
+    InnerOptimizer,
+    State,
+    check_descent,
+    constant,
+    descent,
+    evaluated_by_descent,
+    last,
+    part,
+    prefixed,
+    summed,
+    weights_of,
+)
+from metalearn.errors import one_of, whole_number
 from metalearn.types import STATE, Algorithm, Batch, ChunkResult, Episode, Model, Params
 
 INNER_STATES = ("fresh", "carried")

@@ -27,12 +27,10 @@ import numpy as np
 import torch
 from torch import Generator, Tensor
 
-from metalearn.algorithms.common.inner import SGD, InnerOptimizer
-from metalearn.algorithms.common.learners import gradient_of, total_of
+from metalearn.algorithms.common.inner import SGD, InnerOptimizer, gradient_of, total_of
 from metalearn.algorithms.common.losses import by_sample, objective
 from metalearn.bilevel import descent
-from metalearn.checks import one_of, positive, whole_number
-from metalearn.errors import ConfigError
+from metalearn.errors import ConfigError, one_of, positive, whole_number
 from metalearn.types import EXAMPLES, Algorithm, Batch, Episode, Metrics, Model, Params
 
 DROPPED = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6)

@@ -7,8 +7,14 @@ from collections.abc import Iterator
 
 import torch
 
-from metalearn.algorithms.common.inner import SGD, InnerOptimizer
-from metalearn.algorithms.common.learners import check_descent, evaluated_by_descent, summed, support_descent
+from metalearn.algorithms.common.inner import (
+    SGD,
+    InnerOptimizer,
+    check_descent,
+    evaluated_by_descent,
+    summed,
+    support_descent,
+)
 from metalearn.types import Algorithm, Batch, ChunkResult, Episode, Model, Params
 
 

@@ -11,7 +11,7 @@ was compared.
 
 from torch import Tensor
 
-from metalearn.algorithms.common.learners import class_means, comparing_learner, one_hot, pretrained, squared_distances
+from metalearn.algorithms.common.inner import class_means, comparing_learner, one_hot, pretrained, squared_distances
 from metalearn.types import Algorithm, Batch, Model, Params
 
 

@@ -10,7 +10,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from metalearn.algorithms.common.learners import FOR_SAMPLES, evaluated_once, gradient_of, refuse_ignored, total_of
+from metalearn.algorithms.common.inner import FOR_SAMPLES, evaluated_once, gradient_of, refuse_ignored, total_of
 from metalearn.algorithms.common.losses import by_sample
 from metalearn.nn.layers import per_task
 from metalearn.types import Algorithm, Batch, Episode, Metrics, Model, Params

@@ -26,17 +26,19 @@ from collections.abc import Iterator
 
 from torch import Tensor
 
-from metalearn.algorithms.common.inner import adam, constant, descent
-from metalearn.algorithms.common.learners import (
+from metalearn.algorithms.common.inner import (
+    adam,
     check_descent,
     class_means,
+    constant,
+    descent,
     evaluated_together,
     one_hot,
     pretrained,
     squared_distances_by_products,
 )
 from metalearn.algorithms.common.losses import objective
-from metalearn.checks import positive, real_number
+from metalearn.errors import positive, real_number
 from metalearn.types import Algorithm, Batch, Model, Params
 
 VECTORS = "vectors"  # the classes' vectors of a task, [t, ways, d]

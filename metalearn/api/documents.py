@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from metalearn.checks import positive, whole_number
+from metalearn.errors import positive, whole_number
 from metalearn.tasks.texts import BYTES
 from metalearn.types import Stream
 

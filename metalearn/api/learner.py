@@ -24,19 +24,25 @@ from metalearn.algorithms.common.wrappers import of_present_classes, with_fixed,
 from metalearn.api import objects
 from metalearn.api.documents import ReadDocument
 from metalearn.api.pictures import form_of, listed, prepared
-from metalearn.app.parts import chosen_loss, evaluated_at_once
-from metalearn.app.preflight import REFUSE, REPORT, check_unseen
-from metalearn.checks import one_of, true_or_false, whole_number
+from metalearn.app.parts import REFUSE, REPORT, check_unseen, chosen_loss, evaluated_at_once
 from metalearn.config.build import build, import_plugins, option_of
 from metalearn.config.check import PRECISIONS
 from metalearn.config.options import Named, as_named, plain_config
 from metalearn.config.saved import NETWORK, OWN, changed_config, check_saved
 from metalearn.config.values import quoted, to_container
-from metalearn.errors import ConfigError, NotAdmittedError
+from metalearn.errors import ConfigError, NotAdmittedError, one_of, true_or_false, whole_number
 from metalearn.models.module import noted_inputs
-from metalearn.nn.inputs import Inputs, filled, inputs_of, packed, shape_of
-from metalearn.nn.inputs import described as words_for
-from metalearn.nn.surroundings import computing_with, type_of, with_gradients
+from metalearn.nn.surroundings import (
+    Inputs,
+    computing_with,
+    filled,
+    inputs_of,
+    packed,
+    shape_of,
+    type_of,
+    with_gradients,
+)
+from metalearn.nn.surroundings import described as words_for
 from metalearn.reporting.provenance import made_with
 from metalearn.runs.checkpoint import Snapshot, fill_learner, fitted, read_named
 from metalearn.runs.metrics import KEY, Seen, figures_of, from_meta, to_meta
@@ -46,8 +52,7 @@ from metalearn.saved.exporter import NetworkToExport, described, read_form
 from metalearn.saved.form import MANIFEST, USES, Kind, kind_of
 from metalearn.storage.files import is_folder, whole_folder
 from metalearn.tasks.common.pictures import PictureForm
-from metalearn.training.chunks import chunk_functions
-from metalearn.training.compatibility import check_evaluation
+from metalearn.training.chunks import check_evaluation, chunk_functions
 from metalearn.training.settings import tasks_in_chunks
 from metalearn.types import Algorithm, Batch, Loss, Model, Params, TaskSource, ways_differ
 

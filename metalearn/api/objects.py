@@ -15,8 +15,8 @@ from metalearn.errors import ConfigError
 from metalearn.models.common.adapter import model_of
 from metalearn.models.common.pretrained import LICENCE, NAMED, header_of, meant_as, read_state
 from metalearn.models.module import from_note, to_note
-from metalearn.nn.inputs import Inputs, of_reals
-from metalearn.nn.inputs import shape_of as inputs_shape
+from metalearn.nn.surroundings import Inputs, of_reals
+from metalearn.nn.surroundings import shape_of as inputs_shape
 from metalearn.runs.checkpoint import is_path
 from metalearn.training.chunks import episodes_of, inputs_of_source
 from metalearn.types import Algorithm, Episode, Loss, Model, TaskSource, Unit

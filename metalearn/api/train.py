@@ -15,21 +15,29 @@ from metalearn.api import objects
 from metalearn.api.learner import Learner, Taught, check_tasks, learner_of
 from metalearn.api.pictures import form_of
 from metalearn.app.job import Job, installed
-from metalearn.app.parts import Parts, chosen_loss, plain_samples_of, put_together, with_outputs
-from metalearn.app.preflight import REFUSE, REPORT, check_device, check_unseen
+from metalearn.app.parts import (
+    REFUSE,
+    REPORT,
+    Parts,
+    check_device,
+    check_unseen,
+    chosen_loss,
+    plain_samples_of,
+    put_together,
+    with_outputs,
+)
 from metalearn.app.run import check_finite, log_network, seen_by
-from metalearn.checks import one_of
 from metalearn.config.build import build
 from metalearn.config.check import check_top_level
 from metalearn.config.options import Named, as_named, plain_config
 from metalearn.config.saved import OWN
-from metalearn.errors import ConfigError
+from metalearn.errors import ConfigError, one_of
 from metalearn.models.common.adapter import Vectorize
 from metalearn.nn.surroundings import computing_with, with_gradients
 from metalearn.reporting.loggers import Window
 from metalearn.reporting.logging import SILENT, bar_log
 from metalearn.runs.checkpoint import Checkpointer, Snapshot
-from metalearn.training.compatibility import check_compatible
+from metalearn.training.chunks import check_compatible
 from metalearn.types import Algorithm, Loss, Metric, Model
 
 log = logging.getLogger("metalearn")

@@ -12,22 +12,28 @@ from omegaconf import DictConfig, OmegaConf
 
 from metalearn.algorithms.common.wrappers import ensemble, joined
 from metalearn.app.job import Job, Program, Role, role_of, to_job
-from metalearn.app.parts import Parts, assemble, put_together, trained_otherwise
-from metalearn.app.preflight import UNKNOWN, check_unseen, warn_of_seen_drawers
+from metalearn.app.parts import (
+    UNKNOWN,
+    Parts,
+    assemble,
+    check_unseen,
+    put_together,
+    trained_otherwise,
+    warn_of_seen_drawers,
+)
 from metalearn.app.process import BAD_CONFIG, FAILED, OK, report_error, set_up_torch
 from metalearn.app.run import DATA, closing, serve
 from metalearn.config.saved import changed_config, check_saved
 from metalearn.config.values import differences, quoted, to_container
 from metalearn.errors import ConfigError, DataError, MixedWorkersError, RunError, printable
 from metalearn.reporting.loggers import Window
-from metalearn.reporting.logging import log_to_terminal
-from metalearn.reporting.progress import RunProgress, unnoticed
+from metalearn.reporting.logging import RunProgress, log_to_terminal, unnoticed
 from metalearn.runs.checkpoint import Snapshot, fitted, read_named
 from metalearn.runs.folder import evaluation_report, write_result
 from metalearn.runs.metrics import Seen, figures_of, from_meta, write_table
 from metalearn.saved.form import TENSORS, digest_of
 from metalearn.storage.files import creating, is_folder
-from metalearn.training.compatibility import check_evaluation
+from metalearn.training.chunks import check_evaluation
 from metalearn.training.settings import tasks_in_chunks
 from metalearn.types import Metrics, Params, Strategy
 

@@ -13,8 +13,7 @@ from numpy.typing import NDArray
 from metalearn.config.build import build
 from metalearn.config.options import Named, groups, plain_config
 from metalearn.errors import ConfigError, DataError
-from metalearn.reporting.charts import Chart, Line, chart
-from metalearn.reporting.page import page
+from metalearn.reporting.page import Chart, Line, chart, page
 from metalearn.reporting.provenance import made_with
 from metalearn.tasks.priors.source import Prior, PriorTasks, Shape, is_constant
 from metalearn.training.chunks import digests

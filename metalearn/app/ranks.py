@@ -16,8 +16,7 @@ from distributed.launch import elastic, on_ray
 from distributed.launch.isolation import CannotIsolateError
 from distributed.launch.processes import can_share_locks, has_one_thread
 from metalearn.app.job import Job
-from metalearn.app.parts import Parts
-from metalearn.app.preflight import check_device
+from metalearn.app.parts import Parts, check_device
 from metalearn.app.process import OK, exit_code_of_process
 from metalearn.app.run import check_run, look_into_folder
 from metalearn.config.check import computes_elsewhere, on_several_hosts

@@ -20,8 +20,7 @@ from distributed.info import GOODBYE_SECONDS, get_world_info, on_one_host
 from distributed.launch.meeting import note_end
 from distributed.launch.processes import FOLLOWS
 from metalearn.app.job import Job
-from metalearn.app.parts import Parts
-from metalearn.app.preflight import UNKNOWN, check_unseen, described, seen_in, warn_of_seen_drawers
+from metalearn.app.parts import UNKNOWN, Parts, check_unseen, described, seen_in, warn_of_seen_drawers
 from metalearn.app.process import (
     BAD_CONFIG,
     DISK,
@@ -81,9 +80,8 @@ from metalearn.runs.metrics import (
 )
 from metalearn.runs.signals import Interrupted, Stops, StopSignal
 from metalearn.storage.files import comes_from_disk, is_disk_fault, unwritten, writing
-from metalearn.tasks.common.identities import class_names_of
-from metalearn.training.chunks import episodes_of, placing
-from metalearn.training.compatibility import check_compatible
+from metalearn.tasks.common.episodes import class_names_of
+from metalearn.training.chunks import check_compatible, episodes_of, placing
 from metalearn.training.trainer import Paused, Stopped, Trainer, TrainState
 from metalearn.types import Batch, Episode, Model, Params, Strategy
 

@@ -332,7 +332,7 @@ def _check(program: Program, plan: "SweepPlan", others: Sequence[str], sweeper: 
             ) from error
         # These import torch, as `_assemble` has done.
         from metalearn.runs.metrics import ERRORS, METRIC_NAMES
-        from metalearn.training.compatibility import check_compatible
+        from metalearn.training.chunks import check_compatible
 
         if params == first or any(params[key] != first[key] for key in params if key in groups()):
             try:  # as a run does, so that not every trial fails there

@@ -15,8 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from metalearn.api.pictures import LARGEST_SIZE
-from metalearn.checks import Invalid, first_line, one_of, whole_number
-from metalearn.errors import ConfigError, install
+from metalearn.errors import ConfigError, Invalid, first_line, install, one_of, whole_number
 from metalearn.models import lite0
 from metalearn.models.common import pretrained as files
 from metalearn.storage import cache

@@ -17,12 +17,11 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from metalearn.api.pictures import all_seen, listed, seen, support_in
-from metalearn.checks import one_of, real_number, whole_number
 from metalearn.classifier import validation
 from metalearn.classifier.backbones import DEFAULT, OF_CODE, Backbone, backbone_of, features_from_cache, features_of
 from metalearn.classifier.heads import AUTO, HEADS, State, centred, class_means
 from metalearn.classifier.saved import MOST_CLASSES, MOST_SHOWN, Saved, Weights
-from metalearn.errors import ConfigError, DataError
+from metalearn.errors import ConfigError, DataError, one_of, real_number, whole_number
 from metalearn.reporting.page import picture_of
 from metalearn.reporting.provenance import made_with
 from metalearn.saved import exporter, hub

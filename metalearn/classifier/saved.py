@@ -10,13 +10,11 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from metalearn.checks import one_of
 from metalearn.classifier.heads import HEADS
 from metalearn.classifier.validation import strangers_in_words, twice_in_words
-from metalearn.errors import ConfigError
+from metalearn.errors import ConfigError, one_of
 from metalearn.models.common.pretrained import LICENCE, NAMED
-from metalearn.reporting.charts import Line, chart
-from metalearn.reporting.page import Tile, page, side_by_side
+from metalearn.reporting.page import Line, Tile, chart, page, side_by_side
 from metalearn.reporting.provenance import made_with
 from metalearn.saved import form
 from metalearn.saved.form import Kind, kind_of, replaced_by

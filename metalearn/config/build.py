@@ -12,10 +12,9 @@ from typing import Any, get_args, get_origin, get_type_hints
 from hydra.utils import get_object
 from omegaconf import DictConfig, OmegaConf
 
-from metalearn.checks import Invalid
 from metalearn.config.compose import composed_by_hydra
 from metalearn.config.options import check_option, common, shipped, shipped_names, text_of
-from metalearn.errors import ConfigError, NotAdmittedError, nearest
+from metalearn.errors import ConfigError, Invalid, NotAdmittedError, nearest
 
 _DEFAULT_PARTS = {"inner": "metalearn.algorithms.common.inner.sgd"}
 """Parts that some objects have no use for, and the `_target_` of each part's default."""

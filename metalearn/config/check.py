@@ -11,11 +11,10 @@ from typing import Any, NoReturn
 
 from omegaconf import DictConfig, ListConfig, OmegaConf
 
-from metalearn.checks import one_of, real_number, true_or_false, whole_number
 from metalearn.config.compose import check_key
 from metalearn.config.saved import check_checkpoint
 from metalearn.config.values import FREE_KEYS, SET_BY_TASKS, Config, differences, is_below, keys_of, to_container
-from metalearn.errors import ConfigError, as_typed, typed_program
+from metalearn.errors import ConfigError, as_typed, one_of, real_number, true_or_false, typed_program, whole_number
 from metalearn.storage.files import read_json
 
 DEVICES = ("auto", "cpu", "cuda")

@@ -29,8 +29,7 @@ from metalearn.datasets.layouts import (
 )
 from metalearn.errors import DataError
 from metalearn.storage.files import write_atomically
-from metalearn.tasks.common.episodes import SPLITS, Images
-from metalearn.tasks.common.identities import published_list
+from metalearn.tasks.common.episodes import SPLITS, Images, published_list
 from metalearn.tasks.common.pictures import PictureForm, decoded, first_few, formed
 from metalearn.tasks.common.stored import INDEX, PARTLY, PICTURES, DrawnClass, DrawnSet, write_set
 from metalearn.tasks.photographs import published_splits

@@ -9,7 +9,7 @@ import math
 import torch
 from torch import Generator
 
-from metalearn.checks import Invalid, one_of, true_or_false, whole_number
+from metalearn.errors import Invalid, one_of, true_or_false, whole_number
 from metalearn.models.common.stages import HEAD, draw_head, stage_of, staged_model
 from metalearn.nn.layers import LINEAR, Activation, ChannelsLast, Convolution, Flatten, Layer, MaxPool, Mean, Norm
 from metalearn.types import Model, Params, Stage

@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Generator, Tensor
 
-from metalearn.checks import Invalid, whole_number
+from metalearn.errors import Invalid, whole_number
 from metalearn.nn.attention import attention
 from metalearn.types import Model, Params, Past, Reader
 

@@ -7,8 +7,7 @@ from pathlib import Path
 
 from torch import Tensor, nn
 
-from metalearn.checks import Invalid, one_of, whole_number
-from metalearn.errors import install
+from metalearn.errors import Invalid, install, one_of, whole_number
 from metalearn.models.common.adapter import floats_of
 from metalearn.models.common.pretrained import frozen_model, load_whole, preparing, read_state
 from metalearn.types import Model

@@ -7,7 +7,7 @@ from itertools import pairwise
 import torch
 from torch import Generator
 
-from metalearn.checks import one_of, whole_number, whole_numbers
+from metalearn.errors import one_of, whole_number, whole_numbers
 from metalearn.models.common.stages import stage_of, staged_model
 from metalearn.nn.layers import Activation, Flatten, Layer, Linear
 from metalearn.types import Model, Params, Stage

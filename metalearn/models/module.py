@@ -7,9 +7,9 @@ from typing import Any, get_args
 from hydra.utils import get_object
 from torch import nn
 
-from metalearn.checks import Invalid, one_of, true_or_false, whole_number
+from metalearn.errors import Invalid, one_of, true_or_false, whole_number
 from metalearn.models.common.adapter import Vectorize, model_of
-from metalearn.nn.inputs import Inputs, Kind, Part, of_reals
+from metalearn.nn.surroundings import Inputs, Kind, Part, of_reals
 from metalearn.types import Model
 
 

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import torch
 from torch import Generator
 
-from metalearn.checks import Invalid, one_of, true_or_false, whole_number, whole_numbers
+from metalearn.errors import Invalid, one_of, true_or_false, whole_number, whole_numbers
 from metalearn.models.common.stages import HEAD, draw_head, stage_of, staged_model
 from metalearn.nn.layers import LINEAR, Activation, ChannelsLast, Convolution, Layer, MaxPool, Mean, Norm, Residual
 from metalearn.types import Model, Params, Stage

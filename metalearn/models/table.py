@@ -45,7 +45,7 @@ import torch
 import torch.nn.functional as F
 from torch import Generator, Tensor
 
-from metalearn.checks import Invalid, one_of, real_number, true_or_false, whole_number
+from metalearn.errors import Invalid, one_of, real_number, true_or_false, whole_number
 from metalearn.nn.attention import EXPANSION, products_attention
 from metalearn.nn.layers import shared_linear
 from metalearn.nn.surroundings import constant, surroundings

@@ -7,10 +7,10 @@ from functools import partial
 import torch
 from torch import nn
 
-from metalearn.checks import Invalid, one_of, true_or_false, whole_number
+from metalearn.errors import Invalid, one_of, true_or_false, whole_number
 from metalearn.models.common.adapter import floats_of, model_of
 from metalearn.models.common.pretrained import HEADS, cut, cut_head, frozen_model, load_body, pretrained
-from metalearn.nn.inputs import of_reals
+from metalearn.nn.surroundings import of_reals
 from metalearn.types import Model
 
 LAST = "last"  # stands for weights of which the last layers alone learn

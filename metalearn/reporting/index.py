@@ -17,10 +17,9 @@ from rich.progress import track
 from metalearn.config.check import LOCK
 from metalearn.config.saved import read_config, typed_keys
 from metalearn.config.values import leaves
-from metalearn.reporting.charts import PALETTE, Chart, Line, chart
 from metalearn.reporting.loggers import METRICS, Row, rows_of
-from metalearn.reporting.page import page, pages
-from metalearn.reporting.progress import CONSOLE, on_terminal
+from metalearn.reporting.logging import CONSOLE, on_terminal
+from metalearn.reporting.page import PALETTE, Chart, Line, chart, page, pages
 from metalearn.reporting.report import REPORT, duration, report_of
 from metalearn.runs.metrics import ERRORS, METRIC_NAMES, better, deciding, from_json, main_metric, shown
 from metalearn.storage.files import holder_of, read_object, write_atomically, writing

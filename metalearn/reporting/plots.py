@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from metalearn.reporting.charts import Chart, Line, chart, new_figure, percent, save
 from metalearn.reporting.loggers import Row, rows_of
+from metalearn.reporting.page import Chart, Line, chart, new_figure, percent, save
 from metalearn.runs.metrics import METRIC_NAMES, main_metric
 
 if TYPE_CHECKING:

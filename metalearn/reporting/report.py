@@ -10,9 +10,8 @@ from torch import Tensor
 from metalearn.config.saved import read_config
 from metalearn.config.values import Config
 from metalearn.errors import as_typed
-from metalearn.reporting.charts import Chart, Line, chart
 from metalearn.reporting.loggers import as_yaml, rows_of
-from metalearn.reporting.page import Tile, has_pictures, page, picture_of, shown_classes
+from metalearn.reporting.page import Chart, Line, Tile, chart, has_pictures, page, picture_of, shown_classes
 from metalearn.reporting.plots import (
     COSTS,
     adaptation_chart,

@@ -24,11 +24,10 @@ import torch
 from safetensors import SafetensorError
 from torch import Tensor
 
-from metalearn.checks import first_line, whole_number
 from metalearn.config.check import job_id, restarted
 from metalearn.config.saved import DATA, OWN, check_saved
 from metalearn.config.values import leaves
-from metalearn.errors import ConfigError, DiskError, RunError
+from metalearn.errors import ConfigError, DiskError, RunError, first_line, whole_number
 from metalearn.runs.metrics import better, deciding
 from metalearn.saved import form
 from metalearn.saved.form import (

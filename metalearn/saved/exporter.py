@@ -13,8 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from metalearn.checks import first_line, one_of
-from metalearn.errors import ConfigError, install
+from metalearn.errors import ConfigError, first_line, install, one_of
 from metalearn.nn.surroundings import computing_with
 from metalearn.saved.card import FOLDER, FORMATS, ONNX, TORCH, Card, use
 from metalearn.saved.form import CARD, META, NotSavedError, check_fields

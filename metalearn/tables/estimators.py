@@ -15,8 +15,7 @@ from torch import Tensor, nn
 
 from metalearn.algorithms.pfn import answers
 from metalearn.api.learner import Learner, load
-from metalearn.checks import fraction
-from metalearn.errors import ConfigError, install
+from metalearn.errors import ConfigError, fraction, install
 from metalearn.models.table import table
 from metalearn.reporting.provenance import made_with
 from metalearn.saved import exporter, form

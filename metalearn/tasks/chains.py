@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from metalearn.checks import positive, whole_number
+from metalearn.errors import positive, whole_number
 from metalearn.tasks.common.episodes import Seeds, UnlimitedTasks, check_seeds, reading_tasks
 from metalearn.types import Episode
 

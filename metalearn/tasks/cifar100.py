@@ -9,9 +9,18 @@ from collections.abc import Callable, Iterable
 
 import numpy as np
 
-from metalearn.checks import only, true_or_false
-from metalearn.tasks.common.episodes import SPLITS, Classes, EpisodeSpec, Images, Seeds, check_filled, shapes_of
-from metalearn.tasks.common.identities import identity, published_list
+from metalearn.errors import only, true_or_false
+from metalearn.tasks.common.episodes import (
+    SPLITS,
+    Classes,
+    EpisodeSpec,
+    Images,
+    Seeds,
+    check_filled,
+    identity,
+    published_list,
+    shapes_of,
+)
 from metalearn.tasks.common.samples import few_shot
 from metalearn.tasks.common.stored import DataPlace, PublishedDataset, cached_array, read_published
 from metalearn.types import TaskSource

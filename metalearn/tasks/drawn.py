@@ -5,9 +5,8 @@ from pathlib import Path
 
 import numpy as np
 
-from metalearn.checks import one_of, whole_number
-from metalearn.tasks.common.episodes import EpisodeSpec, Seeds
-from metalearn.tasks.common.identities import identity
+from metalearn.errors import one_of, whole_number
+from metalearn.tasks.common.episodes import EpisodeSpec, Seeds, identity
 from metalearn.tasks.common.samples import DrawerProtocol, Drawn, DrawnClasses, drawn_tasks
 from metalearn.tasks.common.stored import INDEX, pictures_by_split, read_set
 from metalearn.types import TaskSource

@@ -8,9 +8,8 @@ from functools import cache, partial
 
 import numpy as np
 
-from metalearn.checks import enough_classes, only, whole_number
-from metalearn.tasks.common.episodes import Classes, EpisodeSpec, Images, Seeds, check_filled, shapes_of
-from metalearn.tasks.common.identities import identity
+from metalearn.errors import enough_classes, only, whole_number
+from metalearn.tasks.common.episodes import Classes, EpisodeSpec, Images, Seeds, check_filled, identity, shapes_of
 from metalearn.tasks.common.samples import drawn_samples, few_shot
 from metalearn.types import TaskSource
 

@@ -8,8 +8,7 @@ from pathlib import Path, PurePosixPath
 import numpy as np
 from numpy.typing import NDArray
 
-from metalearn.checks import Invalid
-from metalearn.errors import DataError
+from metalearn.errors import DataError, Invalid
 from metalearn.tasks.common.episodes import (
     SPLITS,
     Classes,

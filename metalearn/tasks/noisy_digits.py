@@ -12,8 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from metalearn.checks import fraction, one_of, whole_number
-from metalearn.errors import DataError, install
+from metalearn.errors import DataError, fraction, install, one_of, whole_number
 from metalearn.tasks.common.episodes import Seeds, UnlimitedTasks, check_seeds
 from metalearn.types import Batch, Episode
 

@@ -18,8 +18,7 @@ from typing import NamedTuple
 import numpy as np
 from PIL import Image
 
-from metalearn.checks import Invalid, enough_classes, one_of, only, true_or_false, whole_number
-from metalearn.errors import DataError
+from metalearn.errors import DataError, Invalid, enough_classes, one_of, only, true_or_false, whole_number
 from metalearn.tasks.common.episodes import (
     META_DATASET,
     NO_LABELS,
@@ -31,10 +30,11 @@ from metalearn.tasks.common.episodes import (
     Images,
     Seeds,
     check_filled,
+    identity,
+    published_list,
     shapes_of,
     turned,
 )
-from metalearn.tasks.common.identities import identity, published_list
 from metalearn.tasks.common.samples import drawn_samples, few_shot
 from metalearn.tasks.common.stored import DataPlace, cached_array
 from metalearn.types import TaskSource

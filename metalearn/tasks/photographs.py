@@ -14,8 +14,7 @@ from functools import cache
 from pathlib import Path
 
 from metalearn.errors import DataError
-from metalearn.tasks.common.episodes import Classes, EpisodeSpec, Seeds, check_filled, shapes_of
-from metalearn.tasks.common.identities import published_list
+from metalearn.tasks.common.episodes import Classes, EpisodeSpec, Seeds, check_filled, published_list, shapes_of
 from metalearn.tasks.common.samples import few_shot
 from metalearn.tasks.common.stored import check_picture_shape, written_photographs
 from metalearn.types import TaskSource

@@ -13,10 +13,16 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from metalearn.checks import Invalid, real_number
-from metalearn.errors import DataError
-from metalearn.tasks.common.episodes import EpisodeSpec, Seeds, UnlimitedTasks
-from metalearn.tasks.common.identities import class_names_of, content_of, drawers_of, identities_of
+from metalearn.errors import DataError, Invalid, real_number
+from metalearn.tasks.common.episodes import (
+    EpisodeSpec,
+    Seeds,
+    UnlimitedTasks,
+    class_names_of,
+    content_of,
+    drawers_of,
+    identities_of,
+)
 from metalearn.types import Batch, Episode, TaskSource
 
 _CHOICE = 6  # the purpose of the generator of a training task's set

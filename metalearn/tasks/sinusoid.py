@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from metalearn.checks import whole_number
+from metalearn.errors import whole_number
 from metalearn.tasks.common.episodes import Seeds, Shots, UnlimitedTasks, check_seeds, check_shots, shots_of_task
 from metalearn.types import Batch, Episode, TaskSource
 

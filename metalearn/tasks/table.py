@@ -18,8 +18,7 @@ from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from metalearn.checks import Invalid, one_of, true_or_false, whole_number
-from metalearn.errors import DataError
+from metalearn.errors import DataError, Invalid, one_of, true_or_false, whole_number
 from metalearn.tasks.common.episodes import (
     SPLITS,
     Seeds,

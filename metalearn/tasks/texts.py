@@ -12,8 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from metalearn.checks import whole_number
-from metalearn.errors import DataError
+from metalearn.errors import DataError, whole_number
 from metalearn.tasks.common.episodes import Seeds, check_seeds, reading_tasks
 from metalearn.types import Episode, Unit
 

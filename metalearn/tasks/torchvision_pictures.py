@@ -5,9 +5,8 @@ from collections.abc import Callable
 
 import numpy as np
 
-from metalearn.checks import only, true_or_false, whole_number
-from metalearn.tasks.common.episodes import Seeds
-from metalearn.tasks.common.identities import identity
+from metalearn.errors import only, true_or_false, whole_number
+from metalearn.tasks.common.episodes import Seeds, identity
 from metalearn.tasks.common.samples import Labelled, samples
 from metalearn.tasks.common.stored import TEST, DataPlace, PublishedDataset, read_published
 from metalearn.types import TaskSource

@@ -21,8 +21,7 @@ from typing import Any, NamedTuple, NoReturn, TypeVar
 import torch
 from torch import Tensor
 
-from metalearn.checks import first_line
-from metalearn.errors import RunError
+from metalearn.errors import RunError, first_line
 from metalearn.nn.backends import on_gpu
 from metalearn.nn.surroundings import PassSeeds, surrounded
 from metalearn.runs.signals import PREEMPTIONS, end_with_parent

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.optim.adam import adam as functional_adam
 from torch.optim.sgd import sgd as functional_sgd
 
-from metalearn.checks import Invalid, fraction, one_of, real_number, whole_number
+from metalearn.errors import Invalid, fraction, one_of, real_number, whole_number
 from metalearn.types import STATE, Optimizer, Params
 
 

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from metalearn.checks import Invalid, fraction, one_of, whole_number
+from metalearn.errors import Invalid, fraction, one_of, whole_number
 from metalearn.types import ComesInGroups, Model, Unit
 
 Chunk = int | Callable[[str, int], int]

@@ -17,7 +17,7 @@ from distributed.strategies.rpc import rpc
 from distributed.strategies.rpc_autograd import rpc_autograd
 from metalearn.algorithms.common.wrappers import with_fixed
 from metalearn.models.common.adapter import model_of
-from metalearn.nn.inputs import of_reals
+from metalearn.nn.surroundings import of_reals
 from metalearn.training.chunks import chunk_functions
 from metalearn.types import FIXED, Algorithm
 from tests.metalearn.learners import FLOAT64, LEARNERS, SIZE, Tasks, network, start_of

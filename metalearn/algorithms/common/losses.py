@@ -11,8 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from metalearn.checks import Invalid, fraction, real_number
-from metalearn.errors import ConfigError
+from metalearn.errors import ConfigError, Invalid, fraction, real_number
 from metalearn.nn.network import (
     accuracy,
     cross_entropies,

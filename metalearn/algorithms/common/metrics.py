@@ -6,8 +6,7 @@ import torch
 from torch import Tensor
 
 from metalearn.algorithms.common.losses import OF_CLASSES, absolute_errors, cross_entropy, per_task_mean, squared
-from metalearn.checks import one_of, whole_number
-from metalearn.errors import ConfigError
+from metalearn.errors import ConfigError, one_of, whole_number
 from metalearn.nn.network import squared_errors
 from metalearn.types import Loss, Metric, Metrics, TaskSource
 

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Generator, Tensor
 
-from metalearn.algorithms.common.learners import evaluated_once, part, prefixed, without
+from metalearn.algorithms.common.inner import evaluated_once, part, prefixed, without
 from metalearn.algorithms.common.losses import objective
 from metalearn.errors import ConfigError
 from metalearn.nn.surroundings import surrounded, surroundings

@@ -18,13 +18,26 @@ from torch.func import functional_call, vmap
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
-from metalearn.checks import first_line
-from metalearn.errors import ConfigError, DataError
+from metalearn.errors import ConfigError, DataError, first_line
 from metalearn.models.common.stages import one_after_the_other
 from metalearn.nn.attention import TORCHS, second_order_attention
-from metalearn.nn.inputs import Inputs, Opened, as_reals, described, filled, joined, of_reals, opened, said_of, shape_of
 from metalearn.nn.layers import batch_norm, conv2d
-from metalearn.nn.surroundings import PassSeeds, constant, surrounded, surroundings
+from metalearn.nn.surroundings import (
+    Inputs,
+    Opened,
+    PassSeeds,
+    as_reals,
+    constant,
+    described,
+    filled,
+    joined,
+    of_reals,
+    opened,
+    said_of,
+    shape_of,
+    surrounded,
+    surroundings,
+)
 from metalearn.types import STATE, Apply, Model, Params, Stage
 
 Make = Callable[[], nn.Module]  # a fresh network, its weights drawn from torch's global random numbers

@@ -20,7 +20,7 @@ from safetensors.torch import load_file
 from torch import Generator, Tensor, fx, nn
 from torch.func import functional_call
 
-from metalearn.checks import Invalid, first_line
+from metalearn.errors import Invalid, first_line
 from metalearn.models.common.stages import HEAD, draw_head, staged_model
 from metalearn.nn.attention import second_order_attention
 from metalearn.nn.surroundings import computing_with, constant

@@ -6,8 +6,7 @@ import torch
 from torch import Generator, Tensor
 
 from metalearn.nn.layers import Layer, Linear, apply_layers, parameters_of
-from metalearn.nn.network import CompiledNetwork
-from metalearn.nn.plans import is_packed
+from metalearn.nn.network import CompiledNetwork, is_packed
 from metalearn.types import Apply, Model, Params, Stage
 
 

@@ -14,8 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from metalearn.checks import Invalid, one_of, true_or_false, whole_number
-from metalearn.errors import ConfigError, DataError
+from metalearn.errors import ConfigError, DataError, Invalid, one_of, true_or_false, whole_number
 from metalearn.tasks.common.episodes import (
     NO_LABELS,
     SPLITS,
@@ -29,11 +28,14 @@ from metalearn.tasks.common.episodes import (
     augmented_pictures,
     check_seeds,
     check_shots,
+    class_names_of,
+    drawers_of,
+    identities_of,
+    identity,
     most_shots,
     picture_tasks,
     shapes_of,
 )
-from metalearn.tasks.common.identities import class_names_of, drawers_of, identities_of, identity
 from metalearn.types import Batch, Episode, TaskSource, Unit, ways_differ
 
 # The most training samples whose statistics normalise validation and test samples, where a source has any number.

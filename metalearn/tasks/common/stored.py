@@ -22,12 +22,10 @@ import numpy as np
 import PIL
 from PIL import Image
 
-from metalearn.checks import Invalid, whole_number
-from metalearn.errors import DataError
+from metalearn.errors import DataError, Invalid, whole_number
 from metalearn.storage import cache
 from metalearn.storage.files import held, write_atomically, writing
-from metalearn.tasks.common.episodes import SPLITS, Classes, EpisodeShape, Images, check_filled, check_read
-from metalearn.tasks.common.identities import identity
+from metalearn.tasks.common.episodes import SPLITS, Classes, EpisodeShape, Images, check_filled, check_read, identity
 from metalearn.tasks.common.pictures import PictureForm, decoded, first_few
 from metalearn.tasks.common.samples import Labelled
 

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from metalearn.checks import Invalid, fraction, real_number, whole_number
+from metalearn.errors import Invalid, fraction, real_number, whole_number
 from metalearn.tasks.common.episodes import Seeds
 from metalearn.tasks.priors.source import (
     Prior,

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from metalearn.checks import Invalid, real_number, true_or_false, whole_number
+from metalearn.errors import Invalid, real_number, true_or_false, whole_number
 from metalearn.tasks.common.episodes import Seeds
 from metalearn.tasks.priors.source import (
     Prior,

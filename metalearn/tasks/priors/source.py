@@ -15,8 +15,7 @@ import torch
 from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
-from metalearn.checks import Invalid, real_number, whole_number
-from metalearn.errors import DataError
+from metalearn.errors import DataError, Invalid, real_number, whole_number
 from metalearn.tasks.common.episodes import Seeds, UnlimitedTasks, check_seeds
 from metalearn.types import Batch, Episode
 

@@ -19,7 +19,7 @@ from metalearn.algorithms.meta_curvature import meta_curvature
 from metalearn.algorithms.meta_sgd import meta_sgd
 from metalearn.models.common.adapter import model_of
 from metalearn.models.conv4 import conv4
-from metalearn.nn.inputs import of_reals
+from metalearn.nn.surroundings import of_reals
 from metalearn.types import Algorithm, Batch, Episode, Model
 from tests.metalearn.learners import FLOAT64, OPTIMIZERS, PP, SIZE, STEPS, WAYS, network, random, start_of, tasks
 

@@ -13,7 +13,7 @@ from metalearn.models.mlp import mlp
 from metalearn.models.module import module
 from metalearn.models.resnet12 import resnet12
 from metalearn.models.torchvision_classifier import torchvision_classifier
-from metalearn.nn.inputs import of_reals
+from metalearn.nn.surroundings import of_reals
 from metalearn.types import Model, Params
 from tests.metalearn.learners import FLOAT64, random
 

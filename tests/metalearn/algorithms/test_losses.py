@@ -12,7 +12,7 @@ from torch import Generator, Tensor, nn
 
 import metalearn
 from metalearn.algorithms.anil import anil
-from metalearn.algorithms.common.learners import gradient_of
+from metalearn.algorithms.common.inner import gradient_of
 from metalearn.algorithms.common.losses import (
     absolute,
     binary,

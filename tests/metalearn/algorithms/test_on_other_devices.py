@@ -18,8 +18,7 @@ from metalearn.algorithms.pfn import pfn
 from metalearn.models.common.adapter import model_of
 from metalearn.models.common.pretrained import preparing
 from metalearn.models.table import HEADS, table
-from metalearn.nn.inputs import of_reals
-from metalearn.nn.surroundings import constant, surrounded
+from metalearn.nn.surroundings import constant, of_reals, surrounded
 from metalearn.types import Batch, Episode
 from tests.metalearn.learners import SIZE
 from tests.metalearn.own_network import Net

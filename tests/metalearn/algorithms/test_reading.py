@@ -9,8 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from metalearn.algorithms.reading import LOG_RATE, reading
-from metalearn.checks import Invalid
-from metalearn.errors import ConfigError
+from metalearn.errors import ConfigError, Invalid
 from metalearn.models.decoder import decoder
 from metalearn.models.mlp import mlp
 from metalearn.nn.network import leaves

@@ -12,8 +12,7 @@ from torch import Tensor
 
 from metalearn.algorithms.common.inner import momentum
 from metalearn.algorithms.reweight import DROPPED, reweight, seeds_of
-from metalearn.checks import Invalid
-from metalearn.errors import ConfigError
+from metalearn.errors import ConfigError, Invalid
 from metalearn.models.mlp import mlp
 from metalearn.nn.network import leaves
 from metalearn.runs.metrics import describe, of_wrong_labels, summary

@@ -13,10 +13,9 @@ from PIL import Image
 from torch import nn
 
 from metalearn.api.pictures import all_seen
-from metalearn.checks import Invalid
 from metalearn.classifier.backbones import Backbone, backbone_of, features_of, of_module
 from metalearn.classifier.classifier import PictureClassifier
-from metalearn.errors import ConfigError, install
+from metalearn.errors import ConfigError, Invalid, install
 from tests import drawn_pictures
 
 pytestmark = [pytest.mark.thorough, pytest.mark.filterwarnings("ignore")]  # those of other libraries

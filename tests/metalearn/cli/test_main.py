@@ -23,7 +23,7 @@ from metalearn.cli.train import main as train_main
 from metalearn.config.options import groups
 from metalearn.errors import as_typed
 from metalearn.reporting import plots
-from metalearn.reporting.charts import new_figure
+from metalearn.reporting.page import new_figure
 from metalearn.reporting.plots import curve_of
 from metalearn.runs.metrics import shown, write_table
 from tests.runs import ROOT, said_by

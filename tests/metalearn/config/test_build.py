@@ -7,11 +7,10 @@ import pytest
 import torch
 from omegaconf import OmegaConf
 
-from metalearn.checks import Invalid
 from metalearn.config import build as build_module
 from metalearn.config.build import build, factories
 from metalearn.config.options import groups
-from metalearn.errors import ConfigError
+from metalearn.errors import ConfigError, Invalid
 from metalearn.tasks.common.episodes import EpisodeSpec, Seeds
 from metalearn.tasks.glyphs import glyphs
 

@@ -23,8 +23,7 @@ from metalearn.datasets import photographs
 from metalearn.datasets.layouts import PublishedPictures
 from metalearn.datasets.photographs import SETS, Source, collect
 from metalearn.errors import DataError, DiskError
-from metalearn.tasks.common.episodes import EpisodeSpec, HoldsClasses, shapes_of
-from metalearn.tasks.common.identities import published_list
+from metalearn.tasks.common.episodes import EpisodeSpec, HoldsClasses, published_list, shapes_of
 from metalearn.tasks.common.stored import PICTURES, DrawnClass, read_pictures, read_set, write_set, written_photographs
 from metalearn.tasks.image_folder import image_folder
 from metalearn.tasks.photographs import cub, mini_imagenet, tiered_imagenet

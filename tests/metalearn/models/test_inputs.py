@@ -13,7 +13,7 @@ import metalearn
 from metalearn.api.learner import Learner
 from metalearn.models.common.adapter import model_of
 from metalearn.models.module import from_note, to_note
-from metalearn.nn.inputs import Part, inputs_of, of_reals, packed, shape_of
+from metalearn.nn.surroundings import Part, inputs_of, of_reals, packed, shape_of
 from tests.own_functions import LENGTH, Reads, Texts
 
 

@@ -9,8 +9,7 @@ import torch
 from torch import Tensor, nn
 from torchvision import models
 
-from metalearn.algorithms.common.inner import SGD, last
-from metalearn.algorithms.common.learners import support_descent
+from metalearn.algorithms.common.inner import SGD, last, support_descent
 from metalearn.algorithms.common.losses import objective
 from metalearn.models.module import module
 from metalearn.models.resnet12 import resnet12

@@ -20,9 +20,8 @@ from metalearn.algorithms.protonet import protonet
 from metalearn.errors import DataError
 from metalearn.models.common.adapter import model_of
 from metalearn.models.torchvision_classifier import torchvision_classifier
-from metalearn.nn.inputs import Part, inputs_of, of_reals
 from metalearn.nn.layers import per_task
-from metalearn.nn.surroundings import PassSeeds, surrounded
+from metalearn.nn.surroundings import Part, PassSeeds, inputs_of, of_reals, surrounded
 from metalearn.training.chunks import ChunkFunctions, chunk_functions
 from metalearn.types import FIXED, Algorithm, Batch, Episode, Model, Params
 from tests.metalearn.learners import FLOAT64, LEARNERS, SIZE, WAYS, Tasks, close, start_of, tasks

@@ -19,9 +19,8 @@ from metalearn.models.module import from_note, module
 from metalearn.models.resnet12 import resnet12
 from metalearn.models.table import table
 from metalearn.models.torchvision_classifier import torchvision_classifier
-from metalearn.nn.inputs import of_reals, packed
 from metalearn.nn.layers import per_task
-from metalearn.nn.surroundings import PassSeeds, surrounded
+from metalearn.nn.surroundings import PassSeeds, of_reals, packed, surrounded
 from metalearn.types import Batch, Model
 
 SMALLEST: dict[str, Any] = {"ways": 5, "channels": 1, "image_size": 28}

@@ -33,8 +33,7 @@ from metalearn.nn.layers import (
     parameters_of,
     per_task,
 )
-from metalearn.nn.network import CompiledNetwork
-from metalearn.nn.plans import MOST_PLANS, is_packed, sum_of_tasks
+from metalearn.nn.network import MOST_PLANS, CompiledNetwork, is_packed, sum_of_tasks
 from metalearn.types import Batch, Episode, Model, Params
 from tests.kernels import require_kernels
 

@@ -13,10 +13,8 @@ from typing import TextIO
 
 import pytest
 
-from metalearn.reporting import progress
 from metalearn.reporting.loggers import Window
-from metalearn.reporting.logging import SILENT, bar_log
-from metalearn.reporting.progress import RunProgress
+from metalearn.reporting.logging import SILENT, RunProgress, bar_log, on_terminal
 from tests.runs import ROOT, slow
 
 WINDOW = Window(0, 0, 10, 4, val_every=4, val_tasks=8, test_tasks=20)
@@ -63,16 +61,16 @@ def test_a_terminal_that_draws_no_line_again_gets_lines(
 ) -> None:
     """JPY_PARENT_PID: a command in a cell of a notebook."""
     with contextlib.redirect_stderr(terminal[0]):
-        assert progress.on_terminal()
+        assert on_terminal()
         monkeypatch.setenv(*variable)
-        assert not progress.on_terminal() and bar_log(WINDOW) is SILENT
+        assert not on_terminal() and bar_log(WINDOW) is SILENT
 
 
 def test_a_file_gets_lines_also_where_colours_are_wanted(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setenv("FORCE_COLOR", "1")
-    monkeypatch.setattr(progress, "LINE_SECONDS", 0.0)
+    monkeypatch.setattr("metalearn.reporting.logging.LINE_SECONDS", 0.0)
     logger = logging.getLogger("metalearn")
     monkeypatch.setattr(logger, "handlers", [caplog.handler])  # a program of this process may have left its own
     monkeypatch.setattr(logger, "propagate", False)

@@ -16,11 +16,10 @@ from PIL import Image
 
 from metalearn.config.build import build
 from metalearn.config.compose import compose_config
-from metalearn.reporting.charts import Line, chart, svg, svg_file
-from metalearn.reporting.page import pages
+from metalearn.reporting.page import Line, chart, pages, svg, svg_file
 from metalearn.reporting.plots import costs_of
 from metalearn.reporting.report import ShownLearner, ShownTask, write_report
-from metalearn.tasks.common.identities import class_names_of
+from metalearn.tasks.common.episodes import class_names_of
 from metalearn.tasks.glyphs import character
 from metalearn.types import Batch, Episode
 from tests.runs import ROOT, Program

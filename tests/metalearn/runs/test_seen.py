@@ -17,8 +17,7 @@ from PIL import Image
 import metalearn
 from metalearn.api.export import export
 from metalearn.app.job import script, to_job
-from metalearn.app.parts import assemble
-from metalearn.app.preflight import check_unseen, seen_in
+from metalearn.app.parts import assemble, check_unseen, seen_in
 from metalearn.app.run import seen_by
 from metalearn.cli.evaluate import main as evaluate
 from metalearn.cli.train import main as train
@@ -29,8 +28,7 @@ from metalearn.runs.checkpoint import read
 from metalearn.runs.folder import evaluation_report
 from metalearn.runs.metrics import Seen, from_meta, overlap
 from metalearn.tasks.cifar100 import cifar_fs, fc100
-from metalearn.tasks.common.episodes import SPLITS, EpisodeSpec, Seeds
-from metalearn.tasks.common.identities import identities_of
+from metalearn.tasks.common.episodes import SPLITS, EpisodeSpec, Seeds, identities_of
 from metalearn.tasks.common.samples import Pretraining
 from metalearn.tasks.common.stored import DataPlace
 from metalearn.tasks.image_folder import image_folder

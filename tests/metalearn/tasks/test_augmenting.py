@@ -10,10 +10,9 @@ import torchvision.transforms.v2.functional as transforms
 from torch import Tensor
 from torchvision.transforms import InterpolationMode
 
-from metalearn.checks import Invalid
 from metalearn.config.build import build
 from metalearn.config.compose import compose_config
-from metalearn.errors import ConfigError, DataError
+from metalearn.errors import ConfigError, DataError, Invalid
 from metalearn.tasks.common import episodes as episodes_module
 from metalearn.tasks.common.episodes import AUGMENTATIONS, Seeds, augmented_pictures
 from metalearn.tasks.common.samples import Labelled, samples

@@ -5,9 +5,17 @@ from collections.abc import Mapping
 import numpy as np
 import pytest
 
-from metalearn.tasks.common import identities
-from metalearn.tasks.common.episodes import Classes, EpisodeSpec, Images, Seeds, picture_tasks, shapes_of
-from metalearn.tasks.common.identities import Content, content_of
+from metalearn.tasks.common import episodes
+from metalearn.tasks.common.episodes import (
+    Classes,
+    Content,
+    EpisodeSpec,
+    Images,
+    Seeds,
+    content_of,
+    picture_tasks,
+    shapes_of,
+)
 from metalearn.tasks.glyphs import glyphs
 from metalearn.tasks.sinusoid import sinusoid
 from metalearn.types import TaskSource
@@ -49,8 +57,8 @@ def test_digests_that_were_made_in_another_way_are_not_compared() -> None:
 
 
 def test_the_first_and_last_pictures_of_each_class_count(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(identities, "_WHOLE", 1000)
-    monkeypatch.setattr(identities, "_FIRST", 0)
+    monkeypatch.setattr(episodes, "_WHOLE", 1000)
+    monkeypatch.setattr(episodes, "_FIRST", 0)
     whole, middle, end = pictures(), pictures(), pictures()
     middle["test"][8, 3] = 0
     end["test"][8, PICTURES - 1] = 0

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from metalearn.app.preflight import REPORT, check_unseen, seen_drawers, seen_in, warn_of_seen_drawers
+from metalearn.app.parts import REPORT, check_unseen, seen_drawers, seen_in, warn_of_seen_drawers
 from metalearn.config.build import build
 from metalearn.config.compose import compose_config
 from metalearn.errors import DataError

@@ -21,7 +21,7 @@ from metalearn.app.parts import assemble
 from metalearn.config.compose import compose_config
 from metalearn.errors import ConfigError, DataError
 from metalearn.tasks.image_folder import image_folder
-from metalearn.training.compatibility import check_compatible
+from metalearn.training.chunks import check_compatible
 from metalearn.types import Batch, Episode, GivesSamples, TaskSource, Unit
 from tests.metalearn.flat import source_of
 from tests.runs import ROOT, Program, Start, slow

@@ -21,8 +21,7 @@ from numpy.typing import NDArray
 
 from metalearn.errors import DataError
 from metalearn.tasks import omniglot as omniglot_module
-from metalearn.tasks.common.episodes import Seeds
-from metalearn.tasks.common.identities import class_names_of
+from metalearn.tasks.common.episodes import Seeds, class_names_of
 from metalearn.tasks.common.samples import Labelled, samples
 from metalearn.tasks.common.stored import DataPlace
 from metalearn.tasks.glyphs import character, glyph_characters

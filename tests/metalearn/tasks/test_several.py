@@ -13,7 +13,7 @@ from metalearn.config.build import build
 from metalearn.config.compose import compose_config
 from metalearn.errors import ConfigError, DataError
 from metalearn.runs.metrics import figures_of, summary
-from metalearn.tasks.common.identities import class_names_of, content_of, identities_of
+from metalearn.tasks.common.episodes import class_names_of, content_of, identities_of
 from metalearn.tasks.common.stored import DrawnClass, write_set
 from metalearn.types import OfSets, TaskSource
 from tests.runs import ROOT, Start

@@ -11,8 +11,7 @@ import torch
 
 import metalearn
 from metalearn.errors import ConfigError, DataError
-from metalearn.tasks.common.episodes import Seeds
-from metalearn.tasks.common.identities import content_of
+from metalearn.tasks.common.episodes import Seeds, content_of
 from metalearn.tasks.table import arrays, table
 from metalearn.types import Episode, TaskSource
 from tests.runs import assert_same_bytes, slow, train_in

@@ -28,7 +28,7 @@ from metalearn.models.common.adapter import model_of
 from metalearn.models.conv4 import conv4
 from metalearn.models.mlp import mlp
 from metalearn.models.table import table
-from metalearn.nn.inputs import of_reals
+from metalearn.nn.surroundings import of_reals
 from metalearn.reporting.logging import RunLog
 from metalearn.runs.signals import Interrupted, Stops
 from metalearn.tasks.common.episodes import EpisodeSpec, Seeds

@@ -12,10 +12,9 @@ import numpy as np
 import pytest
 import torch
 
-from metalearn.checks import Invalid
 from metalearn.config.build import build
 from metalearn.config.options import named, plain_config
-from metalearn.errors import ConfigError, DataError
+from metalearn.errors import ConfigError, DataError, Invalid
 from metalearn.tasks.common.episodes import Seeds
 from metalearn.tasks.priors import Shape
 from metalearn.tasks.priors.source import own_prior
