@@ -3,123 +3,22 @@
 torch's engine assumes that every message sent under a context takes part in the backward pass. If a result is not
 used, its message does not, and the engine waits for ever. So every remote call leaves an *anchor*: an empty sum that
 ties its messages to the caller. `backward` and `grad` wait for the context's calls, and add the anchors to the roots.
-
-A caller records its call (`calls_of`), and a worker the calls of the function that it computes (`computing`). A call
-that is lost spoils its context (`spoil`): no backward pass of it can end.
 """
 
 import re
 import threading
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
-from contextvars import ContextVar
+from collections.abc import Sequence
 from functools import partial
 from types import TracebackType
-from typing import Any
 
 import torch
 from torch import Tensor
-from torch.futures import Future
 
-from distributed.calls import autograd
+from distributed.calls import autograd, autograd_contexts
+from distributed.calls.autograd_contexts import current_context
 from distributed.calls.session import current, default_timeout, is_started, missing_workers
 from distributed.errors import says_timeout
 from distributed.launch.meeting import within
-
-
-class Calls:
-    """The remote calls made under a context by its thread, or by one function that is computed under it.
-
-    Attributes:
-        ctx: the context's id.
-        anchors: one for each answer so far.
-        unread: asynchronous calls whose answers are not read yet.
-    """
-
-    def __init__(self, ctx: int) -> None:
-        self.ctx = ctx
-        self.anchors: list[Tensor] = []
-        self.unread: set[Future[Any]] = set()
-
-    def wait(self) -> None:
-        """Waits for all answers. Every call has its own time limit; one that fails spoils the context."""
-        while values := [*self.unread]:
-            for value in values:
-                with suppress(Exception):  # of the function; its answer has come nevertheless
-                    value.wait()
-                self.unread.discard(value)
-
-
-def current_context() -> int | None:
-    """The id of the context that this thread is in, or None."""
-    if autograd._get_debug_info()["num_autograd_contexts"] == "0":
-        return None  # ten times as fast as the error below
-    try:
-        return int(autograd._current_context()._context_id())
-    except RuntimeError:
-        return None
-
-
-_lock = threading.Lock()
-_contexts: dict[int, Calls] = {}
-_spoiled: dict[int, str] = {}
-_function: ContextVar[Calls | None] = ContextVar("function", default=None)
-"""The calls of the function that this thread computes under a context."""
-
-
-def is_open(ctx: int) -> bool:
-    """Whether this process knows such a context."""
-    try:
-        autograd._retrieve_context(ctx)
-    except RuntimeError:
-        return False
-    return True
-
-
-def calls_of(ctx: int) -> Calls:
-    """The record for a call that this thread makes under the context."""
-    function = _function.get()
-    if function is not None and function.ctx == ctx:
-        return function
-    with _lock:
-        if ctx not in _contexts:
-            for closed in [other for other in _contexts if not is_open(other)]:  # torch's own class reports no end
-                del _contexts[closed]
-            _contexts[ctx] = Calls(ctx)
-        return _contexts[ctx]
-
-
-def close(ctx: int) -> None:
-    """Forgets a context that has ended."""
-    with _lock:
-        _contexts.pop(ctx, None)
-        _spoiled.pop(ctx, None)
-
-
-@contextmanager
-def computing(ctx: int | None) -> Iterator[Calls | None]:
-    """While a function is computed by this thread: gives the record of the calls that it makes under the context."""
-    calls = None if ctx is None else Calls(ctx)
-    outer = _function.set(calls)
-    try:
-        yield calls
-    finally:
-        _function.reset(outer)
-
-
-def spoil(ctx: int, reason: str) -> None:
-    """Notes that no backward pass of this context can end, and why."""
-    with _lock:
-        for closed in [other for other in _spoiled if not is_open(other)]:
-            del _spoiled[closed]
-        if is_open(ctx):
-            _spoiled.setdefault(ctx, reason)
-
-
-def reason_against(ctx: int) -> str | None:
-    """Why no backward pass of this context can end; None if it can."""
-    return _spoiled.get(ctx)
-
 
 DistAutogradContext = autograd.DistAutogradContext
 
@@ -128,6 +27,8 @@ __all__ = ["DistAutogradContext", "backward", "context", "current_context", "get
 is_available = autograd.is_available
 
 _ANSWER_SECONDS = 2.0
+
+_lock = threading.Lock()
 
 
 class context:  # noqa: N801 (the name is the original's)
@@ -148,7 +49,7 @@ class context:  # noqa: N801 (the name is the original's)
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        close(self._id)
+        autograd_contexts.close(self._id)
         self._context.__exit__(kind, error, trace)
 
 
@@ -229,9 +130,9 @@ def _new_gradients(ctx: int, roots: list[Tensor], retain_graph: bool) -> dict[Te
                 f"tensors: number {i}, of shape {tuple(root.shape)}, has no graph; compute it inside "
                 "autograd.context(), from tensors that require a gradient"
             )
-    calls = calls_of(ctx)
+    calls = autograd_contexts.calls_of(ctx)
     calls.wait()
-    reason = reason_against(ctx)
+    reason = autograd_contexts.reason_against(ctx)
     if reason is not None:
         raise RuntimeError(
             f"ctx={ctx}: its backward pass would wait for ever: {reason}; "
@@ -262,7 +163,7 @@ def _pass(ctx: int, roots: list[Tensor], retain_graph: bool) -> None:
     try:  # the engine has no time limit of its own
         within(limit, partial(autograd.backward, ctx, roots, retain_graph=retain_graph))
     except TimeoutError:
-        spoil(ctx, f"an earlier pass did not end within {limit:g} s")
+        autograd_contexts.spoil(ctx, f"an earlier pass did not end within {limit:g} s")
         lost, are_dead = missing_workers(_ANSWER_SECONDS)
         if lost:
             raise _lost(lost, are_dead, limit, "the pass did not end") from None
@@ -271,7 +172,7 @@ def _pass(ctx: int, roots: list[Tensor], retain_graph: bool) -> None:
             "tensor that was sent takes no part; a function that fetches one by RRef.to_here() must use it"
         ) from None
     except RuntimeError as error:
-        spoil(ctx, "an earlier pass failed")
+        autograd_contexts.spoil(ctx, "an earlier pass failed")
         parts = re.match(r"(?:Error on Node (\d+): )*(.*)", str(error))
         assert parts is not None
         number, cause = parts.groups()
@@ -296,7 +197,7 @@ def _state(tensor: Tensor) -> tuple[int, int]:
 
 
 def _check_open(ctx: int) -> None:
-    if not is_open(ctx):
+    if not autograd_contexts.is_open(ctx):
         raise ValueError(f"ctx={ctx}: there is no such context; type `with autograd.context() as ctx:`")
 
 

@@ -14,8 +14,7 @@ from typing import Any
 from torch import Tensor
 from torch.futures import Future
 
-from distributed.autograd import calls_of, current_context, spoil
-from distributed.calls import worker
+from distributed.calls import autograd_contexts, worker
 from distributed.calls.message import Packed, note_received, note_sent, pack, send, unpack
 from distributed.calls.session import MAX_DEPTH, MAX_WINDOW, current
 from distributed.calls.worker import Answer, Failure, Head, Item, Outcome, Plain, carries, failure
@@ -46,8 +45,8 @@ class Call:
         self._depth = worker.depth() + 1
         if self._depth > MAX_DEPTH:
             raise RecursionError(f"this remote call would be nested {self._depth} deep; at most {MAX_DEPTH} are served")
-        self._ctx = current_context()
-        self._calls = None if self._ctx is None else calls_of(self._ctx)
+        self._ctx = autograd_contexts.current_context()
+        self._calls = None if self._ctx is None else autograd_contexts.calls_of(self._ctx)
         self._head = Head(self._depth, session.name, self._ctx, self.timeout)
         self._expected = sum(map(len, items.values()))
         # All are packed before the first is sent: an error then leaves no worker at work.
@@ -150,7 +149,7 @@ class Call:
             except Exception as error:  # of the worker's `serve`, torch raises whatever it was
                 cause = worker_error(self._names[rank], error, self.timeout)
                 if self._ctx is not None:
-                    spoil(self._ctx, str(cause))
+                    autograd_contexts.spoil(self._ctx, str(cause))
                 raise cause from error
             note_received(Packed(answer[1], answer[2]).size(), rank)
             yield self._read(answer, rank)
@@ -159,7 +158,7 @@ class Call:
         """Notes that answers which are under way will not be read."""
         if self._ctx is not None and self._under_way:
             names = " and ".join(self._names[rank] for rank in self._under_way)
-            spoil(self._ctx, f"a call to {names} was given up before its answer came")
+            autograd_contexts.spoil(self._ctx, f"a call to {names} was given up before its answer came")
 
     def _read(self, answer: Answer, rank: int) -> Outcome:
         numbers, payload, carried, anchor = answer

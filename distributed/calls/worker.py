@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from torch.distributed import rpc
 
-from distributed.autograd import computing, reason_against, spoil
+from distributed.calls import autograd_contexts
 from distributed.calls.message import Carries, Packed, own_copy, pack, unpack, without_graphs
 from distributed.calls.session import current, default_timeout, serving, use_own_gpu
 from distributed.errors import message_of
@@ -102,10 +102,10 @@ def serve(fields: tuple[Any, ...], payload: bytes, carried: list[Any]) -> Answer
         serving.discard(thread)
     if head.ctx is not None:
         # A call made here may have spoiled the context. The caller hears of it before it gets its answer.
-        reason = reason_against(head.ctx)
+        reason = autograd_contexts.reason_against(head.ctx)
         if reason is not None and head.caller != current().name:
             args = (head.ctx, f"on {current().name}: {reason}")
-            rpc.rpc_sync(head.caller, spoil, args, timeout=default_timeout())
+            rpc.rpc_sync(head.caller, autograd_contexts.spoil, args, timeout=default_timeout())
     give_up(carried)
     return answer
 
@@ -127,7 +127,7 @@ def compute(packed: Packed, head: Head, carries: Carries, stop: Callable[[], boo
     me = current().name
     outer = _depth.set(head.depth)
     try:
-        with computing(head.ctx) as calls:
+        with autograd_contexts.computing(head.ctx) as calls:
             outcome = _run(packed, head, me, stop)
             if calls is not None:
                 calls.wait()

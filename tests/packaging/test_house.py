@@ -148,6 +148,18 @@ def test_nothing_unsafe_is_called() -> None:
     assert lookups == ["metalearn/config/build.py", "metalearn/models/module.py"]
 
 
+def test_private_names_of_torch_stand_in_one_folder() -> None:
+    """What torch may change without a word is behind the door to its RPC."""
+    for path in FILES:
+        if not name_of(path).startswith("distributed/calls/"):
+            private = [
+                node.attr for node in nodes(path)
+                if isinstance(node, ast.Attribute) and ast.unparse(node.value) in ("autograd", "rpc", "dist")
+                and node.attr.startswith("_")
+            ]  # fmt: skip
+            assert not private, path
+
+
 def test_a_class_name_stands_for_one_class() -> None:
     """A reader who meets a name, or searches for it, finds one class."""
     rooms = ("metalearn", "distributed", "scripts", "benchmarks", "sweeps", "hydra_async_sweeper")
