@@ -1,8 +1,8 @@
 """From a job to the objects that it is made of. Nothing is started or opened here, but for pictures whose number the
 network depends on.
 
-Before that it is checked: the device of this rank, whether every host computes the bits of rank zero, and whether a
-learner is evaluated on classes that it has not seen.
+Checks come first: of this rank's device, whether every host computes the bits of rank zero, and whether a learner is
+evaluated on classes that it has not seen.
 """
 
 import functools

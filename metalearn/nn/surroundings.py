@@ -3,7 +3,8 @@
 No algorithm knows of these. The code that computes a chunk sets the parameters and seeds, and the model reads them.
 
 The inputs of a sample may be several tensors [t, n, …], or whole numbers. They travel through the program as one tensor
-of real numbers [t, n, f], each flattened, one after the other; the network gets them back in their own shapes.
+of real numbers [t, n, f], each flattened, one after the other. The network gets them back in their shapes, and whole
+numbers where it needs such.
 """
 
 import hashlib

@@ -3,7 +3,7 @@
 Each optimiser computes what torch's of the same name does, as a pure function: from gradients and state it gives the
 directions and the new state. A step subtracts the rate times the directions.
 
-On this stand the kinds of learners: those that adapt by descent, and those that compare features.
+Learners are of two kinds: those that adapt by descent, and those that compare features.
 """
 
 from collections.abc import Callable, Iterator, Mapping
