@@ -9,6 +9,7 @@ from metalearn.algorithms.baseline_pp import baseline_pp
 from metalearn.algorithms.bd_cspn import bd_cspn
 from metalearn.algorithms.boil import boil
 from metalearn.algorithms.cavia import cavia
+from metalearn.algorithms.deepbdc import deepbdc
 from metalearn.algorithms.feat import feat
 from metalearn.algorithms.finetune import finetune
 from metalearn.algorithms.imaml import imaml
@@ -58,6 +59,7 @@ ALGORITHMS: dict[str, Callable[[Model], Algorithm]] = {
     "reptile": lambda model: reptile(model=model, **DESCENT, inner_batch=5, eval_batch=5),
     "imaml": lambda model: imaml(model=model, **DESCENT, strength=5.0, cg_steps=5),
     "protonet": lambda model: protonet(model=model),
+    "deepbdc": lambda model: deepbdc(model=model, channels=4),
     "feat": lambda model: feat(model=model, temperature=64.0),
     "matching": lambda model: matching(model=model, scale=1.0),
     "oml": lambda model: oml(model=model, inner_lr=0.05, scale=40.0),

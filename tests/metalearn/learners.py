@@ -11,6 +11,7 @@ from metalearn.algorithms.bd_cspn import bd_cspn
 from metalearn.algorithms.boil import boil
 from metalearn.algorithms.cavia import cavia
 from metalearn.algorithms.common import inner
+from metalearn.algorithms.deepbdc import deepbdc
 from metalearn.algorithms.feat import feat
 from metalearn.algorithms.finetune import finetune
 from metalearn.algorithms.imaml import imaml
@@ -84,6 +85,7 @@ LEARNERS: dict[str, Callable[[Model], Algorithm]] = {
         cg_strength=12.0,
     ),
     "protonet": lambda model: protonet(model=model),
+    "deepbdc": lambda model: deepbdc(model=model, channels=4),
     "feat": lambda model: feat(model=model, temperature=2.0),
     "matching": lambda model: matching(model=model, scale=2.0),
     "oml": lambda model: oml(model=model, inner_lr=0.5, scale=4.0),

@@ -176,6 +176,31 @@ def protonet(params: Params, task: Task) -> Tensor:
     return torch.stack([torch.logsumexp(row, 0) - row[label] for row, label in zip(logits, qy, strict=True)]).mean()
 
 
+def brownian_covariance(picture: Tensor, scale: Tensor, channels: int) -> Tensor:
+    """The upper triangle of one picture's matrix, which is centred by a product of matrices."""
+    maps = picture.view(channels, -1)
+    distances = torch.stack([torch.stack([((a - b) ** 2).sum() for b in maps]) for a in maps])
+    centring = torch.eye(channels, dtype=maps.dtype) - 1 / channels
+    matrix = centring @ (scale * distances + 1e-5).sqrt() @ centring
+    return torch.cat([matrix[row, row:] for row in range(channels)])
+
+
+def deepbdc(*, channels: int) -> Callable[[Params, Task], Tensor]:
+    """Of more shots than one: by distances."""
+
+    def covariances(params: Params, x: Tensor) -> Tensor:
+        scale = params["bdc.log_scale"].exp()
+        return torch.stack([brownian_covariance(one, scale, channels) for one in features(params, x, x, F.softplus)])
+
+    def loss(params: Params, task: Task) -> Tensor:
+        (sx, sy, qx, qy) = task
+        support, queries = covariances(params, sx), covariances(params, qx)
+        centres = torch.stack([support[sy == label].mean(dim=0) for label in range(int(sy.max()) + 1)])
+        return F.cross_entropy(-(torch.cdist(queries, centres) ** 2), qy)
+
+    return loss
+
+
 def feat(*, temperature: float) -> Callable[[Params, Task], Tensor]:
     """With torch's own multi-head attention, of one head."""
 

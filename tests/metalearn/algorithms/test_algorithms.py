@@ -15,6 +15,7 @@ from metalearn.algorithms.boil import boil
 from metalearn.algorithms.cavia import cavia
 from metalearn.algorithms.common import inner
 from metalearn.algorithms.common.inner import constant, descent, last
+from metalearn.algorithms.deepbdc import deepbdc
 from metalearn.algorithms.imaml import imaml
 from metalearn.algorithms.maml import maml
 from metalearn.algorithms.maml_pp import maml_pp, step_weights
@@ -24,6 +25,7 @@ from metalearn.algorithms.meta_sgd import meta_sgd
 from metalearn.algorithms.protonet import protonet
 from metalearn.algorithms.r2d2 import ridge
 from metalearn.algorithms.reptile import reptile
+from metalearn.models.conv4 import conv4
 from metalearn.models.mlp import mlp
 from metalearn.types import Algorithm, Batch, Episode, Model, Params
 from tests.distributed.worlds import run_ranks
@@ -135,6 +137,7 @@ def test_the_gradient_is_a_finite_difference(name: str) -> None:
 
 ONE_COLUMN = (
     "protonet",
+    "deepbdc",
     "feat",
     "matching",
     "r2d2",
@@ -201,6 +204,7 @@ REFERENCES: dict[str, Callable[[Params, Episode], Params]] = {
     "cavia": written_out.gradient(written_out.cavia(lr=0.3, steps=2, norm=2)),
     "meta_curvature": written_out.gradient(written_out.meta_curvature(lr=0.3, steps=2)),
     "protonet": written_out.gradient(written_out.protonet),
+    "deepbdc": written_out.gradient(written_out.deepbdc(channels=4)),
     "feat": written_out.gradient(written_out.feat(temperature=2.0)),
     "matching": written_out.gradient(written_out.matching(scale=2.0)),
     "r2d2": written_out.gradient(written_out.r2d2),
@@ -218,7 +222,7 @@ REFERENCES: dict[str, Callable[[Params, Episode], Params]] = {
 )
 def test_ten_meta_steps_beside_the_formulas_written_out(name: str) -> None:
     """Ten steps of Adam on the same episodes, in float64: the parameters stay together."""
-    learner = LEARNERS[name](network(filters=2))  # few enough for the whole Hessian
+    learner = LEARNERS[name](network(filters=8 if name == "deepbdc" else 2))  # few enough for the whole Hessian
     start = start_of(learner)
     runs: dict[str, Params] = {}
     for who, gradient in (
@@ -440,7 +444,8 @@ def test_cavia_of_a_perceptron_has_the_context_beside_its_inputs(layer: int) -> 
 
 
 @pytest.mark.parametrize(
-    "name", ["anil", "cavia", "feat", "matching", "meta_curvature", "metaoptnet", "protomaml", "protonet", "r2d2"]
+    "name",
+    ["anil", "cavia", "deepbdc", "feat", "matching", "meta_curvature", "metaoptnet", "protomaml", "protonet", "r2d2"],
 )
 @pytest.mark.parametrize("transductive", [True, False])
 def test_the_compiled_network_gives_what_its_layers_give(name: str, transductive: bool) -> None:
@@ -462,6 +467,27 @@ def test_protomaml_starts_as_a_prototypical_network() -> None:
     torch.testing.assert_close(by_head, by_distance, rtol=0, atol=1e-12)
     after = maml.adapt(params, episode.support)(episode.query.x).softmax(dim=2)
     assert (after - by_head).abs().max() > 1e-3
+
+
+def test_deepbdc_of_one_shot_compares_by_inner_products() -> None:
+    """Beside the formula written out, of two pictures; the support set has one sample of each class."""
+    learner, covariance = LEARNERS["deepbdc"](network()), written_out.brownian_covariance
+    params, (support, query) = start_of(learner), tasks(1)
+    support = Batch(support.x[:, ::2], support.y[:, ::2])
+    sx, qx = (
+        torch.stack([covariance(one, params["bdc.log_scale"].exp(), 4) for one in features])
+        for features in (written_out.features(params, x[0], x[0], F.softplus) for x in (support.x, query.x))
+    )
+    torch.testing.assert_close(learner.adapt(params, support)(query.x)[0], qx @ sx.T, rtol=0, atol=1e-12)
+
+
+def test_deepbdc_refuses_features_that_are_no_maps() -> None:
+    with pytest.raises(ValueError, match=r"channels=None: 8 features are not the pixels.*model\.downsample=pool"):
+        deepbdc(model=network(), channels=None)
+    model = conv4(ways=5, channels=1, image_size=32, filters=8, downsample="pool")
+    assert deepbdc(model=model, channels=None).init(Generator())["bdc.log_scale"].item() == pytest.approx(
+        math.log(1 / 8)
+    )
 
 
 def test_matching_learns_from_a_class_that_is_far_away() -> None:

@@ -30,6 +30,7 @@ DEVICE = "lazy"
 WAITS = {
     "one_hot": (
         "protomaml",
+        "deepbdc",
         "feat",
         "bd_cspn",
         "protonet",

@@ -38,7 +38,7 @@ TINY = ("model.filters=8", "model.transductive=false")
 
 ALGORITHMS = {
     "maml": 5, "maml_pp": 5, "meta_sgd": 5, "anil": 5, "boil": 5, "fomaml": 5, "imaml": 5, "reptile": 5, "scratch": 5,
-    "in_context": 5, "cavia": 5, "meta_curvature": 5, "protomaml": None, "feat": None,
+    "in_context": 5, "cavia": 5, "meta_curvature": 5, "protomaml": None, "feat": None, "deepbdc": None,
     "finetune": 5, "protonet": None, "r2d2": None, "matching": None, "simpleshot": None, "baseline_pp": None,
     "metaoptnet": None, "tim": None, "bd_cspn": None, "laplacian_shot": None, "oml": None,
 }  # fmt: skip
@@ -102,7 +102,8 @@ def test_importing_the_package_imports_no_torch() -> None:
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_a_learner_predicts_what_its_algorithm_predicts(name: str, tmp_path: Path) -> None:
     on_samples = name in ("finetune", "simpleshot", "baseline_pp", "tim", "bd_cspn", "laplacian_shot")
-    run = Run(tmp_path, f"algorithm={name}", *(["model.ways=400"] if on_samples else []), *TINY)
+    extra = ["algorithm.channels=4"] if name == "deepbdc" else []  # of 8 features, in maps of two pixels
+    run = Run(tmp_path, f"algorithm={name}", *(["model.ways=400"] if on_samples else []), *extra, *TINY)
     support, labels, queries, expected = drawn(run)
     learner = run.load()
     name = "maml" if name == "fomaml" else name  # with other values
