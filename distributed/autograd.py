@@ -7,17 +7,18 @@ ties its messages to the caller. `backward` and `grad` wait for the context's ca
 
 import re
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
-from types import TracebackType
 
 import torch
 from torch import Tensor
 
 from distributed.calls import autograd, autograd_contexts
 from distributed.calls.autograd_contexts import current_context
-from distributed.calls.session import current, default_timeout, is_started, missing_workers
+from distributed.calls.session import current, is_started, missing_workers
 from distributed.errors import says_timeout
+from distributed.info import DEFAULT_TIMEOUT
 from distributed.launch.meeting import within
 
 DistAutogradContext = autograd.DistAutogradContext
@@ -31,37 +32,25 @@ _ANSWER_SECONDS = 2.0
 _lock = threading.Lock()
 
 
-class context:  # noqa: N801 (the name is the original's)
+@contextmanager
+def context() -> Iterator[int]:
     """`with context() as ctx:` makes what is computed inside, here and on other workers, differentiable.
 
     A context belongs to one thread. Contexts do not nest. The graphs of its remote calls stay until it ends, so any
     number of backward passes is possible. Each pass goes through all calls of the context: in a loop, open a context
     for each step.
     """
-
-    def __init__(self) -> None:
-        self._context = autograd.context()
-
-    def __enter__(self) -> int:
-        self._id: int = self._context.__enter__()
-        return self._id
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        autograd_contexts.close(self._id)
-        self._context.__exit__(kind, error, trace)
+    with autograd.context() as ctx:
+        try:
+            yield ctx
+        finally:
+            autograd_contexts.close(ctx)
 
 
 def get_gradients(ctx: int) -> dict[Tensor, Tensor]:
-    """The gradients that the context has accumulated so far, by leaf.
-
-    Raises:
-        ValueError: there is no such context.
-    """
+    """The gradients that the context has accumulated so far, by leaf. Raises ValueError if there is no such context."""
     _check_open(ctx)
-    gradients: dict[Tensor, Tensor] = autograd.get_gradients(ctx)
-    return gradients
+    return autograd.get_gradients(ctx)
 
 
 def backward(
@@ -159,7 +148,7 @@ def _new_gradients(ctx: int, roots: list[Tensor], retain_graph: bool) -> dict[Te
 
 def _pass(ctx: int, roots: list[Tensor], retain_graph: bool) -> None:
     """A backward pass of torch's engine, with the session's time limit."""
-    limit = default_timeout()
+    limit = current().timeout if is_started() else DEFAULT_TIMEOUT
     try:  # the engine has no time limit of its own
         within(limit, partial(autograd.backward, ctx, roots, retain_graph=retain_graph))
     except TimeoutError:
