@@ -18,8 +18,8 @@ from typing import NoReturn
 from distributed.info import is_loopback, listening, on_one_host
 from distributed.launch.processes import LAUNCHER
 
+# Environment variable of a rank that our launcher has started: why it is not isolated; empty if it is.
 NOT_ISOLATED = "DISTRIBUTED_NOT_ISOLATED"
-"""Environment variable of a rank that our launcher has started: why it is not isolated; empty if it is."""
 
 _LIBC = ctypes.CDLL(None, use_errno=True)
 _CLONE_NEWUSER, _CLONE_NEWNET = 0x10000000, 0x40000000  # linux/sched.h
@@ -53,15 +53,10 @@ class NetworkNamespace:
         self._namespaces = ()
 
 
-def why_not_isolated() -> str | None:
-    """Why this rank is not isolated; None if it is."""
-    return os.environ.get(NOT_ISOLATED, "no launcher of workers=N has started it") or None
-
-
 def exposure() -> str:
     """A line for the log: who can connect to the ranks of this world."""
-    obstacle = why_not_isolated()
-    if obstacle is None:
+    obstacle = os.environ.get(NOT_ISOLATED, "no launcher of workers=N has started it")
+    if not obstacle:
         return "listening: in a network of this run's own: no other user can connect"
     if on_one_host() or is_loopback(os.environ.get("MASTER_ADDR", "")):
         line = (
@@ -71,9 +66,8 @@ def exposure() -> str:
     else:
         line = "listening: open to other hosts: anyone who connects, and every user of this host, can run code here"
     if "TORCHELASTIC_RUN_ID" in os.environ and LAUNCHER not in os.environ:
-        line += (
-            ". torchrun's own store is open to other hosts; workers=N without torchrun keeps a run on one host closed"
-        )
+        line += ". torchrun's own store is open to other hosts; "
+        line += "workers=N without torchrun keeps a run on one host closed"
     return line
 
 
