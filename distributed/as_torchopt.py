@@ -17,13 +17,10 @@ from distributed import api, autograd, world
 
 
 def install() -> None:
-    """Makes `import torchopt.distributed` give this package.
+    """Makes `import torchopt.distributed` give this package. Raises RuntimeError if that has been imported already.
 
     If torchopt is installed, the rest of it stays as it is. If not, `torchopt` holds only `distributed` and
     `module_clone`.
-
-    Raises:
-        RuntimeError: `torchopt.distributed` has been imported already.
     """
     imported = sys.modules.get("torchopt.distributed")
     if imported is distributed:

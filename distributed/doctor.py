@@ -6,8 +6,10 @@ Every rank calls `diagnose`; rank zero gets the report.
 import os
 import platform
 import socket
-import time
+import statistics
+import timeit
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -23,7 +25,6 @@ from distributed.launch.isolation import exposure
 from distributed.launch.process_group import start_process_group, stop_process_group
 
 SMALL, LARGE = 1, 1 << 20  # numbers of float32 values in the messages that measure latency and bandwidth
-
 REPEATS = 10
 
 
@@ -61,7 +62,7 @@ def diagnose(*, timeout: float = 30.0) -> Report | None:
     """
     backend = start_process_group(timeout=timeout)
     try:
-        device = torch.device("cuda", torch.cuda.current_device()) if backend == "nccl" else torch.device("cpu")
+        device = torch.device("cuda" if backend == "nccl" else "cpu")
         local_checks = [measured(name, operation, backend) for name, operation in collectives(device).items()]
     finally:
         stop_process_group()
@@ -88,33 +89,22 @@ def measured(name: str, operation: Operation, backend: str) -> Check:
     """Checks an operation and measures it, with a small and a large message."""
     try:
         right = operation(SMALL) and operation(LARGE)
-        latency, transfer = (_seconds(operation, size) for size in (SMALL, LARGE))
-    except NotImplementedError:
-        return Check(name, None, note=f"{backend} does not have it")
+        latency, transfer = (
+            statistics.median_high(timeit.repeat(partial(operation, size), number=1, repeat=REPEATS))
+            for size in (SMALL, LARGE)
+        )
     except Exception as error:
-        first = str(error).splitlines()[0]
-        if "not support" in first or "not implemented" in first:
+        first = next(iter(str(error).splitlines()), "")
+        if isinstance(error, NotImplementedError) or "not support" in first or "not implemented" in first:
             return Check(name, None, note=f"{backend} does not have it")
         return Check(name, False, note=f"{type(error).__name__}: {first}")
     return Check(name, right, latency, 4 * LARGE / transfer, "" if right else "wrong answer")
 
 
-def _seconds(operation: Operation, size: int) -> float:
-    """Seconds that an operation takes: the median of several runs."""
-    seconds = []
-    for _ in range(REPEATS):
-        began = time.perf_counter()
-        operation(size)
-        seconds.append(time.perf_counter() - began)
-    return sorted(seconds)[REPEATS // 2]
-
-
 def worst(of_all: Sequence[Check]) -> Check:
     """One check for all workers: wrong if it is wrong on any worker, and as slow as on the slowest."""
-    bad = next((check for check in of_all if check.ok is False), None)
-    if bad is not None:
-        return bad
-    return max(of_all, key=lambda check: check.latency or 0.0)
+    wrong = [check for check in of_all if check.ok is False]
+    return max(wrong[:1] or of_all, key=lambda check: check.latency or 0.0)
 
 
 def collectives(device: torch.device) -> dict[str, Operation]:
@@ -257,7 +247,6 @@ def _loss_of_reference(reference: Any) -> Tensor:
 
 def describe() -> dict[str, Any]:
     """This worker: its host, process, versions, threads, cores and GPUs."""
-    gpus = range(torch.cuda.device_count()) if torch.cuda.is_available() else ()
     return {
         "host": socket.gethostname(),
         "pid": os.getpid(),
@@ -265,5 +254,5 @@ def describe() -> dict[str, Any]:
         "torch": torch.__version__,
         "threads": torch.get_num_threads(),
         "cores": os.cpu_count(),
-        "gpus": [torch.cuda.get_device_name(i) for i in gpus],
+        "gpus": [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())],
     }

@@ -36,7 +36,6 @@ class RemoteObject:
         self._holder = holder
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
-        _check_public(name)
         return getattr(self.rpc_sync(), name)  # type: ignore[no-any-return]
 
     def rpc_sync(self, timeout: float | None = None) -> "Methods":
@@ -59,26 +58,12 @@ class Methods:
 
     def __init__(self, holder: Reference, call: Callable[..., Any], timeout: float | None) -> None:
         self._holder = holder
-        self._call = call
-        self._timeout = timeout
+        self._call = functools.partial(call, partitioner=holder.owner_name(), reducer=itemgetter(0), timeout=timeout)
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
-        _check_public(name)
-        return functools.partial(self._run, name)
-
-    def _run(self, name: str, /, *args: Any, **kwargs: Any) -> Any:
-        return self._call(
-            _run_method,
-            args=(self._holder, name, args, kwargs),
-            partitioner=self._holder.owner_name(),
-            reducer=itemgetter(0),
-            timeout=self._timeout,
-        )
-
-
-def _check_public(name: str) -> None:
-    if name.startswith("_"):
-        raise AttributeError(f"{name}: only names without a leading underscore are called remotely")
+        if name.startswith("_"):
+            raise AttributeError(f"{name}: only names without a leading underscore are called remotely")
+        return lambda *args, **kwargs: self._call(_run_method, args=(self._holder, name, args, kwargs))
 
 
 def remote_object(

@@ -124,9 +124,6 @@ def auto_init_rpc(
     return decorate
 
 
-# Rank selectors
-
-
 def _on(ranks: tuple[int, ...], includes: Callable[[int], bool]) -> Callable[[Callable[P, T]], Callable[P, T | None]]:
     for rank in ranks:
         if isinstance(rank, bool) or not hasattr(rank, "__index__") or index(rank) < 0:
@@ -143,20 +140,14 @@ def _on(ranks: tuple[int, ...], includes: Callable[[int], bool]) -> Callable[[Ca
 
 
 def on_rank(*ranks: int) -> Callable[[Callable[P, T]], Callable[P, T | None]]:
-    """A decorator: only these ranks call the function, the others get None.
-
-    Raises:
-        ValueError: a rank is not a whole number from 0.
-    """
+    """A decorator: only these ranks call the function, the others get None. Raises ValueError for a rank that is no
+    whole number from 0."""
     return _on(ranks, lambda rank: rank in ranks)
 
 
 def not_on_rank(*ranks: int) -> Callable[[Callable[P, T]], Callable[P, T | None]]:
-    """A decorator: these ranks get None, the others call the function.
-
-    Raises:
-        ValueError: a rank is not a whole number from 0.
-    """
+    """A decorator: these ranks get None, the others call the function. Raises ValueError for a rank that is no whole
+    number from 0."""
     return _on(ranks, lambda rank: rank not in ranks)
 
 
