@@ -1,6 +1,5 @@
 """Remote calls as map-reduce: a partitioner splits a call into items, workers compute them, a reducer combines the
-results. The names are those of `torchopt.distributed.api`.
-"""
+results. The names are those of `torchopt.distributed.api`."""
 
 import copy
 import functools
@@ -9,7 +8,6 @@ import inspect
 import threading
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from operator import attrgetter
 from queue import SimpleQueue
 from typing import Any, Literal, ParamSpec, TypeVar, cast
@@ -66,13 +64,11 @@ def parts_of(partitioner: Partitioner | None, args: Args, kwargs: KwArgs) -> Seq
     if not parts:
         raise ValueError(f"partitioner={partitioner!r} returned no part; every call needs at least one")
     for part in parts:
+        returned = f"partitioner={partitioner!r} returned {part!r}"
         if not isinstance(part, tuple) or len(part) != 3:
-            raise ValueError(f"partitioner={partitioner!r} returned {part!r}; a part is (worker, args, kwargs)")
-        _, part_args, part_kwargs = part
-        if not isinstance(part_args, tuple | list | None) or not isinstance(part_kwargs, dict | None):
-            raise TypeError(
-                f"partitioner={partitioner!r} returned {part!r}; args is a tuple or None, kwargs a dict or None"
-            )
+            raise ValueError(f"{returned}; a part is (worker, args, kwargs)")
+        if not isinstance(part[1], tuple | list | None) or not isinstance(part[2], dict | None):
+            raise TypeError(f"{returned}; args is a tuple or None, kwargs a dict or None")
     return parts
 
 
@@ -114,34 +110,25 @@ def remote_async_call(
     func: Callable[..., T], *, args: Args | None = None, kwargs: KwArgs | None = None,
     partitioner: Partitioner | None = None, reducer: Reducer | None = None, timeout: float | None = None,
 ) -> Future[Any]:  # fmt: skip
-    """As `remote_sync_call`, but returns a future of the value when the messages are sent.
-
-    It waits before that only if `session.MAX_WINDOW` calls to the same worker are under way already.
-    """
+    """As `remote_sync_call`, but returns a future of the value when the messages are sent. It waits before that only if
+    `session.MAX_WINDOW` calls to the same worker are under way already."""
     return _Call(func, args, kwargs, partitioner, timeout).future(reducer)
 
 
 _UNDECORATED = "__undecorated__"
 
 
-@dataclass(frozen=True)
-class _Undecorated:
-    """Stands for the function under a `parallelize`; the worker finds the function by its name."""
-
-    module: str
-    name: str
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        function = attrgetter(self.name)(importlib.import_module(self.module))
-        return getattr(function, _UNDECORATED, function)(*args, **kwargs)
+def _undecorated(module: str, name: str, /, *args: Any, **kwargs: Any) -> Any:
+    """Calls the function under a `parallelize`, which the worker finds by its name."""
+    function = attrgetter(name)(importlib.import_module(module))
+    return getattr(function, _UNDECORATED, function)(*args, **kwargs)
 
 
 def parallelize(
     partitioner: Partitioner | None = None, reducer: Reducer | None = None, timeout: float | None = None
 ) -> Callable[[Callable[P, Any]], Callable[P, Any]]:
-    """A decorator: each call of the function, or the method, becomes a `remote_sync_call`.
-
-    The default partitioner is `batch_partitioner`. If neither is given, the reducer is `mean_reducer`.
+    """A decorator: each call of the function, or the method, becomes a `remote_sync_call`. The default partitioner is
+    `batch_partitioner`. If neither is given, the reducer is `mean_reducer`.
 
     Raises:
         TypeError: workers cannot find the function by name: it is a lambda, a nested or bound function, or a
@@ -175,7 +162,7 @@ def _decorator(
                 f"parallelize({func!r}): workers find a function by its module and name, so it must be defined "
                 "with def at the top of a module or of a class"
             )
-        remote = _Undecorated(func.__module__, func.__qualname__)
+        remote = functools.partial(_undecorated, func.__module__, func.__qualname__)
 
         @functools.wraps(func)
         def parallel(*args: P.args, **kwargs: P.kwargs) -> Any:
@@ -226,10 +213,8 @@ class _Call:
         self._calls = None if self._ctx is None else autograd_contexts.calls_of(self._ctx)
         self._expected = sum(map(len, items.values()))
         # All are packed before the first is sent: an error then leaves no worker at work.
-        packed = {
-            rank: _pack_order(func, own_items, self._names[rank], graphs=self._ctx is not None)
-            for rank, own_items in items.items()
-        }
+        graphs = self._ctx is not None
+        packed = {rank: _pack_order(func, part, self._names[rank], graphs=graphs) for rank, part in items.items()}
         self._own = packed.pop(self._me, None) if compute_own_part else None
         self._under_way: dict[int, Future[Answer]] = {}
         self._arrived: SimpleQueue[int] = SimpleQueue()

@@ -101,11 +101,10 @@ def grad(
     leaves = _leaves(inputs)
     gradients = _new_gradients(autograd_ctx_id, _list(outputs), retain_graph)
     selected = [gradients.get(leaf) for leaf in leaves]
-    unused = [i for i, gradient in enumerate(selected) if gradient is None]
-    if unused and not allow_unused:
-        raise ValueError(
-            f"inputs: number {unused[0]} is not used by the outputs; type allow_unused=True to get None for it"
-        )
+    for i, gradient in enumerate(selected):
+        if gradient is None and not allow_unused:
+            advice = "type allow_unused=True to get None for it"
+            raise ValueError(f"inputs: number {i} is not used by the outputs; {advice}")
     return tuple(selected)
 
 
@@ -153,9 +152,8 @@ def _pass(ctx: int, roots: list[Tensor], retain_graph: bool) -> None:
         within(limit, partial(autograd.backward, ctx, roots, retain_graph=retain_graph))
     except TimeoutError:
         autograd_contexts.spoil(ctx, f"an earlier pass did not end within {limit:g} s")
-        lost, are_dead = missing_workers(_ANSWER_SECONDS)
-        if lost:
-            raise _lost(lost, are_dead, limit, "the pass did not end") from None
+        if (lost := _lost_workers(limit, "the pass did not end")) is not None:
+            raise lost from None
         raise TimeoutError(
             f"the backward pass did not end within {limit:g} s, and all workers answer: it needs more time, or a "
             "tensor that was sent takes no part; a function that fetches one by RRef.to_here() must use it"
@@ -165,19 +163,21 @@ def _pass(ctx: int, roots: list[Tensor], retain_graph: bool) -> None:
         parts = re.match(r"(?:Error on Node (\d+): )*(.*)", str(error))
         assert parts is not None
         number, cause = parts.groups()
-        lost, are_dead = missing_workers(_ANSWER_SECONDS)
-        if lost:
-            raise _lost(lost, are_dead, limit, cause) from error
+        if (lost := _lost_workers(limit, cause)) is not None:
+            raise lost from error
         if says_timeout(cause):
             raise TimeoutError(f"a worker did not answer within {limit:g} s in the backward pass: {cause}") from error
         where = current().workers[int(number)] if number is not None and is_started() else "a worker"
         raise RuntimeError(f"the backward pass failed on {where}: {cause}") from error
 
 
-def _lost(names: str, are_dead: bool, limit: float, cause: str) -> Exception:
+def _lost_workers(limit: float, cause: str) -> Exception | None:
+    """The error that names the workers that do not answer after a pass has failed; None if all answer."""
+    names, are_dead = missing_workers(_ANSWER_SECONDS)
     if are_dead:
         return ConnectionError(f"{names} does not answer in the backward pass: {cause}")
-    return TimeoutError(f"{names} did not answer within {limit:g} s in the backward pass: {cause}")
+    late = f"{names} did not answer within {limit:g} s in the backward pass: {cause}"
+    return TimeoutError(late) if names else None
 
 
 def _state(tensor: Tensor) -> tuple[int, int]:

@@ -55,11 +55,7 @@ Operation = Callable[[int], bool]  # runs once with the given number of values; 
 
 
 def diagnose(*, timeout: float = 30.0) -> Report | None:
-    """Runs every check. Returns the report on rank zero, None on other ranks.
-
-    Args:
-        timeout: seconds that one operation may take.
-    """
+    """Runs every check, with `timeout` seconds for an operation; returns the report on rank zero, None on others."""
     backend = start_process_group(timeout=timeout)
     try:
         device = torch.device("cuda" if backend == "nccl" else "cpu")
@@ -89,10 +85,8 @@ def measured(name: str, operation: Operation, backend: str) -> Check:
     """Checks an operation and measures it, with a small and a large message."""
     try:
         right = operation(SMALL) and operation(LARGE)
-        latency, transfer = (
-            statistics.median_high(timeit.repeat(partial(operation, size), number=1, repeat=REPEATS))
-            for size in (SMALL, LARGE)
-        )
+        seconds = [timeit.repeat(partial(operation, size), number=1, repeat=REPEATS) for size in (SMALL, LARGE)]
+        latency, transfer = map(statistics.median_high, seconds)
     except Exception as error:
         first = next(iter(str(error).splitlines()), "")
         if isinstance(error, NotImplementedError) or "not support" in first or "not implemented" in first:
@@ -120,6 +114,12 @@ def collectives(device: torch.device) -> dict[str, Operation]:
     def slots(count: int) -> list[Tensor]:
         return [torch.empty(count, device=device) for _ in range(size)]
 
+    def holds(tensor: Tensor, value: float) -> bool:
+        return bool((tensor == value).all())
+
+    def each_of_its_rank(tensors: Sequence[Tensor]) -> bool:
+        return all(holds(tensor, of_rank + 1) for of_rank, tensor in enumerate(tensors))
+
     def send_recv(count: int) -> bool:
         """Around the ring, rank zero first."""
         x = torch.empty(count, device=device)
@@ -129,60 +129,51 @@ def collectives(device: torch.device) -> dict[str, Operation]:
         else:
             dist.recv(x, rank - 1)
             dist.send(contribution(count), (rank + 1) % size)
-        return _holds(x, (rank - 1) % size + 1)
+        return holds(x, (rank - 1) % size + 1)
 
     def broadcast(count: int) -> bool:
         x = contribution(count)
         dist.broadcast(x, src=0)
-        return _holds(x, 1)
+        return holds(x, 1)
 
     def scatter(count: int) -> bool:
         x = torch.empty(count, device=device)
         dist.scatter(x, [contribution(count, r) for r in range(size)] if rank == 0 else None, src=0)
-        return _holds(x, rank + 1)
+        return holds(x, rank + 1)
 
     def gather(count: int) -> bool:
         parts = slots(count) if rank == 0 else None
         dist.gather(contribution(count), parts, dst=0)
-        return parts is None or _each_of_its_rank(parts)
+        return parts is None or each_of_its_rank(parts)
 
     def reduce(count: int) -> bool:
         x = contribution(count)
         dist.reduce(x, dst=0)
-        return rank != 0 or _holds(x, total)
+        return rank != 0 or holds(x, total)
 
     def all_reduce(count: int) -> bool:
         x = contribution(count)
         dist.all_reduce(x)
-        return _holds(x, total)
+        return holds(x, total)
 
     def all_gather(count: int) -> bool:
         parts = slots(count)
         dist.all_gather(parts, contribution(count))
-        return _each_of_its_rank(parts)
+        return each_of_its_rank(parts)
 
     def reduce_scatter(count: int) -> bool:
         x = torch.empty(count, device=device)
         dist.reduce_scatter(x, [contribution(count) for _ in range(size)])
-        return _holds(x, total)
+        return holds(x, total)
 
     def all_to_all(count: int) -> bool:
         parts = slots(count)
         dist.all_to_all(parts, [contribution(count) for _ in range(size)])
-        return _each_of_its_rank(parts)
+        return each_of_its_rank(parts)
 
     everywhere = (broadcast, scatter, gather, reduce, all_reduce, all_gather, reduce_scatter, all_to_all)
     first: dict[str, Operation] = {"send/recv": send_recv} if size > 1 else {}
     return first | {operation.__name__: operation for operation in everywhere}
-
-
-def _holds(tensor: Tensor, value: float) -> bool:
-    return bool((tensor == value).all())
-
-
-def _each_of_its_rank(tensors: Sequence[Tensor]) -> bool:
-    """Whether tensor number r holds what rank r contributes."""
-    return all(_holds(tensor, rank + 1) for rank, tensor in enumerate(tensors))
 
 
 def remote_operations() -> dict[str, Operation]:

@@ -40,13 +40,9 @@ def set_worker_name(name: str | None) -> None:
 
 
 def get_world_info() -> WorldInfo:
-    """From RANK, WORLD_SIZE, LOCAL_RANK and LOCAL_WORLD_SIZE; without them, a world of one process.
-
-    As in the original, the values are also attributes of this function: `get_world_info.world_rank`, `.WORLD_RANK`.
-
-    Raises:
-        ValueError: one of them is no number, or there is one of the first two without the other.
-    """
+    """From RANK, WORLD_SIZE, LOCAL_RANK and LOCAL_WORLD_SIZE; without them, a world of one process. As in the original,
+    the values are also attributes of this function: `get_world_info.world_rank`, `.WORLD_RANK`. Raises ValueError if
+    one is no number, or there is one of the first two without the other."""
     global _last_info
     rank, size = _number("RANK", 0), _number("WORLD_SIZE", 1)
     if ("RANK" in os.environ) != ("WORLD_SIZE" in os.environ) or rank >= size:

@@ -1,6 +1,5 @@
 """Objects on other workers: those that live on one worker, and whose methods others call; and copies of modules, which
-can be sent to other workers and keep their graph.
-"""
+can be sent to other workers and keep their graph."""
 
 import copy
 import functools
@@ -32,31 +31,9 @@ class RemoteObject:
     A handle can be sent to other workers. The object ends with the last handle.
     """
 
-    def __init__(self, holder: Reference) -> None:
-        self._holder = holder
-
-    def __getattr__(self, name: str) -> Callable[..., Any]:
-        return getattr(self.rpc_sync(), name)  # type: ignore[no-any-return]
-
-    def rpc_sync(self, timeout: float | None = None) -> "Methods":
-        """The methods, with a time limit in seconds; None: the session's."""
-        return Methods(self._holder, remote_sync_call, timeout)
-
-    def rpc_async(self, timeout: float | None = None) -> "Methods":
-        """The methods, which then return futures."""
-        return Methods(self._holder, remote_async_call, timeout)
-
-    def __reduce__(self) -> tuple[type["RemoteObject"], tuple[Reference]]:
-        return RemoteObject, (self._holder,)
-
-    def __repr__(self) -> str:
-        return f"<remote object on {self._holder.owner_name()}>"
-
-
-class Methods:
-    """The methods of a remote object, each as a function that makes a remote call."""
-
-    def __init__(self, holder: Reference, call: Callable[..., Any], timeout: float | None) -> None:
+    def __init__(
+        self, holder: Reference, call: Callable[..., Any] = remote_sync_call, timeout: float | None = None
+    ) -> None:
         self._holder = holder
         self._call = functools.partial(call, partitioner=holder.owner_name(), reducer=itemgetter(0), timeout=timeout)
 
@@ -64,6 +41,20 @@ class Methods:
         if name.startswith("_"):
             raise AttributeError(f"{name}: only names without a leading underscore are called remotely")
         return lambda *args, **kwargs: self._call(_run_method, args=(self._holder, name, args, kwargs))
+
+    def rpc_sync(self, timeout: float | None = None) -> "RemoteObject":
+        """This handle, whose methods have a time limit in seconds; None: the session's."""
+        return RemoteObject(self._holder, remote_sync_call, timeout)
+
+    def rpc_async(self, timeout: float | None = None) -> "RemoteObject":
+        """This handle, whose methods return futures."""
+        return RemoteObject(self._holder, remote_async_call, timeout)
+
+    def __reduce__(self) -> tuple[type["RemoteObject"], tuple[Reference]]:
+        return RemoteObject, (self._holder,)
+
+    def __repr__(self) -> str:
+        return f"<remote object on {self._holder.owner_name()}>"
 
 
 def remote_object(
@@ -108,11 +99,7 @@ def _run_method(holder: Reference, name: str, args: tuple[Any, ...], kwargs: dic
 
 # Copies of modules
 
-_MODES = {
-    "reference": "reference", "ref": "reference",
-    "clone": "clone", "copy": "clone",
-    "deepcopy": "deepcopy", "deepclone": "deepcopy",
-}  # fmt: skip
+_SHORT_MODES = {"ref": "reference", "copy": "clone", "deepclone": "deepcopy"}
 
 
 def module_clone(
@@ -132,9 +119,9 @@ def module_clone(
         ValueError: `by` is none of these.
         TypeError: `module` is neither a module nor tensors.
     """
-    if by not in _MODES:
+    mode = _SHORT_MODES.get(by, by)
+    if mode not in _SHORT_MODES.values():
         raise ValueError(f"by={by!r}: must be reference, clone (or copy) or deepcopy")
-    mode = _MODES[by]
 
     def place(tensor: Any) -> Tensor:
         if not isinstance(tensor, Tensor):

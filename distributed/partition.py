@@ -73,8 +73,18 @@ class TensorDimensionPartitioner:
     def __call__(self, *args: Any, **kwargs: Any) -> list[Part]:
         leaves, structure = pytree.tree_flatten((args, kwargs))
         sliced = [isinstance(leaf, Tensor) and not isinstance(leaf, nn.Parameter) for leaf in leaves]
-        samples = self._samples([leaf for leaf, cut in zip(leaves, sliced, strict=True) if cut])
-        if not samples:
+        tensors = [leaf for leaf, cut in zip(leaves, sliced, strict=True) if cut]
+        for tensor in tensors:
+            if not -tensor.ndim <= self.dim < tensor.ndim:
+                shape, advice = tuple(tensor.shape), "send it uncut by distributed.whole(x)"
+                raise ValueError(f"dim={self.dim}: a tensor of shape {shape} does not have it; {advice}")
+        sizes = {tensor.shape[self.dim] for tensor in tensors}
+        if len(sizes) > 1:
+            shapes = ", ".join(str(tuple(tensor.shape)) for tensor in tensors)
+            advice = "send what is not to be cut by distributed.whole(x)"
+            raise ValueError(f"dim={self.dim}: the tensors differ in size there: {shapes}; {advice}")
+        samples = max(sizes, default=0)
+        if samples == 0:
             return [(get_world_rank(), args, kwargs)]
         workers: Sequence[int] = range(get_world_size())
         if self.workers is not None:
@@ -97,22 +107,6 @@ class TensorDimensionPartitioner:
         ends = [*range(size, size * parts, size), samples]
         starts = [0, *ends[:-1]]
         return [(worker, *part(start, end)) for worker, start, end in zip(workers, starts, ends, strict=False)]
-
-    def _samples(self, tensors: list[Tensor]) -> int | None:
-        if not tensors:
-            return None
-        for tensor in tensors:
-            if not -tensor.ndim <= self.dim < tensor.ndim:
-                shape, advice = tuple(tensor.shape), "send it uncut by distributed.whole(x)"
-                raise ValueError(f"dim={self.dim}: a tensor of shape {shape} does not have it; {advice}")
-        sizes = {tensor.shape[self.dim] for tensor in tensors}
-        if len(sizes) > 1:
-            shapes = ", ".join(str(tuple(tensor.shape)) for tensor in tensors)
-            raise ValueError(
-                f"dim={self.dim}: the tensors differ in size there: {shapes}; send what is not to be cut "
-                "by distributed.whole(x)"
-            )
-        return sizes.pop()
 
 
 def dim_partitioner(

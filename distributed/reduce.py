@@ -192,9 +192,8 @@ def function(*, name: str) -> Combine:
         for key, value in sums[0].items():
             gradient = gradients.get(key) if isinstance(gradients, dict) else None
             if not isinstance(gradient, Tensor) or gradient.shape != value.shape:
-                raise ValueError(
-                    f"reducer={name}: must return a dict with a tensor of shape {tuple(value.shape)} for {key!r}"
-                )
+                shape = tuple(value.shape)
+                raise ValueError(f"reducer={name}: must return a dict with a tensor of shape {shape} for {key!r}")
         return {key: gradients[key] for key in sums[0]}
 
     return combine

@@ -140,10 +140,8 @@ def unpack(packed: Packed) -> Any:
 def send(
     to: rpc.WorkerInfo, func: Callable[..., Any], args: tuple[Any, ...], packed: Packed, timeout: float
 ) -> Future[Any]:
-    """Calls `func(*args, *packed)` on a worker; `args` are plain Python values.
-
-    As `rpc.rpc_async`, but faster: it skips torch's checks for TorchScript and its search for tensors.
-    """
+    """Calls `func(*args, *packed)` on a worker; `args` are plain Python values. Faster than `rpc.rpc_async`, since it
+    skips torch's checks for TorchScript and its search for tensors."""
     if len(packed.tensors()) == len(packed.carried):
         call = internal.PythonUDF(func, (*args, packed.payload, _CARRIED), {})
         payload, tensors = pickle.dumps(call, pickle.HIGHEST_PROTOCOL), packed.carried
@@ -180,10 +178,8 @@ def own_copy(packed: Packed, *, graphs: bool) -> Packed:
 
 
 def without_graphs(value: Any) -> Any:
-    """`value` with the tensors in its containers detached, so that their graphs need no memory from now on.
-
-    Tensors inside objects of other classes stay as they are.
-    """
+    """`value` with the tensors in its containers detached, so that their graphs need no memory from now on. Tensors
+    inside objects of other classes stay as they are."""
     if any(isinstance(leaf, Tensor) and leaf.grad_fn is not None for leaf in pytree.tree_leaves(value)):
         return pytree.tree_map_only(Tensor, Tensor.detach, value)
     return value

@@ -47,7 +47,6 @@ from distributed.launch.meeting import ended_after, meet
 from distributed.launch.processes import allow_sockets, share_arena
 
 T = TypeVar("T")
-
 log = logging.getLogger(__name__)
 
 MAX_DEPTH = 4  # the deepest nesting of remote calls
@@ -91,34 +90,25 @@ def ping_errors(names: Iterable[str], seconds: float) -> Iterator[tuple[str, Exc
 
 
 class Session:
-    """RPC in this process, from its start to its stop.
-
-    Attributes:
-        name, rank: of this worker.
-        store: the key-value store of this world.
-        timeout: seconds that a call may take unless the call sets another limit.
-        device_maps: by worker's name, this worker's devices whose tensors can be sent to that worker's GPUs.
-        workers, infos: each worker's name, and its address in torch, by rank; known once `joined` is set.
-        slots: by (rank, depth), free places for messages to that worker.
-        gpu: the GPU of the thread that started the session; None if that thread has used none.
-        finished: on rank zero, the ranks that have finished, and the failure of each, if any; on the others, rank zero
-            alone, once it has ended the session.
-        gatherings: how many this process has come to, by their members.
-    """
+    """RPC in this process, from its start to its stop. `name` is this worker's, `store` that of this world."""
 
     def __init__(self, name: str, options: rpc.TensorPipeRpcBackendOptions, window: int, store: dist.Store) -> None:
         self.name, self.rank, self.store = name, get_world_rank(), store
-        self.timeout = float(options.rpc_timeout)
+        self.timeout = float(options.rpc_timeout)  # seconds that a call may take unless the call sets another limit
+        # By worker's name, this worker's devices whose tensors can be sent to that worker's GPUs.
         self.device_maps = {worker: set(devices) for worker, devices in options.device_maps.items()}
-        self.joined = threading.Event()
-        self.workers: list[str] = []
-        self.infos: list[rpc.WorkerInfo] = []
-        places = itertools.product(range(get_world_size()), range(1, MAX_DEPTH + 1))
-        self.slots = {place: threading.Semaphore(window) for place in places}
+        self.workers: list[str] = []  # each worker's name, by rank
+        self.infos: list[rpc.WorkerInfo] = []  # and its address in torch
+        self.joined = threading.Event()  # both are there
+        places = itertools.product(range(get_world_size()), range(1, MAX_DEPTH + 1))  # (rank, depth)
+        self.slots = {place: threading.Semaphore(window) for place in places}  # free places for messages to that worker
+        # The GPU of the thread that started the session; None if that thread has used none.
         self.gpu = torch.cuda.current_device() if torch.cuda.is_initialized() else None
-        self.changed = threading.Condition()
+        # On rank zero, the ranks that have finished, and the failure of each, if any; on the others, rank zero alone,
+        # once it has ended the session.
         self.finished: dict[int, str | None] = {}
-        self.gatherings: Counter[str] = Counter()
+        self.changed = threading.Condition()  # of `finished`
+        self.gatherings: Counter[str] = Counter()  # how many this process has come to, by their members
 
     def failures(self) -> list[str]:
         """The failures that other workers have reported to rank zero."""
@@ -153,14 +143,8 @@ def use_own_gpu() -> None:
 
 
 def gather(value: T, worker_names: set[str] | None = None) -> dict[str, T]:
-    """Every worker's value, by name. Waits until all workers, or those named, have called this.
-
-    Raises:
-        ConnectionError: a worker is lost; the message names it.
-        RuntimeError: a worker has failed.
-        TimeoutError: a worker has not called this in time.
-        ValueError: there is no such worker, or this worker is not among those named.
-    """
+    """Every worker's value, by name. Waits until all workers, or those named, have called this. Raises as
+    `distributed.world.barrier`."""
     session = current()
     store = session.store
     group = sorted(worker_names or session.workers)
@@ -270,9 +254,8 @@ def start_rpc(
 
 def stop_rpc(failure: BaseException | None = None) -> None:
     """Ends the session. Serves the other workers until all have called this; then all leave together. A call that still
-    runs after its time limit is left behind, and ends with the program.
-
-    With `failure`, rank zero does not wait but stops the other workers, which then raise.
+    runs after its time limit is left behind, and ends with the program. With `failure`, rank zero does not wait but
+    stops the other workers, which then raise.
 
     Raises:
         ConnectionError: a worker does not answer.
@@ -301,10 +284,8 @@ def _shut_down(session: Session, together: bool) -> None:
     """Shuts torch's RPC down, which waits without a limit for every call that is served."""
 
     def shut_torch_down() -> None:
-        try:
+        with contextlib.suppress(RuntimeError):  # a worker died at the very end; torch has dropped the agent even so
             rpc.shutdown(graceful=together, timeout=GOODBYE_SECONDS)
-        except RuntimeError as error:  # a worker died at the very end; torch has dropped the agent nevertheless
-            log.debug("shutdown: %s", error)
 
     if together:  # all mains have ended, so torch's last barrier is short
         session.store.set_timeout(timedelta(seconds=GOODBYE_SECONDS))
@@ -346,16 +327,10 @@ def _dismiss_others(session: Session, cause: str | None) -> None:
     reason = cause or next(iter(failures), None) or (str(missing) if missing else None)
     patience = GOODBYE_SECONDS if reason is None else _LAST_WORD_SECONDS
     # All at once: a worker that hangs must not keep the others from hearing it.
-    goodbyes = {
-        name: rpc.rpc_async(name, _note_finished, (0, reason), timeout=patience)
-        for rank, name in others.items()
-        if session.finished.get(rank) is None
-    }
-    for name, goodbye in goodbyes.items():
-        try:
+    running = [name for rank, name in others.items() if session.finished.get(rank) is None]
+    for goodbye in [rpc.rpc_async(name, _note_finished, (0, reason), timeout=patience) for name in running]:
+        with contextlib.suppress(RuntimeError):  # a worker that has left already needs no goodbye
             goodbye.wait()
-        except RuntimeError as error:  # a worker that has left already needs no goodbye
-            log.debug("goodbye to %s: %s", name, error)
     if cause is None and failures:
         raise RuntimeError(failures[0])
     if missing is not None:

@@ -16,7 +16,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from functools import partial
 from types import FrameType
@@ -194,13 +194,11 @@ def _run_agent(
         logger.handlers, logger.propagate = [logging.NullHandler()], False
     # Launchers of other hosts would not know a token that is drawn here.
     token = os.environ.get(TOKEN) or (secrets.token_hex() if config.nnodes == 1 else "")
-    variables = {LAUNCHER: str(os.getpid()), NOT_ISOLATED: not_isolated, TOKEN: token} | dict.fromkeys(
-        INTERFACE_VARIABLES, config.interface or loopback_interface()
-    )
-    # An agent handles these by itself; the signals above are ours, since it would take a second one for another.
-    variables["TORCHELASTIC_SIGNALS_TO_HANDLE"] = "SIGQUIT"
     before = dict(os.environ)
-    os.environ.update(variables)
+    os.environ.update(dict.fromkeys(INTERFACE_VARIABLES, config.interface or loopback_interface()))
+    os.environ.update({LAUNCHER: str(os.getpid()), NOT_ISOLATED: not_isolated, TOKEN: token})
+    # An agent handles these by itself; the signals above are ours, since it would take a second one for another.
+    os.environ["TORCHELASTIC_SIGNALS_TO_HANDLE"] = "SIGQUIT"
     hosts = Hosts(config, listener)
     try:
         with tempfile.TemporaryDirectory(prefix="ranks-") as logs:
@@ -395,8 +393,9 @@ def _listening(config: LaunchConfig) -> Iterator[tuple[socket.socket | None, Net
         except OSError as error:
             place = f"{config.master_addr}:{config.master_port}"
             raise CannotListenError(f"{place}: cannot listen there ({error})") from error
-    with ExitStack() as stack:
+    try:
+        yield listener, network, obstacle
+    finally:
         for opened in (listener, network):
             if opened is not None:
-                stack.callback(opened.close)
-        yield listener, network, obstacle
+                opened.close()

@@ -39,9 +39,7 @@ _REFUSAL_SECONDS = 2.0  # time that rank zero waits until those that it has refu
 _MARGIN_SECONDS = 10.0
 
 T = TypeVar("T")
-
 log = logging.getLogger(__name__)
-
 _store: dist.Store | None = None
 
 
@@ -141,12 +139,9 @@ def admits_mixed() -> bool:
 
 
 def meet(timeout: timedelta) -> dist.Store:
-    """Waits until every rank of the world has called this; returns an empty store for what they do next.
-
-    Raises:
-        ConnectionError: a rank did not come within `timeout`, the message names it; or rank zero has ended.
-        UnlikeWorkerError: this rank, or another one, differs from rank zero.
-    """
+    """Waits until every rank of the world has called this; returns an empty store for what they do next. Raises
+    ConnectionError if a rank, which the message names, did not come within `timeout`, or rank zero has ended; and
+    UnlikeWorkerError if this rank, or another one, differs from rank zero."""
     rank, size, *_ = get_world_info()
     likeness = {} if _likeness is None or on_one_host() else _likeness()  # may take seconds, which are not of the limit
     if size == 1:  # the store stays open for the next start, which needs an empty one
@@ -170,9 +165,8 @@ def meet(timeout: timedelta) -> dist.Store:
     except dist.DistError as error:
         raise ConnectionError(f"rank 0 of {size} has left while the others were coming: {error}") from error
     except TimeoutError as error:
-        raise ConnectionError(
-            f"rank 0 of {size} did not come, or had not met all others, within {seconds:g} s"
-        ) from error
+        late_ranks = f"rank 0 of {size} did not come, or had not met all others"
+        raise ConnectionError(f"{late_ranks}, within {seconds:g} s") from error
     finally:
         late.cancel()
 

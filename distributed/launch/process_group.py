@@ -25,21 +25,18 @@ _POLL_SECONDS = 0.05
 _DISMISSAL_SECONDS = 0.2  # between two looks for a dismissal
 
 _store: dist.Store | None = None
+# The thread that waits for a dismissal, and the event that ends it.
 _obeying: tuple[threading.Thread, threading.Event] | None = None
-"""The thread that waits for a dismissal, and the event that ends it."""
 
 
 def start_process_group(*, timeout: float, backend: str | None = None, device: torch.device | None = None) -> str:
-    """Joins the default process group; returns its backend.
+    """Joins the default process group; returns its backend. Raises ConnectionError if a rank did not join in time, and
+    RuntimeError if there is a group already.
 
     Args:
         timeout: seconds that an operation may take.
         backend: default `nccl` if every worker of this host has its own GPU and computes on it, else `gloo`.
         device: the device that this rank computes on; default a GPU.
-
-    Raises:
-        ConnectionError: a rank did not join within the time limit.
-        RuntimeError: there is a group already.
     """
     global _store
     check_timeout(timeout)
@@ -101,10 +98,8 @@ def check_own_cards(store: dist.Store, rank: int, size: int, card: str, model: s
 
 
 def missing_ranks(seconds: float) -> list[int]:
-    """After an operation has failed: the ranks that do not report within `seconds` that they are alive.
-
-    Every rank that notices the failure must call this, since the call reports that rank.
-    """
+    """After an operation has failed: the ranks that do not report within `seconds` that they are alive. Every rank that
+    notices the failure must call this, since the call reports that rank."""
     info = get_world_info()
     missing = [rank for rank in range(info.world_size) if rank != info.world_rank]
     if len(missing) == 1:  # of two ranks it can only be the other one
