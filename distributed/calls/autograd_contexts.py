@@ -1,7 +1,7 @@
 """The calls made under each distributed autograd context, and the contexts whose backward pass can no longer end.
 
 A caller records its call (`calls_of`), and a worker the calls of the function that it computes (`computing`). A call
-that is lost spoils its context (`spoil`). Before a backward pass, `distributed.autograd`, which says why, reads all this.
+that is lost spoils its context (`spoil`). `distributed.autograd` reads all this before a backward pass, and says why.
 """
 
 import threading
