@@ -64,11 +64,11 @@ def parts_of(partitioner: Partitioner | None, args: Args, kwargs: KwArgs) -> Seq
     if not parts:
         raise ValueError(f"partitioner={partitioner!r} returned no part; every call needs at least one")
     for part in parts:
-        returned = f"partitioner={partitioner!r} returned {part!r}"
         if not isinstance(part, tuple) or len(part) != 3:
-            raise ValueError(f"{returned}; a part is (worker, args, kwargs)")
+            raise ValueError(f"partitioner={partitioner!r} returned {part!r}; a part is (worker, args, kwargs)")
         if not isinstance(part[1], tuple | list | None) or not isinstance(part[2], dict | None):
-            raise TypeError(f"{returned}; args is a tuple or None, kwargs a dict or None")
+            form = "args is a tuple or None, kwargs a dict or None"
+            raise TypeError(f"partitioner={partitioner!r} returned {part!r}; {form}")
     return parts
 
 

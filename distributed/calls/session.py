@@ -127,8 +127,9 @@ def current() -> Session:
     # The workers leave init_rpc one after the other. A call of a fast one may come before this one knows the names.
     if session is None or not (session.joined.is_set() or session.joined.wait(session.timeout)) or not session.workers:
         raise RuntimeError("RPC is not started: put @auto_init_rpc() on the program's main function")
-    for failure in session.failures():
-        raise RuntimeError(failure)
+    if session.finished:
+        for failure in session.failures():
+            raise RuntimeError(failure)
     return session
 
 
