@@ -38,7 +38,7 @@ from distributed.info import (
     listening,
     loopback_interface,
 )
-from distributed.launch.isolation import NOT_ISOLATED, CannotIsolateError, NetworkNamespace, new_network
+from distributed.launch.isolation import NOT_ISOLATED, CannotIsolateError, enter_network, new_network
 from distributed.launch.meeting import ENDED, TOKEN, within
 from distributed.launch.processes import FINAL, FOLLOWS, LAUNCHER, PREEMPTIONS, STOPPED, die_with
 
@@ -104,14 +104,14 @@ def launch(
     """
     with _listening(config) as (listener, network, obstacle):
         run = partial(_run_agent, command, config, listener, obstacle, max_restarts, say)
-        if network is not None:
+        if network:
             return _run_isolated(network, run)
         stop = _Stop()
         with handling(stop):
             return run(stop)
 
 
-def _run_isolated(network: NetworkNamespace, run: "Callable[[_Stop], int]") -> int:
+def _run_isolated(network: Sequence[int], run: "Callable[[_Stop], int]") -> int:
     """Runs the agent in a fork that has entered the network: this process may need the host's own afterwards."""
     starter = os.getpid()
     for stream in (sys.stdout, sys.stderr):
@@ -123,9 +123,8 @@ def _run_isolated(network: NetworkNamespace, run: "Callable[[_Stop], int]") -> i
             stop = _Stop()
             for number in _SIGNALS:
                 signal.signal(number, stop)
-            network.enter()
-            network.close()
-            die_with(starter)  # after `enter`: the kernel forgets this where a process changes its rights
+            enter_network(network)
+            die_with(starter)  # not before: the kernel forgets this where a process changes its rights
             code = run(stop)
         except Exception:  # nothing below would print it
             traceback.print_exc()
@@ -368,10 +367,12 @@ class Hosts(StaticTCPRendezvous):
 
 
 @contextmanager
-def _listening(config: LaunchConfig) -> Iterator[tuple[socket.socket | None, NetworkNamespace | None, str]]:
+def _listening(config: LaunchConfig) -> Iterator[tuple[socket.socket | None, Sequence[int], str]]:
     """Gives, and closes in the end: the store's listening socket, on the first host; the ranks' own network, if they
     have one. Also gives the reason why they have none."""
-    listener, network, obstacle = None, None, ""
+    listener: socket.socket | None = None
+    network: Sequence[int] = ()
+    obstacle = ""
     if config.isolate is False:
         obstacle = "isolate=false"
     elif config.nnodes > 1:
@@ -396,6 +397,7 @@ def _listening(config: LaunchConfig) -> Iterator[tuple[socket.socket | None, Net
     try:
         yield listener, network, obstacle
     finally:
-        for opened in (listener, network):
-            if opened is not None:
-                opened.close()
+        if listener is not None:
+            listener.close()
+        for namespace in network:
+            os.close(namespace)

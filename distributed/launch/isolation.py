@@ -32,25 +32,14 @@ class CannotIsolateError(OSError):
     """The ranks cannot have a network of their own; the message is the cause."""
 
 
-class NetworkNamespace:
-    """A network namespace. It exists as long as a process is in it, or has one of its sockets or descriptors."""
-
-    def __init__(self, namespaces: Sequence[int]) -> None:
-        self._namespaces = namespaces
-
-    def enter(self) -> None:
-        """Moves this process into the network. The process must have one thread only, as after a fork. Raises OSError
-        if the kernel refuses."""
-        for namespace in self._namespaces:
-            _call("setns", namespace, 0)
-        if len(self._namespaces) > 1:  # a user namespace, whose capabilities would open read-only files for writing
-            _call("capset", struct.pack("Ii", _CAPABILITY_VERSION, 0), bytes(24))
-
-    def close(self) -> None:
-        """Closes this process's descriptors of the network."""
-        for namespace in self._namespaces:
-            os.close(namespace)
-        self._namespaces = ()
+def enter_network(network: Sequence[int]) -> None:
+    """Moves this process into a network of `new_network`, and closes its descriptors. The process must have one thread
+    only, as after a fork. Raises OSError if the kernel refuses."""
+    for namespace in network:
+        _call("setns", namespace, 0)
+        os.close(namespace)
+    if len(network) > 1:  # a user namespace, whose capabilities would open read-only files for writing
+        _call("capset", struct.pack("Ii", _CAPABILITY_VERSION, 0), bytes(24))
 
 
 def exposure() -> str:
@@ -71,9 +60,10 @@ def exposure() -> str:
     return line
 
 
-def new_network(address: str, port: int) -> tuple[NetworkNamespace, socket.socket]:
-    """Makes a network, and in it a socket that listens on `address`:`port`. This process stays where it is. Raises
-    CannotIsolateError if the kernel refuses, or this system has no network namespaces."""
+def new_network(address: str, port: int) -> tuple[list[int], socket.socket]:
+    """Makes a network, and in it a socket that listens on `address`:`port`; returns descriptors of the network, in the
+    order to enter its namespaces. It exists as long as a process is in it, or has one of its sockets or descriptors.
+    This process stays where it is. Raises CannotIsolateError if the kernel refuses, or this system has none."""
     if not sys.platform.startswith("linux"):
         raise CannotIsolateError(f"{sys.platform} has no network namespaces")
     parent, child = socket.socketpair()
@@ -86,8 +76,8 @@ def new_network(address: str, port: int) -> tuple[NetworkNamespace, socket.socke
         os.waitpid(pid, 0)
     if not descriptors:
         raise CannotIsolateError(message.decode() or "the process that makes the network has failed")
-    listener, *namespaces = descriptors
-    return NetworkNamespace(namespaces), socket.socket(fileno=listener)
+    listener, *network = descriptors
+    return network, socket.socket(fileno=listener)
 
 
 def _make_network(parent: socket.socket, address: str, port: int) -> NoReturn:
