@@ -97,11 +97,6 @@ def _run_method(holder: Reference, name: str, args: tuple[Any, ...], kwargs: dic
     return getattr(holder.local_value().value, name)(*args, **kwargs)
 
 
-# Copies of modules
-
-_SHORT_MODES = {"ref": "reference", "copy": "clone", "deepclone": "deepcopy"}
-
-
 def module_clone(
     module: M, *, by: str = "reference", detach_buffers: bool = False, device: torch.device | str | int | None = None
 ) -> M:
@@ -119,8 +114,8 @@ def module_clone(
         ValueError: `by` is none of these.
         TypeError: `module` is neither a module nor tensors.
     """
-    mode = _SHORT_MODES.get(by, by)
-    if mode not in _SHORT_MODES.values():
+    mode = {"ref": "reference", "copy": "clone", "deepclone": "deepcopy"}.get(by, by)
+    if mode not in ("reference", "clone", "deepcopy"):
         raise ValueError(f"by={by!r}: must be reference, clone (or copy) or deepcopy")
 
     def place(tensor: Any) -> Tensor:

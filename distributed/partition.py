@@ -120,20 +120,19 @@ batch_partitioner = TensorDimensionPartitioner(0)
 exclusive_batch_partitioner = TensorDimensionPartitioner(0, exclusive=True)
 
 
-def find_function(argument: str, name: str) -> Callable[..., Any]:
-    """The function with a dotted name such as `my_module.my_function`. Raises ValueError if there is none; the message
-    names `argument`."""
+def find_function(name: str) -> Callable[..., Any]:
+    """The function with a dotted name such as `my_module.my_function`. Raises ValueError if there is none."""
     module, _, attribute = str(name).rpartition(".")
     try:
         function = getattr(importlib.import_module(module), attribute)
     except (ImportError, AttributeError, ValueError) as error:
-        raise ValueError(f"{argument}={name}: {error}; must be MODULE.FUNCTION, importable from here") from error
+        raise ValueError(f"name={name}: {error}; must be MODULE.FUNCTION, importable from here") from error
     if not callable(function):
-        raise ValueError(f"{argument}={name}: is not a function")
+        raise ValueError(f"name={name}: is not a function")
     return function  # type: ignore[no-any-return]
 
 
 def function(*, name: str) -> PartitionFunction:
     """The user's own partitioner, by module and name, such as `my_module.my_partitioner`. Raises ValueError if there is
     no such function."""
-    return find_function("name", name)
+    return find_function(name)

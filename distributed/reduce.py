@@ -182,7 +182,7 @@ def function(*, name: str) -> Combine:
     Raises:
         ValueError: there is no such function; when called: it fails, or does not return a gradient.
     """
-    reducer = find_function("name", name)
+    reducer = find_function(name)
 
     def combine(sums: Sequence[Tensors], counts: Sequence[int]) -> Tensors:
         try:
