@@ -67,8 +67,9 @@ def parts_of(partitioner: Partitioner | None, args: Args, kwargs: KwArgs) -> Seq
         if not isinstance(part, tuple) or len(part) != 3:
             raise ValueError(f"partitioner={partitioner!r} returned {part!r}; a part is (worker, args, kwargs)")
         if not isinstance(part[1], tuple | list | None) or not isinstance(part[2], dict | None):
-            form = "args is a tuple or None, kwargs a dict or None"
-            raise TypeError(f"partitioner={partitioner!r} returned {part!r}; {form}")
+            raise TypeError(
+                f"partitioner={partitioner!r} returned {part!r}; args is a tuple or None, kwargs a dict or None"
+            )
     return parts
 
 
