@@ -1,23 +1,26 @@
 """Remote calls as map-reduce: a partitioner splits a call into items, workers compute them, a reducer combines the
-results. How items travel: see `calls.call`. The names are those of `torchopt.distributed.api`.
-"""
+results. The names are those of `torchopt.distributed.api`."""
 
 import copy
 import functools
 import importlib
 import inspect
+import threading
 from collections import defaultdict
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
 from operator import attrgetter
-from typing import Any, ParamSpec, TypeVar, cast
+from queue import SimpleQueue
+from typing import Any, Literal, ParamSpec, TypeVar, cast
 
+from torch import Tensor
 from torch.futures import Future
 
-from distributed.calls.call import Call
-from distributed.calls.session import current
-from distributed.calls.worker import Item
-from distributed.errors import as_exception
+from distributed.calls import autograd_contexts, worker
+from distributed.calls.message import Packed, note_received, note_sent, pack, send, unpack
+from distributed.calls.session import MAX_DEPTH, MAX_WINDOW, current
+from distributed.calls.worker import Answer, Failure, Item, Outcome, Plain, carries, failure
+from distributed.errors import describe, worker_error
+from distributed.info import check_timeout
 from distributed.partition import (
     Args,
     KwArgs,
@@ -41,14 +44,12 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 UNSET_RPC_TIMEOUT = -1.0  # torch's value for the default time limit; None means the same here
+_FIRST_NODE = 2**62  # a number above those that torch gives to nodes, and below those of its accumulators
 
 
 def parts_of(partitioner: Partitioner | None, args: Args, kwargs: KwArgs) -> Sequence[Any]:
-    """The parts (worker, args, kwargs) that a partitioner makes of a call.
-
-    Raises:
-        TypeError, ValueError: `partitioner` is no partitioner, or returns something else than parts.
-    """
+    """The parts (worker, args, kwargs) that a partitioner makes of a call. Raises TypeError or ValueError if
+    `partitioner` is none, or returns something else than parts."""
     if partitioner is None:
         partitioner = batch_partitioner
     if isinstance(partitioner, int | str):
@@ -65,24 +66,11 @@ def parts_of(partitioner: Partitioner | None, args: Args, kwargs: KwArgs) -> Seq
     for part in parts:
         if not isinstance(part, tuple) or len(part) != 3:
             raise ValueError(f"partitioner={partitioner!r} returned {part!r}; a part is (worker, args, kwargs)")
-        _, part_args, part_kwargs = part
-        if not isinstance(part_args, tuple | list | None) or not isinstance(part_kwargs, dict | None):
+        if not isinstance(part[1], tuple | list | None) or not isinstance(part[2], dict | None):
             raise TypeError(
                 f"partitioner={partitioner!r} returned {part!r}; args is a tuple or None, kwargs a dict or None"
             )
     return parts
-
-
-def _start(
-    func: Callable[..., Any], args: Args | None, kwargs: KwArgs | None, partitioner: Partitioner | None,
-    timeout: float | None, *, compute_own_part: bool = False,
-) -> Call:  # fmt: skip
-    current()
-    items: defaultdict[int, list[Item]] = defaultdict(list)
-    for number, (name, part_args, part_kwargs) in enumerate(parts_of(partitioner, args or (), kwargs or {})):
-        items[get_worker_id(name)].append(Item(number, part_args or (), part_kwargs or {}))
-    limit = None if timeout == UNSET_RPC_TIMEOUT else timeout
-    return Call(func, items, limit, compute_own_part=compute_own_part)
 
 
 def remote_sync_call(
@@ -116,78 +104,32 @@ def remote_sync_call(
         TypeError, ValueError: an argument cannot be sent, or a worker does not exist.
         Exception: the exception of `func`, of the same type if it can be rebuilt.
     """
-    call = _start(func, args, kwargs, partitioner, timeout, compute_own_part=True)
-    results = call.results()
-    return results if reducer is None else reducer(results)
+    return _Call(func, args, kwargs, partitioner, timeout, compute_own_part=True).value(reducer)
 
 
 def remote_async_call(
     func: Callable[..., T], *, args: Args | None = None, kwargs: KwArgs | None = None,
     partitioner: Partitioner | None = None, reducer: Reducer | None = None, timeout: float | None = None,
 ) -> Future[Any]:  # fmt: skip
-    """As `remote_sync_call`, but returns a future of the value when the messages are sent.
-
-    It waits before that only if `session.MAX_WINDOW` calls to the same worker are under way already.
-    """
-    call = _start(func, args, kwargs, partitioner, timeout)
-    value: Future[Any] = Future()
-    call.note_unread(value)
-
-    def finish() -> None:
-        try:
-            results = call.results()
-            value.set_result(results if reducer is None else reducer(results))
-        except BaseException as error:  # an exit in the reducer must not leave who waits for the value waiting
-            _set_exception(value, as_exception(error))
-        finally:
-            call.note_read(value)
-
-    call.when_ended(finish)
-    return value
-
-
-def _set_exception(value: Future[Any], error: Exception) -> None:
-    """As torch's, but each reader gets a copy of the exception."""
-    # The kept one must not collect the readers' frames. They hold the future, and Python cannot see that the future
-    # holds the exception, so none of them would ever be freed.
-    kept = error.with_traceback(None)
-
-    def raise_copy(_: Any) -> None:
-        try:
-            copied = copy.copy(kept)
-            same = copied.args == kept.args
-        except Exception:  # a class may raise anything
-            raise kept from kept.__cause__
-        raise (copied if same else kept) from kept.__cause__
-
-    value._set_unwrap_func(raise_copy)
-    value.set_result(kept)
-
-
-# Decorators that make each call of a function a remote call
+    """As `remote_sync_call`, but returns a future of the value when the messages are sent. It waits before that only if
+    `session.MAX_WINDOW` calls to the same worker are under way already."""
+    return _Call(func, args, kwargs, partitioner, timeout).future(reducer)
 
 
 _UNDECORATED = "__undecorated__"
 
 
-@dataclass(frozen=True)
-class _Undecorated:
-    """Stands for the function under a `parallelize`; the worker finds the function by its name."""
-
-    module: str
-    name: str
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        function = attrgetter(self.name)(importlib.import_module(self.module))
-        return getattr(function, _UNDECORATED, function)(*args, **kwargs)
+def _undecorated(module: str, name: str, /, *args: Any, **kwargs: Any) -> Any:
+    """Calls the function under a `parallelize`, which the worker finds by its name."""
+    function = attrgetter(name)(importlib.import_module(module))
+    return getattr(function, _UNDECORATED, function)(*args, **kwargs)
 
 
 def parallelize(
     partitioner: Partitioner | None = None, reducer: Reducer | None = None, timeout: float | None = None
 ) -> Callable[[Callable[P, Any]], Callable[P, Any]]:
-    """A decorator: each call of the function, or the method, becomes a `remote_sync_call`.
-
-    The default partitioner is `batch_partitioner`. If neither is given, the reducer is `mean_reducer`.
+    """A decorator: each call of the function, or the method, becomes a `remote_sync_call`. The default partitioner is
+    `batch_partitioner`. If neither is given, the reducer is `mean_reducer`.
 
     Raises:
         TypeError: workers cannot find the function by name: it is a lambda, a nested or bound function, or a
@@ -221,7 +163,7 @@ def _decorator(
                 f"parallelize({func!r}): workers find a function by its module and name, so it must be defined "
                 "with def at the top of a module or of a class"
             )
-        remote = _Undecorated(func.__module__, func.__qualname__)
+        remote = functools.partial(_undecorated, func.__module__, func.__qualname__)
 
         @functools.wraps(func)
         def parallel(*args: P.args, **kwargs: P.kwargs) -> Any:
@@ -244,3 +186,232 @@ def _is_being_defined(func: Callable[..., Any]) -> bool:
     except ImportError:
         return False  # its module was not imported by name
     return bound is not func and inspect.unwrap(bound) is not inspect.unwrap(func)
+
+
+class _Call:
+    """The caller's side of a remote call: sends each worker its order when it is made; `value` collects the answers.
+
+    One message goes to each worker, and the worker runs its items one after the other. So a call takes one thread of
+    each worker, and no number of items can block a worker. How calls can be nested: see `calls.session`.
+    `compute_own_part`: `value` computes the caller's own items; else they are sent as to any other worker.
+    """
+
+    def __init__(
+        self, func: Callable[..., Any], args: Args | None, kwargs: KwArgs | None, partitioner: Partitioner | None,
+        timeout: float | None, *, compute_own_part: bool = False,
+    ) -> None:  # fmt: skip
+        self._session = session = current()
+        self._names, self._me = session.workers, session.rank
+        items: defaultdict[int, list[Item]] = defaultdict(list)
+        for number, (name, part_args, part_kwargs) in enumerate(parts_of(partitioner, args or (), kwargs or {})):
+            items[get_worker_id(name)].append((number, part_args or (), part_kwargs or {}))
+        self._timeout = session.timeout if timeout is None or timeout == UNSET_RPC_TIMEOUT else timeout
+        check_timeout(self._timeout)
+        self._depth = worker.nesting.get() + 1
+        if self._depth > MAX_DEPTH:
+            raise RecursionError(f"this remote call would be nested {self._depth} deep; at most {MAX_DEPTH} are served")
+        self._ctx = autograd_contexts.current_context()
+        self._calls = None if self._ctx is None else autograd_contexts.calls_of(self._ctx)
+        self._expected = sum(map(len, items.values()))
+        # All are packed before the first is sent: an error then leaves no worker at work.
+        graphs = self._ctx is not None
+        packed = {rank: _pack_order(func, part, self._names[rank], graphs=graphs) for rank, part in items.items()}
+        self._own = packed.pop(self._me, None) if compute_own_part else None
+        self._under_way: dict[int, Future[Answer]] = {}
+        self._arrived: SimpleQueue[int] = SimpleQueue()
+        self._has_failed = False
+        try:
+            for rank, order in packed.items():
+                self._send(rank, order)
+        except BaseException:
+            self._abandon()
+            raise
+
+    def _send(self, rank: int, order: Packed) -> None:
+        slots = self._session.slots[rank, self._depth]
+        # The call's time limit begins when it is sent. To wait here for other calls does not use it up.
+        if not slots.acquire(timeout=self._timeout):
+            raise TimeoutError(
+                f"{self._names[rank]} is busy: none of the calls under way to it, at most {MAX_WINDOW}, has ended for "
+                f"{self._timeout:g} s, so this one was not sent"
+            )
+        try:
+            head = self._depth, self._session.name, self._ctx, self._timeout
+            future = send(self._session.infos[rank], worker.serve, head, order, self._timeout)
+        except BaseException as error:
+            slots.release()
+            if isinstance(error, RuntimeError):
+                raise worker_error(self._names[rank], error, self._timeout) from error
+            raise
+        self._under_way[rank] = future
+        note_sent(order.size())
+
+        def note_answer(answered: Future[Answer]) -> None:
+            """Runs when the worker has answered, or is lost."""
+            slots.release()
+            self._has_failed = self._has_failed or _state(answered) in ("failed", "lost")
+            self._arrived.put(rank)
+
+        future.add_done_callback(note_answer)
+
+    def future(self, reducer: Reducer | None) -> Future[Any]:
+        """A future of `value`, which is computed as soon as it need not wait, or a worker is lost."""
+        reduced: Future[Any] = Future()
+        if self._calls is not None:  # a backward pass must wait for it
+            self._calls.unread.add(reduced)
+        futures = list(self._under_way.values())
+        # Several threads of torch's may find at the same time that the call has ended; the first one goes on.
+        first = threading.Lock()
+
+        def finish_if_ended(_: Future[Answer]) -> None:
+            states = [_state(future) for future in futures]
+            ended = "open" not in states or "lost" in states or (self._ctx is None and "failed" in states)
+            if not ended or not first.acquire(blocking=False):
+                return
+            try:
+                reduced.set_result(self.value(reducer))
+            except BaseException as error:  # an exit in the reducer must not leave who waits for the value waiting
+                _set_exception(reduced, error if isinstance(error, Exception) else RuntimeError(describe(error)))
+            finally:
+                if self._calls is not None:
+                    self._calls.unread.discard(reduced)
+
+        for future in futures:
+            future.add_done_callback(finish_if_ended)
+        return reduced
+
+    def value(self, reducer: Reducer | None) -> Any:
+        """Waits for all workers, or for the first failure; returns the results in the order of the items, reduced."""
+        ordered: dict[int, Any] = {}
+        failures = []
+        try:
+            for outcome in self._outcomes():
+                if isinstance(outcome, Failure):
+                    failures.append(outcome)
+                else:
+                    ordered.update(outcome)
+                # Under a context every answer must come, or the backward pass would wait for it without end.
+                if failures and self._arrived.empty() and self._ctx is None:
+                    break
+        finally:
+            self._abandon()
+        if failures:
+            _raise_failure(min(failures, key=lambda failure: -1 if failure.number is None else failure.number))
+        assert len(ordered) == self._expected
+        results = [ordered[number] for number in sorted(ordered)]
+        return results if reducer is None else reducer(results)
+
+    def _outcomes(self) -> Iterator[Outcome]:
+        """The outcomes of the workers in the order in which they come; the caller's own is the first."""
+        if self._own is not None:
+            answer = worker.compute_here(self._own, self._depth, self._ctx, stop=lambda: self._has_failed)
+            yield self._read(answer, self._me)
+        while self._under_way:
+            rank = self._arrived.get()
+            future = self._under_way.pop(rank)
+            try:
+                answer = future.wait()
+            except Exception as error:  # of the worker's `serve`, torch raises whatever it was
+                cause = worker_error(self._names[rank], error, self._timeout)
+                if self._ctx is not None:
+                    autograd_contexts.spoil(self._ctx, str(cause))
+                raise cause from error
+            note_received(Packed(answer[1], answer[2]).size(), rank)
+            yield self._read(answer, rank)
+
+    def _abandon(self) -> None:
+        """Notes that answers which are under way will not be read."""
+        if self._ctx is not None and self._under_way:
+            names = " and ".join(self._names[rank] for rank in self._under_way)
+            autograd_contexts.spoil(self._ctx, f"a call to {names} was given up before its answer came")
+
+    def _read(self, answer: Answer, rank: int) -> Outcome:
+        numbers, payload, carried, anchor = answer
+        if self._calls is not None and anchor is not None:
+            self._calls.anchors.append(anchor)
+        if rank != self._me:
+            # The backward pass begins with the tensors that came in one message. torch takes the node with the highest
+            # number first, and gives received tensors low ones. This worker would compute its own part before it sends
+            # others their gradients; now both sides compute at the same time.
+            tensors = (value for value in [*carried, anchor] if isinstance(value, Tensor))
+            node = next((tensor.grad_fn for tensor in tensors if tensor.grad_fn is not None), None)
+            if node is not None:
+                node._set_sequence_nr(_FIRST_NODE)  # type: ignore[attr-defined]
+        try:
+            values = unpack(Packed(payload, carried))
+        except Exception as error:  # a class does not exist here, or may raise anything
+            refused = TypeError(f"a result from {self._names[rank]} cannot be rebuilt: {describe(error)}")
+            refused.__cause__ = error
+            return failure(refused, self._session.name, None)
+        if numbers is None:
+            assert isinstance(values, Failure)
+            return values
+        return {numbers[0]: values} if len(numbers) == 1 else dict(zip(numbers, values, strict=True))
+
+
+def _state(future: Future[Answer]) -> Literal["open", "done", "failed", "lost"]:
+    """Of a message: not answered; answered with results, or with a failure; lost with its worker."""
+    if not future.done():
+        return "open"
+    try:
+        (numbers, *_) = future.value()
+    except Exception:  # of the worker's `serve`, torch raises whatever it was
+        return "lost"
+    return "failed" if numbers is None else "done"
+
+
+def _pack_order(func: Callable[..., Any], items: Sequence[Item], to: str, *, graphs: bool) -> Packed:
+    """A function and one worker's items as a message to worker `to`. `graphs`: see `pack`. Raises TypeError, ValueError
+    if a value cannot be sent; the message names it."""
+    packed = functools.partial(pack, graphs=graphs, carries=functools.partial(carries, to))
+    try:
+        return packed((func, items))
+    except (TypeError, ValueError):  # only now is each value packed alone, to name the one that fails
+        hint = "workers find a function by its module and name, so define it with def at the top of a module"
+        labelled = [(f"func={func!r}; {hint}", func)]
+        for number, args, kwargs in items:
+            for argument, value in [*enumerate(args), *kwargs.items()]:
+                labelled.append((f"argument {argument!r} of item {number}", value))
+        for what, value in labelled:
+            try:
+                packed(value)
+            except (TypeError, ValueError) as error:
+                raise type(error)(f"{what}: cannot be sent to {to}: {error}") from error
+        raise
+
+
+def _set_exception(value: Future[Any], error: Exception) -> None:
+    """As torch's, but each reader gets a copy of the exception."""
+    # The kept one must not collect the readers' frames. They hold the future, and Python cannot see that the future
+    # holds the exception, so none of them would ever be freed.
+    kept = error.with_traceback(None)
+
+    def raise_copy(_: Any) -> None:
+        try:
+            copied = copy.copy(kept)
+            same = copied.args == kept.args
+        except Exception:  # a class may raise anything
+            raise kept from kept.__cause__
+        raise (copied if same else kept) from kept.__cause__
+
+    value._set_unwrap_func(raise_copy)
+    value.set_result(kept)
+
+
+def _raise_failure(failed: Failure) -> None:
+    """Raises the worker's exception, of the same type if that can be rebuilt, with a note on its origin."""
+    error: Any = None
+    if failed.error is not None:
+        try:
+            error = unpack(failed.error)
+            if isinstance(error, Plain):
+                error = error.kind(*error.args)
+            if isinstance(error, Exception) and str(error) != failed.message:  # its class made a text of a text
+                error.args = (failed.message,)
+        except Exception:  # its class may not exist here, take other arguments than it keeps, or raise anything
+            error = None
+    if not isinstance(error, Exception) or isinstance(error, StopIteration):  # which would only end the caller's loop
+        error = RuntimeError(f"{failed.type_name}: {failed.message}")
+    item = "the call" if failed.number is None else f"item {failed.number}"
+    error.add_note(f"raised on {failed.worker} by {item} of the call:\n{failed.traceback}")
+    raise error

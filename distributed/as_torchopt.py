@@ -17,13 +17,10 @@ from distributed import api, autograd, world
 
 
 def install() -> None:
-    """Makes `import torchopt.distributed` give this package.
+    """Makes `import torchopt.distributed` give this package. Raises RuntimeError if that has been imported already.
 
     If torchopt is installed, the rest of it stays as it is. If not, `torchopt` holds only `distributed` and
     `module_clone`.
-
-    Raises:
-        RuntimeError: `torchopt.distributed` has been imported already.
     """
     imported = sys.modules.get("torchopt.distributed")
     if imported is distributed:
@@ -45,14 +42,13 @@ def install() -> None:
 
 def main(argv: list[str]) -> None:
     """Runs `argv[0]` as the main program, with the rest as its arguments."""
-    if not argv or not Path(argv[0]).is_file():
-        raise SystemExit(
-            f"program={argv[0] if argv else ''}: must be a file; type python -m distributed.as_torchopt program.py"
-        )
+    program = argv[0] if argv else ""
+    if not Path(program).is_file():
+        raise SystemExit(f"program={program}: must be a file; type python -m distributed.as_torchopt program.py")
     install()
     sys.argv = argv
-    sys.path[0] = str(Path(argv[0]).resolve().parent)
-    runpy.run_path(argv[0], run_name="__main__")
+    sys.path[0] = str(Path(program).resolve().parent)
+    runpy.run_path(program, run_name="__main__")
 
 
 if __name__ == "__main__":

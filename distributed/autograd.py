@@ -7,17 +7,18 @@ ties its messages to the caller. `backward` and `grad` wait for the context's ca
 
 import re
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
-from types import TracebackType
 
 import torch
 from torch import Tensor
 
 from distributed.calls import autograd, autograd_contexts
 from distributed.calls.autograd_contexts import current_context
-from distributed.calls.session import current, default_timeout, is_started, missing_workers
+from distributed.calls.session import current, is_started, missing_workers
 from distributed.errors import says_timeout
+from distributed.info import DEFAULT_TIMEOUT
 from distributed.launch.meeting import within
 
 DistAutogradContext = autograd.DistAutogradContext
@@ -31,37 +32,25 @@ _ANSWER_SECONDS = 2.0
 _lock = threading.Lock()
 
 
-class context:  # noqa: N801 (the name is the original's)
+@contextmanager
+def context() -> Iterator[int]:
     """`with context() as ctx:` makes what is computed inside, here and on other workers, differentiable.
 
     A context belongs to one thread. Contexts do not nest. The graphs of its remote calls stay until it ends, so any
     number of backward passes is possible. Each pass goes through all calls of the context: in a loop, open a context
     for each step.
     """
-
-    def __init__(self) -> None:
-        self._context = autograd.context()
-
-    def __enter__(self) -> int:
-        self._id: int = self._context.__enter__()
-        return self._id
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        autograd_contexts.close(self._id)
-        self._context.__exit__(kind, error, trace)
+    with autograd.context() as ctx:
+        try:
+            yield ctx
+        finally:
+            autograd_contexts.close(ctx)
 
 
 def get_gradients(ctx: int) -> dict[Tensor, Tensor]:
-    """The gradients that the context has accumulated so far, by leaf.
-
-    Raises:
-        ValueError: there is no such context.
-    """
+    """The gradients that the context has accumulated so far, by leaf. Raises ValueError if there is no such context."""
     _check_open(ctx)
-    gradients: dict[Tensor, Tensor] = autograd.get_gradients(ctx)
-    return gradients
+    return autograd.get_gradients(ctx)
 
 
 def backward(
@@ -112,11 +101,10 @@ def grad(
     leaves = _leaves(inputs)
     gradients = _new_gradients(autograd_ctx_id, _list(outputs), retain_graph)
     selected = [gradients.get(leaf) for leaf in leaves]
-    unused = [i for i, gradient in enumerate(selected) if gradient is None]
-    if unused and not allow_unused:
-        raise ValueError(
-            f"inputs: number {unused[0]} is not used by the outputs; type allow_unused=True to get None for it"
-        )
+    for i, gradient in enumerate(selected):
+        if gradient is None and not allow_unused:
+            advice = "type allow_unused=True to get None for it"
+            raise ValueError(f"inputs: number {i} is not used by the outputs; {advice}")
     return tuple(selected)
 
 
@@ -159,14 +147,13 @@ def _new_gradients(ctx: int, roots: list[Tensor], retain_graph: bool) -> dict[Te
 
 def _pass(ctx: int, roots: list[Tensor], retain_graph: bool) -> None:
     """A backward pass of torch's engine, with the session's time limit."""
-    limit = default_timeout()
+    limit = current().timeout if is_started() else DEFAULT_TIMEOUT
     try:  # the engine has no time limit of its own
         within(limit, partial(autograd.backward, ctx, roots, retain_graph=retain_graph))
     except TimeoutError:
         autograd_contexts.spoil(ctx, f"an earlier pass did not end within {limit:g} s")
-        lost, are_dead = missing_workers(_ANSWER_SECONDS)
-        if lost:
-            raise _lost(lost, are_dead, limit, "the pass did not end") from None
+        if (lost := _lost_workers(limit, "the pass did not end")) is not None:
+            raise lost from None
         raise TimeoutError(
             f"the backward pass did not end within {limit:g} s, and all workers answer: it needs more time, or a "
             "tensor that was sent takes no part; a function that fetches one by RRef.to_here() must use it"
@@ -176,19 +163,21 @@ def _pass(ctx: int, roots: list[Tensor], retain_graph: bool) -> None:
         parts = re.match(r"(?:Error on Node (\d+): )*(.*)", str(error))
         assert parts is not None
         number, cause = parts.groups()
-        lost, are_dead = missing_workers(_ANSWER_SECONDS)
-        if lost:
-            raise _lost(lost, are_dead, limit, cause) from error
+        if (lost := _lost_workers(limit, cause)) is not None:
+            raise lost from error
         if says_timeout(cause):
             raise TimeoutError(f"a worker did not answer within {limit:g} s in the backward pass: {cause}") from error
         where = current().workers[int(number)] if number is not None and is_started() else "a worker"
         raise RuntimeError(f"the backward pass failed on {where}: {cause}") from error
 
 
-def _lost(names: str, are_dead: bool, limit: float, cause: str) -> Exception:
+def _lost_workers(limit: float, cause: str) -> Exception | None:
+    """The error that names the workers that do not answer after a pass has failed; None if all answer."""
+    names, are_dead = missing_workers(_ANSWER_SECONDS)
     if are_dead:
         return ConnectionError(f"{names} does not answer in the backward pass: {cause}")
-    return TimeoutError(f"{names} did not answer within {limit:g} s in the backward pass: {cause}")
+    late = f"{names} did not answer within {limit:g} s in the backward pass: {cause}"
+    return TimeoutError(late) if names else None
 
 
 def _state(tensor: Tensor) -> tuple[int, int]:

@@ -6,8 +6,10 @@ Every rank calls `diagnose`; rank zero gets the report.
 import os
 import platform
 import socket
-import time
+import statistics
+import timeit
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -23,7 +25,6 @@ from distributed.launch.isolation import exposure
 from distributed.launch.process_group import start_process_group, stop_process_group
 
 SMALL, LARGE = 1, 1 << 20  # numbers of float32 values in the messages that measure latency and bandwidth
-
 REPEATS = 10
 
 
@@ -54,14 +55,10 @@ Operation = Callable[[int], bool]  # runs once with the given number of values; 
 
 
 def diagnose(*, timeout: float = 30.0) -> Report | None:
-    """Runs every check. Returns the report on rank zero, None on other ranks.
-
-    Args:
-        timeout: seconds that one operation may take.
-    """
+    """Runs every check, with `timeout` seconds for an operation; returns the report on rank zero, None on others."""
     backend = start_process_group(timeout=timeout)
     try:
-        device = torch.device("cuda", torch.cuda.current_device()) if backend == "nccl" else torch.device("cpu")
+        device = torch.device("cuda" if backend == "nccl" else "cpu")
         local_checks = [measured(name, operation, backend) for name, operation in collectives(device).items()]
     finally:
         stop_process_group()
@@ -88,33 +85,20 @@ def measured(name: str, operation: Operation, backend: str) -> Check:
     """Checks an operation and measures it, with a small and a large message."""
     try:
         right = operation(SMALL) and operation(LARGE)
-        latency, transfer = (_seconds(operation, size) for size in (SMALL, LARGE))
-    except NotImplementedError:
-        return Check(name, None, note=f"{backend} does not have it")
+        seconds = [timeit.repeat(partial(operation, size), number=1, repeat=REPEATS) for size in (SMALL, LARGE)]
+        latency, transfer = map(statistics.median_high, seconds)
     except Exception as error:
-        first = str(error).splitlines()[0]
-        if "not support" in first or "not implemented" in first:
+        first = next(iter(str(error).splitlines()), "")
+        if isinstance(error, NotImplementedError) or "not support" in first or "not implemented" in first:
             return Check(name, None, note=f"{backend} does not have it")
         return Check(name, False, note=f"{type(error).__name__}: {first}")
     return Check(name, right, latency, 4 * LARGE / transfer, "" if right else "wrong answer")
 
 
-def _seconds(operation: Operation, size: int) -> float:
-    """Seconds that an operation takes: the median of several runs."""
-    seconds = []
-    for _ in range(REPEATS):
-        began = time.perf_counter()
-        operation(size)
-        seconds.append(time.perf_counter() - began)
-    return sorted(seconds)[REPEATS // 2]
-
-
 def worst(of_all: Sequence[Check]) -> Check:
     """One check for all workers: wrong if it is wrong on any worker, and as slow as on the slowest."""
-    bad = next((check for check in of_all if check.ok is False), None)
-    if bad is not None:
-        return bad
-    return max(of_all, key=lambda check: check.latency or 0.0)
+    wrong = [check for check in of_all if check.ok is False]
+    return max(wrong[:1] or of_all, key=lambda check: check.latency or 0.0)
 
 
 def collectives(device: torch.device) -> dict[str, Operation]:
@@ -130,6 +114,12 @@ def collectives(device: torch.device) -> dict[str, Operation]:
     def slots(count: int) -> list[Tensor]:
         return [torch.empty(count, device=device) for _ in range(size)]
 
+    def holds(tensor: Tensor, value: float) -> bool:
+        return bool((tensor == value).all())
+
+    def each_of_its_rank(tensors: Sequence[Tensor]) -> bool:
+        return all(holds(tensor, of_rank + 1) for of_rank, tensor in enumerate(tensors))
+
     def send_recv(count: int) -> bool:
         """Around the ring, rank zero first."""
         x = torch.empty(count, device=device)
@@ -139,60 +129,51 @@ def collectives(device: torch.device) -> dict[str, Operation]:
         else:
             dist.recv(x, rank - 1)
             dist.send(contribution(count), (rank + 1) % size)
-        return _holds(x, (rank - 1) % size + 1)
+        return holds(x, (rank - 1) % size + 1)
 
     def broadcast(count: int) -> bool:
         x = contribution(count)
         dist.broadcast(x, src=0)
-        return _holds(x, 1)
+        return holds(x, 1)
 
     def scatter(count: int) -> bool:
         x = torch.empty(count, device=device)
         dist.scatter(x, [contribution(count, r) for r in range(size)] if rank == 0 else None, src=0)
-        return _holds(x, rank + 1)
+        return holds(x, rank + 1)
 
     def gather(count: int) -> bool:
         parts = slots(count) if rank == 0 else None
         dist.gather(contribution(count), parts, dst=0)
-        return parts is None or _each_of_its_rank(parts)
+        return parts is None or each_of_its_rank(parts)
 
     def reduce(count: int) -> bool:
         x = contribution(count)
         dist.reduce(x, dst=0)
-        return rank != 0 or _holds(x, total)
+        return rank != 0 or holds(x, total)
 
     def all_reduce(count: int) -> bool:
         x = contribution(count)
         dist.all_reduce(x)
-        return _holds(x, total)
+        return holds(x, total)
 
     def all_gather(count: int) -> bool:
         parts = slots(count)
         dist.all_gather(parts, contribution(count))
-        return _each_of_its_rank(parts)
+        return each_of_its_rank(parts)
 
     def reduce_scatter(count: int) -> bool:
         x = torch.empty(count, device=device)
         dist.reduce_scatter(x, [contribution(count) for _ in range(size)])
-        return _holds(x, total)
+        return holds(x, total)
 
     def all_to_all(count: int) -> bool:
         parts = slots(count)
         dist.all_to_all(parts, [contribution(count) for _ in range(size)])
-        return _each_of_its_rank(parts)
+        return each_of_its_rank(parts)
 
     everywhere = (broadcast, scatter, gather, reduce, all_reduce, all_gather, reduce_scatter, all_to_all)
     first: dict[str, Operation] = {"send/recv": send_recv} if size > 1 else {}
     return first | {operation.__name__: operation for operation in everywhere}
-
-
-def _holds(tensor: Tensor, value: float) -> bool:
-    return bool((tensor == value).all())
-
-
-def _each_of_its_rank(tensors: Sequence[Tensor]) -> bool:
-    """Whether tensor number r holds what rank r contributes."""
-    return all(_holds(tensor, rank + 1) for rank, tensor in enumerate(tensors))
 
 
 def remote_operations() -> dict[str, Operation]:
@@ -257,7 +238,6 @@ def _loss_of_reference(reference: Any) -> Tensor:
 
 def describe() -> dict[str, Any]:
     """This worker: its host, process, versions, threads, cores and GPUs."""
-    gpus = range(torch.cuda.device_count()) if torch.cuda.is_available() else ()
     return {
         "host": socket.gethostname(),
         "pid": os.getpid(),
@@ -265,5 +245,5 @@ def describe() -> dict[str, Any]:
         "torch": torch.__version__,
         "threads": torch.get_num_threads(),
         "cores": os.cpu_count(),
-        "gpus": [torch.cuda.get_device_name(i) for i in gpus],
+        "gpus": [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())],
     }

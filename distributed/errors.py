@@ -1,17 +1,9 @@
 """Exceptions: their texts, and what torch's errors of a call mean."""
 
 
-def message_of(error: BaseException) -> str:
-    """The message, or that it cannot be shown: a class may raise anything when it is asked."""
-    try:
-        return str(error)
-    except Exception as unprintable:
-        return f"<its message cannot be shown: {type(unprintable).__name__}>"
-
-
 def describe(error: BaseException) -> str:
     """The type and the message."""
-    return f"{type(error).__name__}: {message_of(error)}"
+    return f"{type(error).__name__}: {error}"
 
 
 def says_timeout(message: str) -> bool:
@@ -19,14 +11,9 @@ def says_timeout(message: str) -> bool:
     return "timeout" in message.lower() or "timed out" in message.lower()
 
 
-def as_exception(error: BaseException) -> Exception:
-    """What a future keeps: an exit of the program as an error that names it."""
-    return error if isinstance(error, Exception) else RuntimeError(describe(error))
-
-
 def worker_error(name: str, error: Exception, timeout: float) -> Exception:
     """The exception to raise for torch's error of a call to a worker."""
-    lines = message_of(error).splitlines() or [type(error).__name__]
+    lines = str(error).splitlines() or [type(error).__name__]
     if not isinstance(error, RuntimeError):  # of the code that serves the call: another version, or no memory
         # torch puts the name of the worker before it, and the traceback behind.
         return RuntimeError(f"{name}: {lines[1] if 'On WorkerInfo' in lines[0] and lines[1:] else lines[0]}")

@@ -7,14 +7,13 @@ from typing import NamedTuple
 
 DEFAULT_TIMEOUT = 60.0  # seconds that a remote call may take unless a caller sets another limit
 GOODBYE_SECONDS = 5.0  # time limit for the workers to leave together, and for an interrupted call to end
-
+# Bounds of a time limit in seconds. torch counts milliseconds in 32 bits: below 1 ms is no limit, more overflows.
 SHORTEST_TIMEOUT, LONGEST_TIMEOUT = 0.001, 2_000_000.0
-"""Bounds of a time limit in seconds. torch counts milliseconds in 32 bits: below 1 ms is no limit, more overflows."""
-
+# Environment variables that set the network interface of torch's transports.
 INTERFACE_VARIABLES = ("TP_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
-"""Environment variables that set the network interface of torch's transports."""
 
 _given_name: str | None = None
+_last_info: "WorldInfo | None" = None
 
 
 class WorldInfo(NamedTuple):
@@ -40,17 +39,10 @@ def set_worker_name(name: str | None) -> None:
     _given_name = name
 
 
-_last_info: WorldInfo | None = None
-
-
 def get_world_info() -> WorldInfo:
-    """From RANK, WORLD_SIZE, LOCAL_RANK and LOCAL_WORLD_SIZE; without them, a world of one process.
-
-    As in the original, the values are also attributes of this function: `get_world_info.world_rank`, `.WORLD_RANK`.
-
-    Raises:
-        ValueError: one of them is no number, or there is one of the first two without the other.
-    """
+    """From RANK, WORLD_SIZE, LOCAL_RANK and LOCAL_WORLD_SIZE; without them, a world of one process. As in the original,
+    the values are also attributes of this function: `get_world_info.world_rank`, `.WORLD_RANK`. Raises ValueError if
+    one is no number, or there is one of the first two without the other."""
     global _last_info
     rank, size = _number("RANK", 0), _number("WORLD_SIZE", 1)
     if ("RANK" in os.environ) != ("WORLD_SIZE" in os.environ) or rank >= size:
@@ -109,8 +101,7 @@ def on_one_host() -> bool:
 
 def loopback_interface() -> str:
     """The name of this host's loopback interface."""
-    names = [name for _, name in socket.if_nameindex()]
-    return next((name for name in names if name in ("lo", "lo0")), "lo")
+    return "lo0" if "lo0" in [name for _, name in socket.if_nameindex()] else "lo"
 
 
 def use_interface(name: str) -> None:
@@ -160,7 +151,5 @@ def check_timeout(seconds: float) -> None:
     """Raises ValueError if `seconds` is not a time limit."""
     is_number = isinstance(seconds, int | float) and not isinstance(seconds, bool)
     if not is_number or not SHORTEST_TIMEOUT <= seconds <= LONGEST_TIMEOUT:
-        raise ValueError(
-            f"timeout={seconds!r}: must be a number of seconds from {SHORTEST_TIMEOUT:g} to {LONGEST_TIMEOUT:.0f}, "
-            "such as 60"
-        )
+        bounds = f"{SHORTEST_TIMEOUT:g} to {LONGEST_TIMEOUT:.0f}"
+        raise ValueError(f"timeout={seconds!r}: must be a number of seconds from {bounds}, such as 60")

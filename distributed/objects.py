@@ -1,6 +1,5 @@
 """Objects on other workers: those that live on one worker, and whose methods others call; and copies of modules, which
-can be sent to other workers and keep their graph.
-"""
+can be sent to other workers and keep their graph."""
 
 import copy
 import functools
@@ -32,53 +31,30 @@ class RemoteObject:
     A handle can be sent to other workers. The object ends with the last handle.
     """
 
-    def __init__(self, holder: Reference) -> None:
+    def __init__(
+        self, holder: Reference, call: Callable[..., Any] = remote_sync_call, timeout: float | None = None
+    ) -> None:
         self._holder = holder
+        self._call = functools.partial(call, partitioner=holder.owner_name(), reducer=itemgetter(0), timeout=timeout)
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
-        _check_public(name)
-        return getattr(self.rpc_sync(), name)  # type: ignore[no-any-return]
+        if name.startswith("_"):
+            raise AttributeError(f"{name}: only names without a leading underscore are called remotely")
+        return lambda *args, **kwargs: self._call(_run_method, args=(self._holder, name, args, kwargs))
 
-    def rpc_sync(self, timeout: float | None = None) -> "Methods":
-        """The methods, with a time limit in seconds; None: the session's."""
-        return Methods(self._holder, remote_sync_call, timeout)
+    def rpc_sync(self, timeout: float | None = None) -> "RemoteObject":
+        """This handle, whose methods have a time limit in seconds; None: the session's."""
+        return RemoteObject(self._holder, remote_sync_call, timeout)
 
-    def rpc_async(self, timeout: float | None = None) -> "Methods":
-        """The methods, which then return futures."""
-        return Methods(self._holder, remote_async_call, timeout)
+    def rpc_async(self, timeout: float | None = None) -> "RemoteObject":
+        """This handle, whose methods return futures."""
+        return RemoteObject(self._holder, remote_async_call, timeout)
 
     def __reduce__(self) -> tuple[type["RemoteObject"], tuple[Reference]]:
         return RemoteObject, (self._holder,)
 
     def __repr__(self) -> str:
         return f"<remote object on {self._holder.owner_name()}>"
-
-
-class Methods:
-    """The methods of a remote object, each as a function that makes a remote call."""
-
-    def __init__(self, holder: Reference, call: Callable[..., Any], timeout: float | None) -> None:
-        self._holder = holder
-        self._call = call
-        self._timeout = timeout
-
-    def __getattr__(self, name: str) -> Callable[..., Any]:
-        _check_public(name)
-        return functools.partial(self._run, name)
-
-    def _run(self, name: str, /, *args: Any, **kwargs: Any) -> Any:
-        return self._call(
-            _run_method,
-            args=(self._holder, name, args, kwargs),
-            partitioner=self._holder.owner_name(),
-            reducer=itemgetter(0),
-            timeout=self._timeout,
-        )
-
-
-def _check_public(name: str) -> None:
-    if name.startswith("_"):
-        raise AttributeError(f"{name}: only names without a leading underscore are called remotely")
 
 
 def remote_object(
@@ -121,15 +97,6 @@ def _run_method(holder: Reference, name: str, args: tuple[Any, ...], kwargs: dic
     return getattr(holder.local_value().value, name)(*args, **kwargs)
 
 
-# Copies of modules
-
-_MODES = {
-    "reference": "reference", "ref": "reference",
-    "clone": "clone", "copy": "clone",
-    "deepcopy": "deepcopy", "deepclone": "deepcopy",
-}  # fmt: skip
-
-
 def module_clone(
     module: M, *, by: str = "reference", detach_buffers: bool = False, device: torch.device | str | int | None = None
 ) -> M:
@@ -147,9 +114,9 @@ def module_clone(
         ValueError: `by` is none of these.
         TypeError: `module` is neither a module nor tensors.
     """
-    if by not in _MODES:
+    mode = {"ref": "reference", "copy": "clone", "deepclone": "deepcopy"}.get(by, by)
+    if mode not in ("reference", "clone", "deepcopy"):
         raise ValueError(f"by={by!r}: must be reference, clone (or copy) or deepcopy")
-    mode = _MODES[by]
 
     def place(tensor: Any) -> Tensor:
         if not isinstance(tensor, Tensor):

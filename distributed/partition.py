@@ -2,9 +2,9 @@
 
 import importlib
 from collections.abc import Callable, Sequence
+from dataclasses import KW_ONLY, dataclass
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
@@ -36,6 +36,7 @@ def whole(value: Any) -> Any:
     return Whole(value)
 
 
+@dataclass(eq=False)
 class TensorDimensionPartitioner:
     """Slices every tensor of the arguments along one dimension. Everything else goes to every worker whole.
 
@@ -54,31 +55,36 @@ class TensorDimensionPartitioner:
             differ in size along `dim`, or do not have it.
     """
 
-    def __init__(
-        self, dim: int, *, exclusive: bool = False, keepdim: bool = True, workers: Sequence[int | str] | None = None
-    ) -> None:
-        if isinstance(dim, bool) or not isinstance(dim, int):
-            raise ValueError(f"dim={dim!r}: must be a whole number, such as 0")
-        if not keepdim and not exclusive:
-            raise ValueError("keepdim=False: a part of several samples keeps its dimension; type exclusive=True")
-        if workers is not None and not workers:
-            raise ValueError("workers=[]: at least one worker must take part")
-        self.dim = dim
-        self.exclusive = exclusive
-        self.keepdim = keepdim
-        self.workers = None if workers is None else tuple(workers)
+    dim: int
+    _: KW_ONLY
+    exclusive: bool = False
+    keepdim: bool = True
+    workers: Sequence[int | str] | None = None
 
-    def __repr__(self) -> str:
-        return (
-            f"{type(self).__name__}({self.dim}, exclusive={self.exclusive}, keepdim={self.keepdim}, "
-            f"workers={self.workers})"
-        )
+    def __post_init__(self) -> None:
+        if isinstance(self.dim, bool) or not isinstance(self.dim, int):
+            raise ValueError(f"dim={self.dim!r}: must be a whole number, such as 0")
+        if not self.keepdim and not self.exclusive:
+            raise ValueError("keepdim=False: a part of several samples keeps its dimension; type exclusive=True")
+        if self.workers is not None and not self.workers:
+            raise ValueError("workers=[]: at least one worker must take part")
+        self.workers = None if self.workers is None else tuple(self.workers)
 
     def __call__(self, *args: Any, **kwargs: Any) -> list[Part]:
         leaves, structure = pytree.tree_flatten((args, kwargs))
-        sliced = [_is_cut(leaf) for leaf in leaves]
-        samples = self._samples([leaf for leaf, cut in zip(leaves, sliced, strict=True) if cut])
-        if not samples:
+        sliced = [isinstance(leaf, Tensor) and not isinstance(leaf, nn.Parameter) for leaf in leaves]
+        tensors = [leaf for leaf, cut in zip(leaves, sliced, strict=True) if cut]
+        for tensor in tensors:
+            if not -tensor.ndim <= self.dim < tensor.ndim:
+                shape, advice = tuple(tensor.shape), "send it uncut by distributed.whole(x)"
+                raise ValueError(f"dim={self.dim}: a tensor of shape {shape} does not have it; {advice}")
+        sizes = {tensor.shape[self.dim] for tensor in tensors}
+        if len(sizes) > 1:
+            shapes = ", ".join(str(tuple(tensor.shape)) for tensor in tensors)
+            advice = "send what is not to be cut by distributed.whole(x)"
+            raise ValueError(f"dim={self.dim}: the tensors differ in size there: {shapes}; {advice}")
+        samples = max(sizes, default=0)
+        if samples == 0:
             return [(get_world_rank(), args, kwargs)]
         workers: Sequence[int] = range(get_world_size())
         if self.workers is not None:
@@ -86,42 +92,21 @@ class TensorDimensionPartitioner:
 
             workers = [get_worker_id(worker) for worker in self.workers]
 
-        def part(index: slice | int) -> tuple[Args, KwArgs]:
-            cut = [self._select(leaf, index) if cut else leaf for leaf, cut in zip(leaves, sliced, strict=True)]
-            arguments: tuple[Args, KwArgs] = pytree.tree_unflatten(cut, structure)
+        def part(start: int, end: int) -> tuple[Args, KwArgs]:
+            def select(x: Tensor) -> Tensor:
+                return x.narrow(self.dim, start, end - start) if self.keepdim else x.select(self.dim, start)
+
+            values = [select(leaf) if cut else leaf for leaf, cut in zip(leaves, sliced, strict=True)]
+            arguments: tuple[Args, KwArgs] = pytree.tree_unflatten(values, structure)
             return arguments
 
         if self.exclusive:
-            indices = [slice(i, i + 1) if self.keepdim else i for i in range(samples)]
-            return [(workers[i % len(workers)], *part(index)) for i, index in enumerate(indices)]
+            return [(workers[i % len(workers)], *part(i, i + 1)) for i in range(samples)]
         parts = min(samples, len(workers))
         size = samples // parts
         ends = [*range(size, size * parts, size), samples]
         starts = [0, *ends[:-1]]
-        return [(worker, *part(slice(start, end))) for worker, start, end in zip(workers, starts, ends, strict=False)]
-
-    def _samples(self, tensors: list[Tensor]) -> int | None:
-        if not tensors:
-            return None
-        for tensor in tensors:
-            if not -tensor.ndim <= self.dim < tensor.ndim:
-                raise ValueError(
-                    f"dim={self.dim}: a tensor of shape {tuple(tensor.shape)} does not have it; "
-                    "send it uncut by distributed.whole(x)"
-                )
-        sizes = {tensor.shape[self.dim] for tensor in tensors}
-        if len(sizes) > 1:
-            shapes = ", ".join(str(tuple(tensor.shape)) for tensor in tensors)
-            raise ValueError(
-                f"dim={self.dim}: the tensors differ in size there: {shapes}; send what is not to be cut "
-                "by distributed.whole(x)"
-            )
-        return sizes.pop()
-
-    def _select(self, tensor: Tensor, index: slice | int) -> Tensor:
-        if isinstance(index, int):
-            return tensor.select(self.dim, index)
-        return torch.narrow(tensor, self.dim, index.start, index.stop - index.start)
+        return [(worker, *part(start, end)) for worker, start, end in zip(workers, starts, ends, strict=False)]
 
 
 def dim_partitioner(
@@ -131,34 +116,23 @@ def dim_partitioner(
     return TensorDimensionPartitioner(dim, exclusive=exclusive, keepdim=keepdim, workers=workers)
 
 
-def _is_cut(leaf: Any) -> bool:
-    return isinstance(leaf, Tensor) and not isinstance(leaf, nn.Parameter)
-
-
 batch_partitioner = TensorDimensionPartitioner(0)
 exclusive_batch_partitioner = TensorDimensionPartitioner(0, exclusive=True)
 
 
-def find_function(argument: str, name: str) -> Callable[..., Any]:
-    """The function with a dotted name such as `my_module.my_function`.
-
-    Raises:
-        ValueError: there is no such function; the message names `argument`.
-    """
+def find_function(name: str) -> Callable[..., Any]:
+    """The function with a dotted name such as `my_module.my_function`. Raises ValueError if there is none."""
     module, _, attribute = str(name).rpartition(".")
     try:
         function = getattr(importlib.import_module(module), attribute)
     except (ImportError, AttributeError, ValueError) as error:
-        raise ValueError(f"{argument}={name}: {error}; must be MODULE.FUNCTION, importable from here") from error
+        raise ValueError(f"name={name}: {error}; must be MODULE.FUNCTION, importable from here") from error
     if not callable(function):
-        raise ValueError(f"{argument}={name}: is not a function")
+        raise ValueError(f"name={name}: is not a function")
     return function  # type: ignore[no-any-return]
 
 
 def function(*, name: str) -> PartitionFunction:
-    """The user's own partitioner, by module and name, such as `my_module.my_partitioner`.
-
-    Raises:
-        ValueError: there is no such function.
-    """
-    return find_function("name", name)
+    """The user's own partitioner, by module and name, such as `my_module.my_partitioner`. Raises ValueError if there is
+    no such function."""
+    return find_function(name)

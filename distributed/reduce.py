@@ -1,5 +1,6 @@
 """Reducers make one result of many, each any nesting of tensors and numbers; and the tree in whose order they add."""
 
+import operator
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple, TypeVar
 
@@ -52,9 +53,10 @@ def partials(parts: Iterable[tuple[Subtree, T]], count: int) -> dict[Subtree, T]
         total = value
         while 1 << level < count:
             other = Subtree(level, position ^ 1)
-            if other in sums:
-                left_is_here = position & 1
-                total = _added(sums.pop(other), total) if left_is_here else _added(total, sums.pop(other))
+            if other in sums and position & 1:
+                total = pytree.tree_map(operator.add, sums.pop(other), total)
+            elif other in sums:
+                total = pytree.tree_map(operator.add, total, sums.pop(other))
             elif other.first() < count:
                 break
             level, position = level + 1, position >> 1
@@ -63,19 +65,14 @@ def partials(parts: Iterable[tuple[Subtree, T]], count: int) -> dict[Subtree, T]
     return sums
 
 
-def _added(left: T, right: T) -> T:
-    total: T = pytree.tree_map(lambda a, b: a + b, left, right)
-    return total
-
-
 def partials_of_terms(terms: Iterable[tuple[int, T]], count: int) -> dict[Subtree, T]:
     """As `partials`, for single terms with their numbers."""
-    return partials(map(_as_subtree, terms), count)  # a generator here would hold each term until it has the next
 
+    def as_subtree(numbered: tuple[int, T]) -> tuple[Subtree, T]:
+        number, term = numbered
+        return Subtree(0, number), term
 
-def _as_subtree(numbered: tuple[int, T]) -> tuple[Subtree, T]:
-    number, term = numbered
-    return Subtree(0, number), term
+    return partials(map(as_subtree, terms), count)  # a generator here would hold each term until it has the next
 
 
 def combine(parts: Iterable[tuple[Subtree, T]], count: int) -> T:
@@ -85,14 +82,11 @@ def combine(parts: Iterable[tuple[Subtree, T]], count: int) -> T:
 
 
 def tree_sum(terms: Sequence[T]) -> T:
-    """The sum of the terms, leaf by leaf: always the same bits, whichever worker added a subtree.
-
-    Raises:
-        ValueError: there are no terms.
-    """
+    """The sum of the terms, leaf by leaf: always the same bits, whichever worker added a subtree. Raises ValueError if
+    there are no terms."""
     if not terms:
         raise ValueError("terms=[]: there is nothing to add")
-    total: T = combine(partials_of_terms(enumerate(terms), len(terms)).items(), len(terms))
+    (total,) = partials_of_terms(enumerate(terms), len(terms)).values()
     return total
 
 
@@ -103,42 +97,24 @@ def subtrees_of(numbers: Iterable[int], count: int) -> list[Subtree]:
     return sorted(sums, key=Subtree.first)
 
 
-# The reducers of remote calls
-
-
 def mean_reducer(results: Iterable[T]) -> T:
-    """The unweighted mean of the results, leaf by leaf.
-
-    Raises:
-        ValueError: there are no results.
-    """
+    """The unweighted mean of the results, leaf by leaf. Raises ValueError if there are none."""
     return _leafwise(results, lambda leaves: torch.stack(leaves).mean(dim=0), lambda leaves: sum(leaves) / len(leaves))
 
 
 def sum_reducer(results: Iterable[T]) -> T:
-    """The sum of the results, leaf by leaf.
-
-    Raises:
-        ValueError: there are no results.
-    """
+    """The sum of the results, leaf by leaf. Raises ValueError if there are none."""
     return _leafwise(results, lambda leaves: torch.stack(leaves).sum(dim=0), sum)
 
 
 def stack_reducer(results: Iterable[T]) -> T:
-    """The n results stacked, leaf by leaf: tensors [n, …] (numbers as tensors [n]).
-
-    Raises:
-        ValueError: there are no results.
-    """
+    """The n results stacked, leaf by leaf: tensors [n, …] (numbers as tensors [n]). Raises ValueError if n is 0."""
     return _leafwise(results, torch.stack, torch.tensor)
 
 
 def weighted_mean_reducer(results: Iterable[tuple[T, float]]) -> T:
-    """The mean over samples of results `(mean over the part, number of samples)`, however uneven the parts.
-
-    Raises:
-        ValueError: there are no results, or no samples.
-    """
+    """The mean over samples of results `(mean over the part, number of samples)`, however uneven the parts. Raises
+    ValueError if there are no results, or no samples."""
     results = list(results)
     count = sum(weight for _, weight in results)
     if not results:
@@ -160,7 +136,7 @@ def _leafwise(
     def reduced(*leaves: Any) -> Any:
         return of_tensors(list(leaves)) if isinstance(leaves[0], Tensor) else of_numbers(list(leaves))
 
-    value: T = pytree.tree_map(reduced, results[0], *results[1:])
+    value: T = pytree.tree_map(reduced, *results)
     return value
 
 
@@ -206,7 +182,7 @@ def function(*, name: str) -> Combine:
     Raises:
         ValueError: there is no such function; when called: it fails, or does not return a gradient.
     """
-    reducer = find_function("name", name)
+    reducer = find_function(name)
 
     def combine(sums: Sequence[Tensors], counts: Sequence[int]) -> Tensors:
         try:
@@ -216,9 +192,8 @@ def function(*, name: str) -> Combine:
         for key, value in sums[0].items():
             gradient = gradients.get(key) if isinstance(gradients, dict) else None
             if not isinstance(gradient, Tensor) or gradient.shape != value.shape:
-                raise ValueError(
-                    f"reducer={name}: must return a dict with a tensor of shape {tuple(value.shape)} for {key!r}"
-                )
+                shape = tuple(value.shape)
+                raise ValueError(f"reducer={name}: must return a dict with a tensor of shape {shape} for {key!r}")
         return {key: gradients[key] for key in sums[0]}
 
     return combine

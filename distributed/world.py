@@ -1,8 +1,8 @@
 """This process's rank and the other workers; the decorator of the main function, the barrier, rank selectors."""
 
 import functools
-import logging
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from operator import index
 from typing import ParamSpec, TypeVar
 
@@ -31,8 +31,6 @@ __all__ = [
 P = ParamSpec("P")
 T = TypeVar("T")
 
-log = logging.getLogger(__name__)
-
 get_world_info()  # sets its attributes
 
 
@@ -42,12 +40,8 @@ def is_available() -> bool:
 
 
 def get_worker_id(id: str | int | None = None) -> int:  # noqa: A002 (the name is the original's)
-    """The rank of a worker given by rank, by name, or None for this one.
-
-    Raises:
-        RuntimeError: `id` is a name, and RPC is not started.
-        ValueError: there is no such worker.
-    """
+    """The rank of a worker given by rank, by name, or None for this one. Raises ValueError if there is none, and
+    RuntimeError for a name if RPC is not started."""
     if id is None:
         return get_world_rank()
     if isinstance(id, str):
@@ -111,10 +105,8 @@ def auto_init_rpc(
                 if isinstance(error, SystemExit) and error.code in (None, 0):  # a good end, as if it had returned
                     stop_rpc()
                     raise
-                try:
+                with suppress(RuntimeError, ConnectionError):  # which would hide the first error
                     stop_rpc(failure=error)
-                except (RuntimeError, ConnectionError) as later:
-                    log.debug("while stopping: %s", later)
                 raise
             stop_rpc()
             return value
@@ -122,9 +114,6 @@ def auto_init_rpc(
         return started
 
     return decorate
-
-
-# Rank selectors
 
 
 def _on(ranks: tuple[int, ...], includes: Callable[[int], bool]) -> Callable[[Callable[P, T]], Callable[P, T | None]]:
@@ -143,20 +132,14 @@ def _on(ranks: tuple[int, ...], includes: Callable[[int], bool]) -> Callable[[Ca
 
 
 def on_rank(*ranks: int) -> Callable[[Callable[P, T]], Callable[P, T | None]]:
-    """A decorator: only these ranks call the function, the others get None.
-
-    Raises:
-        ValueError: a rank is not a whole number from 0.
-    """
+    """A decorator: only these ranks call the function, the others get None. Raises ValueError for a rank that is no
+    whole number from 0."""
     return _on(ranks, lambda rank: rank in ranks)
 
 
 def not_on_rank(*ranks: int) -> Callable[[Callable[P, T]], Callable[P, T | None]]:
-    """A decorator: these ranks get None, the others call the function.
-
-    Raises:
-        ValueError: a rank is not a whole number from 0.
-    """
+    """A decorator: these ranks get None, the others call the function. Raises ValueError for a rank that is no whole
+    number from 0."""
     return _on(ranks, lambda rank: rank not in ranks)
 
 

@@ -175,7 +175,8 @@ def why_not_isolable() -> str | None:
         network, listener = new_network("127.0.0.1", 0)
     except CannotIsolateError as error:
         return str(error)
-    network.close()
+    for namespace in network:
+        os.close(namespace)
     listener.close()
     return None
 

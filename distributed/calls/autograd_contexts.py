@@ -1,10 +1,7 @@
 """The calls made under each distributed autograd context, and the contexts whose backward pass can no longer end.
 
 A caller records its call (`calls_of`), and a worker the calls of the function that it computes (`computing`). A call
-that is lost spoils its context (`spoil`). Before a backward pass, `distributed.autograd` reads all this.
-
-torch's engine waits until every message sent under a context has taken part in the backward pass. So before a pass
-every call must be answered, and every answer must be among the roots, by an anchor (see `distributed.autograd`).
+that is lost spoils its context (`spoil`). `distributed.autograd` reads all this before a backward pass, and says why.
 """
 
 import threading
@@ -19,18 +16,12 @@ from torch.futures import Future
 
 
 class Calls:
-    """The remote calls made under a context by its thread, or by one function that is computed under it.
-
-    Attributes:
-        ctx: the context's id.
-        anchors: one for each answer so far.
-        unread: asynchronous calls whose answers are not read yet.
-    """
+    """The remote calls made under a context by its thread, or by one function that is computed under it."""
 
     def __init__(self, ctx: int) -> None:
-        self.ctx = ctx
-        self.anchors: list[Tensor] = []
-        self.unread: set[Future[Any]] = set()
+        self.ctx = ctx  # the context's id
+        self.anchors: list[Tensor] = []  # one for each answer so far
+        self.unread: set[Future[Any]] = set()  # asynchronous calls whose answers are not read yet
 
     def wait(self) -> None:
         """Waits for all answers. Every call has its own time limit; one that fails spoils the context."""
@@ -54,8 +45,8 @@ def current_context() -> int | None:
 _lock = threading.Lock()
 _contexts: dict[int, Calls] = {}
 _spoiled: dict[int, str] = {}
+# The calls of the function that this thread computes under a context.
 _function: ContextVar[Calls | None] = ContextVar("function", default=None)
-"""The calls of the function that this thread computes under a context."""
 
 
 def is_open(ctx: int) -> bool:

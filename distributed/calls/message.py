@@ -20,8 +20,6 @@ from torch.distributed.rpc import internal
 from torch.futures import Future
 from torch.utils import _pytree as pytree
 
-from distributed.errors import message_of
-
 
 class Packed(NamedTuple):
     """A value as a message: its pickle, and the tensors and RRefs in it. A plain tensor has an empty payload."""
@@ -31,7 +29,7 @@ class Packed(NamedTuple):
 
     def size(self) -> int:
         """Bytes of the message, tensors included."""
-        return len(self.payload) + sum(v.nbytes for v in self.carried if isinstance(v, Tensor))
+        return len(self.payload) + sum(tensor.nbytes for tensor in self.tensors())
 
     def tensors(self) -> list[Tensor]:
         return [value for value in self.carried if isinstance(value, Tensor)]
@@ -68,6 +66,7 @@ def _is_plain(value: Any) -> bool:
     return type(value) is Tensor and value.layout is torch.strided and not value.is_nested
 
 
+# The methods that give the parts of a sparse tensor, by its layout.
 _PARTS = {
     torch.sparse_coo: ("_indices", "_values", "is_coalesced"),
     torch.sparse_csr: ("crow_indices", "col_indices", "values"),
@@ -75,7 +74,6 @@ _PARTS = {
     torch.sparse_bsr: ("crow_indices", "col_indices", "values"),
     torch.sparse_bsc: ("ccol_indices", "row_indices", "values"),
 }
-"""The methods that give the parts of a sparse tensor, by its layout."""
 
 
 def _sparse_tensor(layout: torch.layout, shape: torch.Size, *parts: Any) -> Tensor:
@@ -103,8 +101,7 @@ def _sendable(tensor: Tensor, carries: Carries) -> Tensor:
     return plain
 
 
-_reading: ContextVar[Sequence[Any]] = ContextVar("reading")
-"""The carried values of the message that this thread unpacks."""
+_reading: ContextVar[Sequence[Any]] = ContextVar("reading")  # carried values of the message that this thread unpacks
 
 
 def _carried_value(position: int) -> Any:
@@ -112,17 +109,9 @@ def _carried_value(position: int) -> Any:
 
 
 def pack(value: Any, *, graphs: bool, carries: Carries) -> Packed:
-    """`value` as a message.
-
-    Args:
-        value: functions and classes in it are sent by name.
-        graphs: whether parameters are sent as tensors with their graph, as under a distributed autograd context.
-        carries: whether tensors on a device can be sent.
-
-    Raises:
-        ValueError: a tensor on a device that cannot be sent from; a tensor with a graph that is sparse.
-        TypeError: a value that cannot be pickled.
-    """
+    """`value` as a message; functions and classes in it are sent by name. `graphs`: whether parameters are sent as
+    tensors with their graph, as under a distributed autograd context. Raises ValueError for a tensor on a device that
+    cannot be sent from, and for a sparse one with a graph; TypeError for a value that cannot be pickled."""
     if _is_plain(value):
         return Packed(b"", [_sendable(value, carries)])
     file = io.BytesIO()
@@ -132,7 +121,7 @@ def pack(value: Any, *, graphs: bool, carries: Carries) -> Packed:
     except ValueError:
         raise
     except Exception as error:  # a class may raise anything
-        raise TypeError(message_of(error) or type(error).__name__) from error
+        raise TypeError(str(error) or type(error).__name__) from error
     return Packed(file.getvalue(), pickler.carried)
 
 
@@ -151,10 +140,8 @@ def unpack(packed: Packed) -> Any:
 def send(
     to: rpc.WorkerInfo, func: Callable[..., Any], args: tuple[Any, ...], packed: Packed, timeout: float
 ) -> Future[Any]:
-    """Calls `func(*args, *packed)` on a worker; `args` are plain Python values.
-
-    As `rpc.rpc_async`, but faster: it skips torch's checks for TorchScript and its search for tensors.
-    """
+    """Calls `func(*args, *packed)` on a worker; `args` are plain Python values. Faster than `rpc.rpc_async`, since it
+    skips torch's checks for TorchScript and its search for tensors."""
     if len(packed.tensors()) == len(packed.carried):
         call = internal.PythonUDF(func, (*args, packed.payload, _CARRIED), {})
         payload, tensors = pickle.dumps(call, pickle.HIGHEST_PROTOCOL), packed.carried
@@ -181,35 +168,25 @@ _CARRIED = _Carried()
 
 def own_copy(packed: Packed, *, graphs: bool) -> Packed:
     """The message as this worker would receive it: changes to its tensors do not reach the originals."""
-    carried: list[Any] = []
-    for value in packed.carried:
+
+    def copied(value: Any) -> Any:
         if not isinstance(value, Tensor):
-            carried.append(value)
-        elif graphs:
-            carried.append(value.clone())
-        else:
-            carried.append(value.detach().clone().requires_grad_(value.requires_grad))
-    return Packed(packed.payload, carried)
+            return value
+        return value.clone() if graphs else value.detach().clone().requires_grad_(value.requires_grad)
+
+    return packed._replace(carried=[copied(value) for value in packed.carried])
 
 
 def without_graphs(value: Any) -> Any:
-    """`value` with the tensors in its containers detached, so that their graphs need no memory from now on.
-
-    Tensors inside objects of other classes stay as they are.
-    """
-    try:
-        if any(isinstance(leaf, Tensor) and leaf.grad_fn is not None for leaf in pytree.tree_leaves(value)):
-            return pytree.tree_map_only(Tensor, Tensor.detach, value)
-    except RecursionError:  # a container that holds itself
-        pass
+    """`value` with the tensors in its containers detached, so that their graphs need no memory from now on. Tensors
+    inside objects of other classes stay as they are."""
+    if any(isinstance(leaf, Tensor) and leaf.grad_fn is not None for leaf in pytree.tree_leaves(value)):
+        return pytree.tree_map_only(Tensor, Tensor.detach, value)
     return value
 
 
-# Bytes of all messages
-
-
 class Traffic(NamedTuple):
-    """Bytes since the process started, counted by the caller; `received` is by the sender's rank."""
+    """Bytes of all messages since the process started, counted by the caller; `received` is by the sender's rank."""
 
     sent: int
     received: Counter[int]

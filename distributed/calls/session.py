@@ -15,6 +15,7 @@ import contextlib
 import ctypes
 import itertools
 import logging
+import os
 import threading
 import time
 import warnings
@@ -46,19 +47,16 @@ from distributed.launch.meeting import ended_after, meet
 from distributed.launch.processes import allow_sockets, share_arena
 
 T = TypeVar("T")
-
 log = logging.getLogger(__name__)
 
 MAX_DEPTH = 4  # the deepest nesting of remote calls
 MAX_WINDOW = 8  # the most messages of one depth that are under way from one caller to one worker
-
+POLL_SECONDS = 1.0  # between two looks at the pings of workers that may be lost
 _CALL_THREADS = 256
 _OTHER_THREADS = 16
 _LAST_WORD_SECONDS = 1.0
 _GATHER_SECONDS = 0.002
 _SCHEME = "distributed"
-
-POLL_SECONDS = 1.0  # between two looks at the pings of workers that may be lost
 
 
 class Pinger:
@@ -66,7 +64,7 @@ class Pinger:
 
     def __init__(self, timeout: float) -> None:
         self._timeout = timeout
-        self._pings: dict[str, Future[bool]] = {}
+        self._pings: dict[str, Future[int]] = {}
 
     def lost(self, names: Iterable[str]) -> Exception | None:
         """Returns at once: the error of a worker whose last ping has failed; else None. Call it again and again."""
@@ -75,19 +73,15 @@ class Pinger:
                 if name in self._pings and self._pings[name].done():
                     self._pings.pop(name).value()
                 if name not in self._pings:
-                    self._pings[name] = rpc.rpc_async(name, ping, timeout=self._timeout)
+                    self._pings[name] = rpc.rpc_async(name, os.getpid, timeout=self._timeout)
             except RuntimeError as error:
                 return worker_error(name, error, self._timeout)
         return None
 
 
-def ping() -> bool:
-    return True
-
-
 def ping_errors(names: Iterable[str], seconds: float) -> Iterator[tuple[str, Exception]]:
     """Pings workers, all at the same time; gives the name and the error of each that does not answer in `seconds`."""
-    pings = {name: rpc.rpc_async(name, ping, timeout=seconds) for name in names}
+    pings = {name: rpc.rpc_async(name, os.getpid, timeout=seconds) for name in names}
     for name, answer in pings.items():
         try:
             answer.wait()
@@ -96,44 +90,33 @@ def ping_errors(names: Iterable[str], seconds: float) -> Iterator[tuple[str, Exc
 
 
 class Session:
-    """RPC in this process, from its start to its stop.
+    """RPC in this process, from its start to its stop. `name` is this worker's, `store` that of this world."""
 
-    Attributes:
-        name, rank: of this worker.
-        timeout: seconds that a call may take unless the call sets another limit.
-        device_maps: by worker's name, this worker's devices whose tensors can be sent to that worker's GPUs.
-        workers, infos: each worker's name, and its address in torch, by rank; known once `joined` is set.
-        slots: by (rank, depth), free places for messages to that worker.
-        gpu: the GPU of the thread that started the session; None if that thread has used none.
-        finished: on rank zero, the ranks that have finished, and the failure of each, if any.
-        stopped, failure: on the other ranks, whether rank zero has ended the session, and why.
-        gatherings: how many this process has come to, by their members.
-    """
-
-    def __init__(self, name: str, options: rpc.TensorPipeRpcBackendOptions, window: int) -> None:
-        self.name = name
-        self.rank = get_world_rank()
-        self.timeout = float(options.rpc_timeout)
+    def __init__(self, name: str, options: rpc.TensorPipeRpcBackendOptions, window: int, store: dist.Store) -> None:
+        self.name, self.rank, self.store = name, get_world_rank(), store
+        self.timeout = float(options.rpc_timeout)  # seconds that a call may take unless the call sets another limit
+        # By worker's name, this worker's devices whose tensors can be sent to that worker's GPUs.
         self.device_maps = {worker: set(devices) for worker, devices in options.device_maps.items()}
-        self.joined = threading.Event()
-        self.workers: list[str] = []
-        self.infos: list[rpc.WorkerInfo] = []
-        places = itertools.product(range(get_world_size()), range(1, MAX_DEPTH + 1))
-        self.slots = {place: threading.Semaphore(window) for place in places}
+        self.workers: list[str] = []  # each worker's name, by rank
+        self.infos: list[rpc.WorkerInfo] = []  # and its address in torch
+        self.joined = threading.Event()  # both are there
+        places = itertools.product(range(get_world_size()), range(1, MAX_DEPTH + 1))  # (rank, depth)
+        self.slots = {place: threading.Semaphore(window) for place in places}  # free places for messages to that worker
+        # The GPU of the thread that started the session; None if that thread has used none.
         self.gpu = torch.cuda.current_device() if torch.cuda.is_initialized() else None
-        self.changed = threading.Condition()
+        # On rank zero, the ranks that have finished, and the failure of each, if any; on the others, rank zero alone,
+        # once it has ended the session.
         self.finished: dict[int, str | None] = {}
-        self.stopped = False
-        self.failure: str | None = None
-        self.gatherings: Counter[str] = Counter()
+        self.changed = threading.Condition()  # of `finished`
+        self.gatherings: Counter[str] = Counter()  # how many this process has come to, by their members
 
     def failures(self) -> list[str]:
         """The failures that other workers have reported to rank zero."""
-        return [f"{self.workers[rank]} has failed: {cause}" for rank, cause in sorted(self.finished.items()) if cause]
+        failed = [(rank, cause) for rank, cause in sorted(self.finished.items()) if rank and cause]
+        return [f"{self.workers[rank]} has failed: {cause}" for rank, cause in failed]
 
 
 _session: Session | None = None
-
 serving: set[int] = set()  # the threads of this process that compute a remote call
 
 
@@ -160,26 +143,15 @@ def use_own_gpu() -> None:
         torch.cuda.set_device(_session.gpu)
 
 
-def default_timeout() -> float:
-    """Seconds that a call of this session may take unless the call sets another limit."""
-    return _session.timeout if _session else DEFAULT_TIMEOUT
-
-
 def gather(value: T, worker_names: set[str] | None = None) -> dict[str, T]:
-    """Every worker's value, by name. Waits until all workers, or those named, have called this.
-
-    Raises:
-        ConnectionError: a worker is lost; the message names it.
-        RuntimeError: a worker has failed.
-        TimeoutError: a worker has not called this in time.
-        ValueError: there is no such worker, or this worker is not among those named.
-    """
-    session, store = current(), _meeting_store
+    """Every worker's value, by name. Waits until all workers, or those named, have called this. Raises as
+    `distributed.world.barrier`."""
+    session = current()
+    store = session.store
     group = sorted(worker_names or session.workers)
     if session.name not in group or not set(group) <= set(session.workers):
         allowed = ", ".join(session.workers)
         raise ValueError(f"worker_names={group}: must be some of {allowed}, with this worker, {session.name}")
-    assert store is not None
     members = " ".join(group)
     number, session.gatherings[members] = session.gatherings[members], session.gatherings[members] + 1
     keys = {name: f"gathering {number} of {members}: {name}" for name in group}
@@ -201,16 +173,10 @@ def gather(value: T, worker_names: set[str] | None = None) -> dict[str, T]:
         raise ConnectionError(f"{session.workers[0]} does not answer: {error}") from error
 
 
-# Start
-
-
-_meeting_store: dist.Store | None = None
-
-
 def _rendezvous(url: str, **_: Any) -> Iterator[tuple[dist.Store, int, int]]:
-    assert _meeting_store is not None
     info = get_world_info()
-    yield _meeting_store, info.world_rank, info.world_size
+    assert _session is not None
+    yield _session.store, info.world_rank, info.world_size
 
 
 dist.register_rendezvous_handler(_SCHEME, _rendezvous)
@@ -233,7 +199,7 @@ def start_rpc(
         RuntimeError: RPC is already started.
         ConnectionError: a worker did not join within the time limit.
     """
-    global _session, _meeting_store
+    global _session
     if rpc_backend_options is not None:
         timeout = rpc_backend_options.rpc_timeout
     check_timeout(timeout)
@@ -241,7 +207,7 @@ def start_rpc(
         raise RuntimeError("RPC is already started in this process; stop_rpc() ends it")
     share_arena()  # before torch makes its threads
     stay_on_loopback()
-    _meeting_store = meet(timedelta(seconds=timeout))
+    store = meet(timedelta(seconds=timeout))
     info = get_world_info()
     allow_sockets(info.world_size)
     # Every caller has threads of its own at every depth, so in a large world each gets fewer.
@@ -256,7 +222,7 @@ def start_rpc(
     options.num_worker_threads = max(threads, options.num_worker_threads)
     if options.init_method == rpc.constants.DEFAULT_INIT_METHOD:
         options.init_method = f"{_SCHEME}://"
-    session = _session = Session(name or default_worker_name(**info._asdict()), options, window)
+    session = _session = Session(name or default_worker_name(**info._asdict()), options, window, store)
     try:
         # Private names of torch, and a constant of a module that is no argument. It counts the starts and gatherings of
         # a process, but the other processes of this world may be new; and its own time limit for a start is weeks.
@@ -287,14 +253,10 @@ def start_rpc(
         raise
 
 
-# Stop
-
-
 def stop_rpc(failure: BaseException | None = None) -> None:
-    """Ends the session. Serves the other workers until all have called this; then all leave together.
-    A call that still runs after its time limit is left behind, and ends with the program.
-
-    With `failure`, rank zero does not wait but stops the other workers, which then raise.
+    """Ends the session. Serves the other workers until all have called this; then all leave together. A call that still
+    runs after its time limit is left behind, and ends with the program. With `failure`, rank zero does not wait but
+    stops the other workers, which then raise.
 
     Raises:
         ConnectionError: a worker does not answer.
@@ -308,34 +270,30 @@ def stop_rpc(failure: BaseException | None = None) -> None:
     cause = describe(failure) if failure is not None else None
     together = False
     try:
-        if session.rank == 0:
-            _dismiss_others(session, cause)
-        else:
-            _serve_until_dismissed(session, cause)
+        end = _dismiss_others if session.rank == 0 else _serve_until_dismissed
+        end(session, cause)
         together = cause is None
     finally:
         try:
-            _shut_down(together, session.timeout)
+            _shut_down(session, together)
         finally:
             _session = None
             set_worker_name(None)
 
 
-def _shut_down(together: bool, timeout: float) -> None:
+def _shut_down(session: Session, together: bool) -> None:
     """Shuts torch's RPC down, which waits without a limit for every call that is served."""
 
     def shut_torch_down() -> None:
-        try:
+        with contextlib.suppress(RuntimeError):  # a worker died at the very end; torch has dropped the agent even so
             rpc.shutdown(graceful=together, timeout=GOODBYE_SECONDS)
-        except RuntimeError as error:  # a worker died at the very end; torch has dropped the agent nevertheless
-            log.debug("shutdown: %s", error)
 
-    if together and _meeting_store is not None:  # all mains have ended, so torch's last barrier is short
-        _meeting_store.set_timeout(timedelta(seconds=GOODBYE_SECONDS))
+    if together:  # all mains have ended, so torch's last barrier is short
+        session.store.set_timeout(timedelta(seconds=GOODBYE_SECONDS))
     ending = threading.Thread(target=shut_torch_down, daemon=True)
     ending.start()
     if together:
-        ending.join(timeout)
+        ending.join(session.timeout)
     for thread in [*serving] if ending.is_alive() else ():  # ends Python code; a call that waits in C stays
         ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), ctypes.py_object(SystemExit))
     ending.join(GOODBYE_SECONDS)
@@ -348,18 +306,10 @@ def _shut_down(together: bool, timeout: float) -> None:
 
 
 def _note_finished(rank: int, failure: str | None) -> None:
-    """Runs on rank zero: worker `rank` has finished, or has failed."""
+    """Another worker has finished, or has failed. Runs on rank zero; and on the others, if `rank` is 0."""
     if _session is not None:
         with _session.changed:
             _session.finished[rank] = failure
-            _session.changed.notify_all()
-
-
-def _note_stop(failure: str | None) -> None:
-    """Runs on the other ranks: rank zero ends the session."""
-    if _session is not None:
-        with _session.changed:
-            _session.stopped, _session.failure = True, failure
             _session.changed.notify_all()
 
 
@@ -378,16 +328,10 @@ def _dismiss_others(session: Session, cause: str | None) -> None:
     reason = cause or next(iter(failures), None) or (str(missing) if missing else None)
     patience = GOODBYE_SECONDS if reason is None else _LAST_WORD_SECONDS
     # All at once: a worker that hangs must not keep the others from hearing it.
-    goodbyes = {
-        name: rpc.rpc_async(name, _note_stop, (reason,), timeout=patience)
-        for rank, name in others.items()
-        if session.finished.get(rank) is None
-    }
-    for name, goodbye in goodbyes.items():
-        try:
+    running = [name for rank, name in others.items() if session.finished.get(rank) is None]
+    for goodbye in [rpc.rpc_async(name, _note_finished, (0, reason), timeout=patience) for name in running]:
+        with contextlib.suppress(RuntimeError):  # a worker that has left already needs no goodbye
             goodbye.wait()
-        except RuntimeError as error:  # a worker that has left already needs no goodbye
-            log.debug("goodbye to %s: %s", name, error)
     if cause is None and failures:
         raise RuntimeError(failures[0])
     if missing is not None:
@@ -400,26 +344,24 @@ def _serve_until_dismissed(session: Session, cause: str | None) -> None:
     try:
         rpc.rpc_sync(first, _note_finished, (session.rank, cause), timeout=session.timeout)
     except RuntimeError as error:
-        if not session.stopped:  # rank zero leaves when all have heard why, this report may then come too late
+        if 0 not in session.finished:  # rank zero leaves when all have heard why, this report may then come too late
             raise ConnectionError(f"{first} does not answer: {error}") from error
     watch = Pinger(session.timeout)
     while cause is None:
         with session.changed:
-            if session.changed.wait_for(lambda: session.stopped, timeout=POLL_SECONDS):
+            if session.changed.wait_for(lambda: 0 in session.finished, timeout=POLL_SECONDS):
                 break
         lost = watch.lost([first])
-        if lost is not None and not session.stopped:  # rank zero may leave right after its goodbye
+        if lost is not None and 0 not in session.finished:  # rank zero may leave right after its goodbye
             raise lost
-    if session.failure is not None:
-        raise StoppedByLeader(f"stopped by {first}: {session.failure}")
+    if (reason := session.finished.get(0)) is not None:
+        raise StoppedByLeader(f"stopped by {first}: {reason}")
 
 
 def missing_workers(seconds: float) -> tuple[str, bool]:
-    """After a call has failed: the workers that are lost, as `worker1 and worker2`, and whether they are dead.
-
-    If some are dead, names these alone: a worker that does not answer within `seconds` may wait for them. The text is
-    empty if all answer, or no session is started.
-    """
+    """After a call has failed: the workers that are lost, as `worker1 and worker2`, and whether they are dead. If some
+    are, names these alone: a worker that does not answer within `seconds` may wait for them. The text is empty if all
+    answer, or no session is started."""
     if not is_started():
         return "", False
     session = current()

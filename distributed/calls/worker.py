@@ -1,7 +1,7 @@
 """The worker's side of a remote call: unpacks the order, runs its items one after the other, packs the answer.
 
-An order is a function and the worker's items; the message that brings it has a `Head` besides. The answer is the
-results of the items, or the first failure, and the anchor that `distributed.autograd` needs.
+An order is a function and the worker's items. The answer is the results of the items, or the first failure, and the
+anchor that `distributed.autograd` needs.
 """
 
 import contextlib
@@ -20,30 +20,14 @@ from torch.distributed import rpc
 
 from distributed.calls import autograd_contexts
 from distributed.calls.message import Carries, Packed, own_copy, pack, unpack, without_graphs
-from distributed.calls.session import current, default_timeout, serving, use_own_gpu
-from distributed.errors import message_of
+from distributed.calls.session import current, serving, use_own_gpu
 from distributed.partition import Args, KwArgs
 
 F = TypeVar("F", bound=Callable[..., Any])
 T = TypeVar("T")
 
 
-class Item(NamedTuple):
-    """One call of the function: its number among all items, and its arguments."""
-
-    number: int
-    args: Args
-    kwargs: KwArgs
-
-
-class Head(NamedTuple):
-    """The fields of a message besides its order: how deep the call is nested, the caller's name, the autograd context,
-    and the seconds that the caller waits for the answer."""
-
-    depth: int
-    caller: str
-    ctx: int | None
-    timeout: float
+Item = tuple[int, Args, KwArgs]  # one call of the function: its number among all items, and its arguments
 
 
 class Failure(NamedTuple):
@@ -63,15 +47,9 @@ Answer = tuple[tuple[int, ...] | None, bytes, list[Any], Tensor | None]
 """(numbers, payload, carried, anchor): the items' numbers and their packed results, or None and a packed `Failure`;
 and the anchor that `distributed.autograd` needs. The result of a single item is packed alone, without a list."""
 
-# How deep the call is nested that this thread computes. A context variable, since to Python torch's threads are new at
-# every message, and thread-locals are slow to make.
-_depth: ContextVar[int] = ContextVar("depth", default=0)
-
-
-def depth() -> int:
-    """The nesting depth of the call that this thread computes; 0 if it computes none."""
-    return _depth.get()
-
+# How deep the call is nested that this thread computes; 0 if it computes none. A context variable, since to Python
+# torch's threads are new at every message, and thread-locals are slow to make.
+nesting: ContextVar[int] = ContextVar("nesting", default=0)
 
 _PURE = "__pure__"
 
@@ -89,28 +67,28 @@ def is_pure(func: Callable[..., Any]) -> bool:
     return getattr(func, _PURE, False) is True
 
 
-def serve(fields: tuple[Any, ...], payload: bytes, carried: list[Any]) -> Answer:
-    """Runs on the worker, called by the caller's message. `fields` are those of the `Head`."""
+def serve(depth: int, caller: str, ctx: int | None, timeout: float, payload: bytes, carried: list[Any]) -> Answer:
+    """Runs on the worker, called by the message of the worker `caller`, which waits `timeout` seconds for the answer to
+    its packed order. `depth`: how deep the call is nested; `ctx`: the autograd context that it is made under."""
     use_own_gpu()
-    head = Head(*fields)
-    sendable = functools.partial(carries, head.caller, any_device=True)
-    deadline, thread = time.monotonic() + head.timeout, threading.get_ident()
+    sendable = functools.partial(carries, caller, any_device=True)
+    deadline, thread = time.monotonic() + timeout, threading.get_ident()
     serving.add(thread)
     try:
-        answer = compute(Packed(payload, carried), head, sendable, stop=lambda: time.monotonic() > deadline)
+        answer = compute(Packed(payload, carried), depth, caller, ctx, sendable, lambda: time.monotonic() > deadline)
     finally:
         serving.discard(thread)
-    if head.ctx is not None:
+    if ctx is not None:
         # A call made here may have spoiled the context. The caller hears of it before it gets its answer.
-        reason = autograd_contexts.reason_against(head.ctx)
-        if reason is not None and head.caller != current().name:
-            args = (head.ctx, f"on {current().name}: {reason}")
-            rpc.rpc_sync(head.caller, autograd_contexts.spoil, args, timeout=default_timeout())
+        reason = autograd_contexts.reason_against(ctx)
+        if reason is not None and caller != current().name:
+            args = (ctx, f"on {current().name}: {reason}")
+            rpc.rpc_sync(caller, autograd_contexts.spoil, args, timeout=current().timeout)
     give_up(carried)
     return answer
 
 
-def compute_here(order: Packed, head: Head, stop: Callable[[], bool]) -> Answer:
+def compute_here(order: Packed, depth: int, ctx: int | None, stop: Callable[[], bool]) -> Answer:
     """Computes the caller's own part as any other worker would: on copies of the arguments, and in the modes of torch
     that a new thread has."""
     with contextlib.ExitStack() as modes:
@@ -119,49 +97,50 @@ def compute_here(order: Packed, head: Head, stop: Callable[[], bool]) -> Answer:
         for kind in ("cpu", "cuda"):
             if torch.is_autocast_enabled(kind):
                 modes.enter_context(torch.autocast(kind, enabled=False))
-        return compute(own_copy(order, graphs=head.ctx is not None), head, lambda device: True, stop)
+        return compute(own_copy(order, graphs=ctx is not None), depth, current().name, ctx, lambda device: True, stop)
 
 
-def compute(packed: Packed, head: Head, carries: Carries, stop: Callable[[], bool]) -> Answer:
+def compute(
+    order: Packed, depth: int, caller: str, ctx: int | None, carries: Carries, stop: Callable[[], bool]
+) -> Answer:
     """Runs the items of an order. Stops at the first item that fails, and if `stop` returns true between items."""
     me = current().name
-    outer = _depth.set(head.depth)
+    outer = nesting.set(depth)
     try:
-        with autograd_contexts.computing(head.ctx) as calls:
-            outcome = _run(packed, head, me, stop)
+        with autograd_contexts.computing(ctx) as calls:
+            outcome = _run(order, caller, me, ctx, stop)
             if calls is not None:
                 calls.wait()
     finally:
-        _depth.reset(outer)
-    numbers, answer = pack_outcome(outcome, me, head.ctx, carries)
-    anchor = None if calls is None else anchor_of(packed.tensors(), calls.anchors, answer.tensors())
+        nesting.reset(outer)
+    numbers, answer = pack_outcome(outcome, me, ctx, carries)
+    anchor = None if calls is None else anchor_of(order.tensors(), calls.anchors, answer.tensors())
     return numbers, answer.payload, answer.carried, anchor
 
 
-def _run(packed: Packed, head: Head, me: str, stop: Callable[[], bool]) -> Outcome:
+def _run(order: Packed, caller: str, me: str, ctx: int | None, stop: Callable[[], bool]) -> Outcome:
     try:
-        func, fields = unpack(packed)
-        items = [Item(*item) for item in fields]
+        func, items = unpack(order)
     except Exception as error:  # a name does not exist here, or an object cannot be built
         return failure(error, me, None)
     results: dict[int, Any] = {}
     # What another item, or the caller, changes in place must not reach this item's arguments and result. A pure
     # function changes nothing, and a single item shares with no other.
-    alone = is_pure(func) or (len(items) == 1 and head.caller != me)
-    for item in itertools.takewhile(lambda _: not stop(), items):
+    alone = is_pure(func) or (len(items) == 1 and caller != me)
+    for number, *arguments in itertools.takewhile(lambda _: not stop(), items):
         try:
-            _, args, kwargs = item if alone else _copy(item, head.ctx)
+            args, kwargs = arguments if alone else _copy(arguments, ctx)
             result = func(*args, **kwargs)
-            if head.ctx is None:  # so that the next item begins without this one's graph
+            if ctx is None:  # so that the next item begins without this one's graph
                 result = without_graphs(result)
             if not alone:
                 with contextlib.suppress(TypeError, ValueError):  # `pack_outcome` will name it
-                    result = _copy(result, head.ctx)
-            results[item.number] = result
+                    result = _copy(result, ctx)
+            results[number] = result
         except KeyboardInterrupt:  # this process computes its own part, and the user stops it
             raise
         except BaseException as error:  # an exit on a worker must not leave the caller waiting
-            return failure(error, me, item.number)
+            return failure(error, me, number)
     return results
 
 
@@ -169,9 +148,6 @@ def _copy(value: T, ctx: int | None) -> T:
     """A value as another worker would receive it."""
     copied: T = unpack(own_copy(pack(value, graphs=ctx is not None, carries=lambda _: True), graphs=ctx is not None))
     return copied
-
-
-# Answers
 
 
 def carries(worker: str, device: torch.device, *, any_device: bool = False) -> bool:
@@ -209,16 +185,14 @@ def pack_outcome(outcome: Outcome, me: str, ctx: int | None, carries: Carries) -
 def failure(error: BaseException, worker: str, number: int | None) -> Failure:
     """The failure of an item. It holds the exception with its attributes, else without them; else only its text."""
     sent = None
-    for packable in (lambda: error, lambda: Plain(type(error), error.args)):
-        try:
-            packed = pack(packable(), graphs=False, carries=lambda device: device.type == "cpu")
-        except (TypeError, ValueError):  # an attribute may hold a lock, or a tensor that cannot be sent
-            continue
-        # Leaves, too: under a context torch would make a tensor that requires a gradient part of the backward pass.
-        sent = packed._replace(carried=[v.detach() if isinstance(v, Tensor) else v for v in packed.carried])
-        break
+    for packable in (error, Plain(type(error), error.args)):
+        with contextlib.suppress(TypeError, ValueError):  # of an attribute: a lock, or a tensor that cannot be sent
+            packed = pack(packable, graphs=False, carries=lambda device: device.type == "cpu")
+            # Leaves, too: under a context torch would make a tensor that requires a gradient part of the backward pass.
+            sent = packed._replace(carried=[v.detach() if isinstance(v, Tensor) else v for v in packed.carried])
+            break
     trace = "".join(traceback.format_exception(error))
-    return Failure(worker, number, type(error).__qualname__, message_of(error), trace, sent)
+    return Failure(worker, number, type(error).__qualname__, str(error), trace, sent)
 
 
 class Plain(NamedTuple):
@@ -230,8 +204,7 @@ class Plain(NamedTuple):
 
 def anchor_of(received: list[Tensor], nested: list[Tensor], returned: list[Tensor]) -> Tensor | None:
     """An empty sum over one tensor of each message that must take part in the backward pass."""
-    request = next((t for t in received if t.requires_grad), None)
-    ties = [*([] if request is None else [request]), *nested]
+    ties = [t for t in received if t.requires_grad][:1] + nested
     if not ties:  # the answer is then the only message that must take part
         ties = [t for t in returned if t.requires_grad][:1]
     return sum((tie.reshape(-1)[:0].sum().cpu() for tie in ties), start=torch.zeros(())) if ties else None

@@ -5,6 +5,7 @@ With several hosts each host has an agent, and the first one's store is at an ad
 """
 
 import atexit
+import logging
 import os
 import secrets
 import signal
@@ -15,8 +16,9 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from datetime import timedelta
+from functools import partial
 from types import FrameType
 from typing import Any, Literal, NamedTuple
 
@@ -24,8 +26,9 @@ import torch.distributed as dist
 from torch.distributed.elastic.agent.server.api import RunResult, WorkerGroup, WorkerSpec, WorkerState
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
 from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException
-from torch.distributed.elastic.rendezvous import RendezvousHandler, RendezvousInfo
+from torch.distributed.elastic.rendezvous import RendezvousInfo
 from torch.distributed.elastic.rendezvous.api import RendezvousStoreInfo, RendezvousTimeoutError
+from torch.distributed.elastic.rendezvous.static_tcp_rendezvous import StaticTCPRendezvous
 
 from distributed.info import (
     DEFAULT_TIMEOUT,
@@ -35,17 +38,16 @@ from distributed.info import (
     listening,
     loopback_interface,
 )
-from distributed.launch.isolation import NOT_ISOLATED, CannotIsolateError, NetworkNamespace, new_network
+from distributed.launch.isolation import NOT_ISOLATED, CannotIsolateError, enter_network, new_network
 from distributed.launch.meeting import ENDED, TOKEN, within
-from distributed.launch.processes import FINAL, FOLLOWS, LAUNCHER, PREEMPTIONS, STOPPED, die_with, quiet_agent
+from distributed.launch.processes import FINAL, FOLLOWS, LAUNCHER, PREEMPTIONS, STOPPED, die_with
 
 LEAVE_SECONDS = 30.0  # time limit for the ranks to end by themselves after the run has ended
 SAVE_SECONDS = 600  # time limit for rank zero to save after a request to stop
-
+# Signals within this time are one request: a terminal, or a supervisor, may signal more than once.
 SAME_REQUEST_SECONDS = 2.0
-"""Signals within this time are one request: a terminal, or a supervisor, may signal more than once."""
-
 _POLL_SECONDS = 0.05
+_SIGNALS = (signal.SIGTERM, signal.SIGINT, *PREEMPTIONS)
 
 
 class CannotListenError(OSError):
@@ -101,14 +103,15 @@ def launch(
         CannotIsolateError: `isolate` is true, and the ranks cannot have a network of their own.
     """
     with _listening(config) as (listener, network, obstacle):
-        if network is None:
-            stop = _Stop()
-            with handling(stop):
-                return _run_agent(command, config, listener, obstacle, max_restarts, say, stop)
-        return _run_isolated(network, lambda stop: _run_agent(command, config, listener, "", max_restarts, say, stop))
+        run = partial(_run_agent, command, config, listener, obstacle, max_restarts, say)
+        if network:
+            return _run_isolated(network, run)
+        stop = _Stop()
+        with handling(stop):
+            return run(stop)
 
 
-def _run_isolated(network: NetworkNamespace, run: "Callable[[_Stop], int]") -> int:
+def _run_isolated(network: Sequence[int], run: "Callable[[_Stop], int]") -> int:
     """Runs the agent in a fork that has entered the network: this process may need the host's own afterwards."""
     starter = os.getpid()
     for stream in (sys.stdout, sys.stderr):
@@ -120,9 +123,8 @@ def _run_isolated(network: NetworkNamespace, run: "Callable[[_Stop], int]") -> i
             stop = _Stop()
             for number in _SIGNALS:
                 signal.signal(number, stop)
-            network.enter()
-            network.close()
-            die_with(starter)  # after `enter`: the kernel forgets this where a process changes its rights
+            enter_network(network)
+            die_with(starter)  # not before: the kernel forgets this where a process changes its rights
             code = run(stop)
         except Exception:  # nothing below would print it
             traceback.print_exc()
@@ -137,9 +139,6 @@ def _run_isolated(network: NetworkNamespace, run: "Callable[[_Stop], int]") -> i
     return 128 - code if code < 0 else code
 
 
-_SIGNALS = (signal.SIGTERM, signal.SIGINT, *PREEMPTIONS)
-
-
 @contextmanager
 def handling(handler: Callable[[int, FrameType | None], Any]) -> Iterator[None]:
     """Handles signals by `handler`. In the end, calls the earlier handler of one that has announced the job's end:
@@ -147,21 +146,22 @@ def handling(handler: Callable[[int, FrameType | None], Any]) -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():  # Python allows it nowhere else
         yield
         return
-    preempted: list[int] = []
+    announced: int | None = None
 
     def note(number: int, frame: FrameType | None) -> None:
-        preempted.extend([number] * (number in PREEMPTIONS))
+        nonlocal announced
+        if number in PREEMPTIONS:
+            announced = announced or number
         handler(number, frame)
 
-    previous = {number: signal.signal(number, note) for number in _SIGNALS}
+    previous = {int(number): signal.signal(number, note) for number in _SIGNALS}
     try:
         yield
     finally:
         for number, earlier in previous.items():
             signal.signal(number, earlier)
-        for announced in preempted[:1]:
-            if callable(earlier := previous[signal.Signals(announced)]):
-                earlier(announced, None)
+        if announced is not None and callable(earlier := previous[announced]):
+            earlier(announced, None)
 
 
 class _Stop:
@@ -186,27 +186,25 @@ def _run_agent(
     max_restarts: int, say: Callable[[str], None], stop: _Stop,
 ) -> int:  # fmt: skip
     """Runs torch's agent on this host; returns the exit code of the job."""
-    quiet_agent()
+    # We say ourselves what torch's agent does. Its loggers have levels and handlers of their own, but all pass their
+    # records on to these.
+    for name in ("torch.distributed.elastic", "torch.multiprocessing"):
+        logger = logging.getLogger(name)
+        logger.handlers, logger.propagate = [logging.NullHandler()], False
     # Launchers of other hosts would not know a token that is drawn here.
     token = os.environ.get(TOKEN) or (secrets.token_hex() if config.nnodes == 1 else "")
-    variables = {LAUNCHER: str(os.getpid()), NOT_ISOLATED: not_isolated, TOKEN: token} | dict.fromkeys(
-        INTERFACE_VARIABLES, config.interface or loopback_interface()
-    )
-    # An agent handles these by itself; the signals above are ours, since it would take a second one for another.
-    variables["TORCHELASTIC_SIGNALS_TO_HANDLE"] = "SIGQUIT"
     before = dict(os.environ)
-    os.environ.update(variables)
+    os.environ.update(dict.fromkeys(INTERFACE_VARIABLES, config.interface or loopback_interface()))
+    os.environ.update({LAUNCHER: str(os.getpid()), NOT_ISOLATED: not_isolated, TOKEN: token})
+    # An agent handles these by itself; the signals above are ours, since it would take a second one for another.
+    os.environ["TORCHELASTIC_SIGNALS_TO_HANDLE"] = "SIGQUIT"
     hosts = Hosts(config, listener)
     try:
         with tempfile.TemporaryDirectory(prefix="ranks-") as logs:
-            entry: dict[str, Any] = (
-                {"entrypoint": _Entry(command, os.getpid())}
-                if callable(command)
-                else {"entrypoint": command[0], "args": tuple(command[1:])}
-            )
+            entry: Sequence[Any] = (_run_rank, command, os.getpid()) if callable(command) else command
             spec = WorkerSpec(
                 role="rank", local_world_size=config.workers, rdzv_handler=hosts, max_restarts=max_restarts,
-                monitor_interval=_POLL_SECONDS, local_addr=config.master_addr, **entry,
+                monitor_interval=_POLL_SECONDS, local_addr=config.master_addr, entrypoint=entry[0], args=(*entry[1:],),
             )  # fmt: skip
             stop.agent = agent = Agent(spec, hosts, DefaultLogsSpecs(log_dir=logs), say, stop)
             failed = agent.run().is_failed()
@@ -223,33 +221,27 @@ def _run_agent(
     return int(failed) if ended is None else ended
 
 
-class _Entry:
-    """What a fork runs: the program's function, in a process that is the agent's in nothing but its memory."""
-
-    def __init__(self, run: Callable[[], int], agent: int) -> None:
-        self._run, self._agent = run, agent
-        self.__qualname__ = "rank"  # torch names it in its log
-
-    def __call__(self) -> None:
-        for number in (signal.SIGTERM, signal.SIGQUIT):
-            signal.signal(number, signal.SIG_DFL)
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-        for number in PREEMPTIONS:  # Slurm and others send them to all; by default they would end the rank
-            signal.signal(number, signal.SIG_IGN)
-        die_with(self._agent)
-        atexit._clear()  # what the agent's process has registered is not the fork's
-        try:
-            code = self._run()
-        except SystemExit as leaving:  # 0 without a value returned: the agent would wait for ever
-            code = leaving.code if isinstance(leaving.code, int) else int(leaving.code is not None)
-        except BaseException:  # torch keeps the traceback to itself
-            traceback.print_exc()
-            code = 1
-        finally:
-            atexit._run_exitfuncs()  # a process of multiprocessing does not
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)  # it may wait for the other ranks now, and has nothing to save
-        if code:
-            sys.exit(code)
+def _run_rank(run: Callable[[], int], agent: int) -> None:
+    """Runs the program's function in a fork, which is to be the agent's process in nothing but its memory."""
+    for number in (signal.SIGTERM, signal.SIGQUIT):
+        signal.signal(number, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    for number in PREEMPTIONS:  # Slurm and others send them to all; by default they would end the rank
+        signal.signal(number, signal.SIG_IGN)
+    die_with(agent)
+    atexit._clear()  # what the agent's process has registered is not the fork's
+    try:
+        code = run()
+    except SystemExit as leaving:  # 0 without a value returned: the agent would wait for ever
+        code = leaving.code if isinstance(leaving.code, int) else int(leaving.code is not None)
+    except BaseException:  # torch keeps the traceback to itself
+        traceback.print_exc()
+        code = 1
+    finally:
+        atexit._run_exitfuncs()  # a process of multiprocessing does not
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # it may wait for the other ranks now, and has nothing to save
+    if code:
+        sys.exit(code)
 
 
 class Agent(LocalElasticAgent):
@@ -315,31 +307,27 @@ class Agent(LocalElasticAgent):
         most = worker_group.spec.max_restarts
         count = most - self._remaining_restarts
         self._ended_since = None
-        self._say(
-            f"restart {count} of {most}" if count else "another host starts its ranks again, and so does this one"
-        )
+        others = "another host starts its ranks again, and so does this one"
+        self._say(f"restart {count} of {most}" if count else others)
         super()._restart_workers(worker_group)
 
 
-class Hosts(RendezvousHandler):
+class Hosts(StaticTCPRendezvous):
     """Where the agents of a fixed number of hosts meet before each start of the ranks: on a store of the first host.
 
-    torch's own handlers listen on every interface, and number hosts by their addresses; here host zero has rank zero.
+    torch's class would listen on every interface, and start nothing again.
     """
 
-    use_agent_store = True
-
     def __init__(self, config: LaunchConfig, listener: socket.socket | None) -> None:
-        self._config = config
-        self._listener = listener
-        self._port = config.master_port if listener is None else listener.getsockname()[1]
-        self._store: dist.Store | None = None
+        port = config.master_port if listener is None else listener.getsockname()[1]
+        super().__init__(config.master_addr, port, config.node_rank, config.nnodes, "run", int(config.timeout))
+        self._config, self._listener = config, listener
 
     def next_rendezvous(self) -> RendezvousInfo:
         config = self._config
         if self._store is None:
             self._store = dist.TCPStore(
-                config.master_addr, self._port, is_master=self._listener is not None, wait_for_workers=False,
+                config.master_addr, self.master_port, is_master=self._listener is not None, wait_for_workers=False,
                 timeout=timedelta(seconds=config.timeout),
                 master_listen_fd=None if self._listener is None else self._listener.detach(),
             )  # fmt: skip
@@ -355,7 +343,7 @@ class Hosts(RendezvousHandler):
                 come = store.add(f"start {number}", 0)
                 raise RendezvousTimeoutError(f"{come} of {config.nnodes} hosts came within {config.timeout:g} s")
             time.sleep(_POLL_SECONDS)
-        place = RendezvousStoreInfo(config.master_addr, self._port)
+        place = RendezvousStoreInfo(config.master_addr, self.master_port)
         return RendezvousInfo(dist.PrefixStore(f"agents {number}", store), config.node_rank, config.nnodes, place)
 
     def ended(self) -> int | None:
@@ -377,36 +365,14 @@ class Hosts(RendezvousHandler):
         # In a thread: behind a link that is cut torch would wait without limit, and no signal would end that.
         return within(self._config.timeout, lambda: store.add(f"start {store.add('starts', 0) + 1}", 0))
 
-    def get_backend(self) -> str:
-        return "hosts"
-
-    def get_run_id(self) -> str:
-        return "run"
-
-    def is_closed(self) -> bool:
-        return False
-
-    def set_closed(self) -> None:
-        pass
-
-    def shutdown(self) -> bool:
-        return True
-
 
 @contextmanager
-def _listening(config: LaunchConfig) -> Iterator[tuple[socket.socket | None, NetworkNamespace | None, str]]:
-    """What `_listen` opens, until it is closed."""
-    listener, network, obstacle = _listen(config)
-    with ExitStack() as stack:
-        for opened in (listener, network):
-            if opened is not None:
-                stack.callback(opened.close)
-        yield listener, network, obstacle
-
-
-def _listen(config: LaunchConfig) -> tuple[socket.socket | None, NetworkNamespace | None, str]:
-    """The store's listening socket, on the first host; the ranks' own network, if they have one; and why they have
-    none."""
+def _listening(config: LaunchConfig) -> Iterator[tuple[socket.socket | None, Sequence[int], str]]:
+    """Gives, and closes in the end: the store's listening socket, on the first host; the ranks' own network, if they
+    have one. Also gives the reason why they have none."""
+    listener: socket.socket | None = None
+    network: Sequence[int] = ()
+    obstacle = ""
     if config.isolate is False:
         obstacle = "isolate=false"
     elif config.nnodes > 1:
@@ -417,15 +383,21 @@ def _listen(config: LaunchConfig) -> tuple[socket.socket | None, NetworkNamespac
         obstacle = f"master_addr={config.master_addr}"
     else:
         try:
-            network, inside = new_network(config.master_addr, config.master_port)
-            return inside, network, ""
+            network, listener = new_network(config.master_addr, config.master_port)
         except CannotIsolateError as error:
             obstacle = str(error)
-    if config.isolate is True:
+    if obstacle and config.isolate is True:
         raise CannotIsolateError(obstacle)
-    if config.node_rank > 0:
-        return None, None, obstacle
+    if obstacle and config.node_rank == 0:
+        try:
+            listener = listening(config.master_addr, config.master_port)
+        except OSError as error:
+            place = f"{config.master_addr}:{config.master_port}"
+            raise CannotListenError(f"{place}: cannot listen there ({error})") from error
     try:
-        return listening(config.master_addr, config.master_port), None, obstacle
-    except OSError as error:
-        raise CannotListenError(f"{config.master_addr}:{config.master_port}: cannot listen there ({error})") from error
+        yield listener, network, obstacle
+    finally:
+        if listener is not None:
+            listener.close()
+        for namespace in network:
+            os.close(namespace)

@@ -18,8 +18,8 @@ from typing import NoReturn
 from distributed.info import is_loopback, listening, on_one_host
 from distributed.launch.processes import LAUNCHER
 
+# Environment variable of a rank that our launcher has started: why it is not isolated; empty if it is.
 NOT_ISOLATED = "DISTRIBUTED_NOT_ISOLATED"
-"""Environment variable of a rank that our launcher has started: why it is not isolated; empty if it is."""
 
 _LIBC = ctypes.CDLL(None, use_errno=True)
 _CLONE_NEWUSER, _CLONE_NEWNET = 0x10000000, 0x40000000  # linux/sched.h
@@ -32,36 +32,20 @@ class CannotIsolateError(OSError):
     """The ranks cannot have a network of their own; the message is the cause."""
 
 
-class NetworkNamespace:
-    """A network namespace. It exists as long as a process is in it, or has one of its sockets or descriptors."""
-
-    def __init__(self, namespaces: Sequence[int]) -> None:
-        self._namespaces = namespaces
-
-    def enter(self) -> None:
-        """Moves this process into the network. The process must have one thread only, as after a fork. Raises OSError
-        if the kernel refuses."""
-        for namespace in self._namespaces:
-            _call("setns", namespace, 0)
-        if len(self._namespaces) > 1:  # a user namespace, whose capabilities would open read-only files for writing
-            _call("capset", struct.pack("Ii", _CAPABILITY_VERSION, 0), bytes(24))
-
-    def close(self) -> None:
-        """Closes this process's descriptors of the network."""
-        for namespace in self._namespaces:
-            os.close(namespace)
-        self._namespaces = ()
-
-
-def why_not_isolated() -> str | None:
-    """Why this rank is not isolated; None if it is."""
-    return os.environ.get(NOT_ISOLATED, "no launcher of workers=N has started it") or None
+def enter_network(network: Sequence[int]) -> None:
+    """Moves this process into a network of `new_network`, and closes its descriptors. The process must have one thread
+    only, as after a fork. Raises OSError if the kernel refuses."""
+    for namespace in network:
+        _call("setns", namespace, 0)
+        os.close(namespace)
+    if len(network) > 1:  # a user namespace, whose capabilities would open read-only files for writing
+        _call("capset", struct.pack("Ii", _CAPABILITY_VERSION, 0), bytes(24))
 
 
 def exposure() -> str:
     """A line for the log: who can connect to the ranks of this world."""
-    obstacle = why_not_isolated()
-    if obstacle is None:
+    obstacle = os.environ.get(NOT_ISOLATED, "no launcher of workers=N has started it")
+    if not obstacle:
         return "listening: in a network of this run's own: no other user can connect"
     if on_one_host() or is_loopback(os.environ.get("MASTER_ADDR", "")):
         line = (
@@ -71,15 +55,15 @@ def exposure() -> str:
     else:
         line = "listening: open to other hosts: anyone who connects, and every user of this host, can run code here"
     if "TORCHELASTIC_RUN_ID" in os.environ and LAUNCHER not in os.environ:
-        line += (
-            ". torchrun's own store is open to other hosts; workers=N without torchrun keeps a run on one host closed"
-        )
+        line += ". torchrun's own store is open to other hosts; "
+        line += "workers=N without torchrun keeps a run on one host closed"
     return line
 
 
-def new_network(address: str, port: int) -> tuple[NetworkNamespace, socket.socket]:
-    """Makes a network, and in it a socket that listens on `address`:`port`. This process stays where it is. Raises
-    CannotIsolateError if the kernel refuses, or this system has no network namespaces."""
+def new_network(address: str, port: int) -> tuple[list[int], socket.socket]:
+    """Makes a network, and in it a socket that listens on `address`:`port`; returns descriptors of the network, in the
+    order to enter its namespaces. It exists as long as a process is in it, or has one of its sockets or descriptors.
+    This process stays where it is. Raises CannotIsolateError if the kernel refuses, or this system has none."""
     if not sys.platform.startswith("linux"):
         raise CannotIsolateError(f"{sys.platform} has no network namespaces")
     parent, child = socket.socketpair()
@@ -92,8 +76,8 @@ def new_network(address: str, port: int) -> tuple[NetworkNamespace, socket.socke
         os.waitpid(pid, 0)
     if not descriptors:
         raise CannotIsolateError(message.decode() or "the process that makes the network has failed")
-    listener, *namespaces = descriptors
-    return NetworkNamespace(namespaces), socket.socket(fileno=listener)
+    listener, *network = descriptors
+    return network, socket.socket(fileno=listener)
 
 
 def _make_network(parent: socket.socket, address: str, port: int) -> NoReturn:

@@ -27,28 +27,19 @@ import torch.distributed as dist
 
 from distributed.info import get_world_info, is_here, listening, on_one_host
 
+# Environment variable: the secret of a run, which its processes share. It may be absent.
 TOKEN = "DISTRIBUTED_TOKEN"  # noqa: S105 (the variable's name)
-"""Environment variable: the secret of a run, which its processes share. It may be absent."""
-
 ENDED = "ended"  # key of the agent's store: rank zero's exit code, once the run has ended and is not to be repeated
 
 _POLL_SECONDS = 0.005
 _LATE_SECONDS = 5.0
-
 _REFUSAL_SECONDS = 2.0  # time that rank zero waits until those that it has refused know it
-
+# Time beyond its limit before a waiting thread is left behind. torch connects twice before it reports a failure, with
+# a pause of seconds between, and Python aborts if it ends while the thread is inside torch.
 _MARGIN_SECONDS = 10.0
-"""Time beyond its limit before a waiting thread is left behind. torch connects twice before it reports a failure, with
-a pause of seconds between, and Python aborts if it ends while the thread is inside torch."""
 
 T = TypeVar("T")
-
 log = logging.getLogger(__name__)
-
-
-# The store
-
-
 _store: dist.Store | None = None
 
 
@@ -60,12 +51,6 @@ def process_store(world_rank: int, world_size: int, timeout: timedelta) -> dist.
         _store = _open(world_rank, world_size, timeout)
     _store.set_timeout(timeout)
     return _store
-
-
-def forget_store() -> None:
-    """Drops the store, so that this process can join another world."""
-    global _store
-    _store = None
 
 
 def _open(world_rank: int, world_size: int, timeout: timedelta) -> dist.Store:
@@ -83,19 +68,11 @@ def _open(world_rank: int, world_size: int, timeout: timedelta) -> dist.Store:
                 # torch says that the port is in use, or shares this process's earlier store there.
                 if error.errno != errno.EADDRINUSE:
                     raise RuntimeError(f"MASTER_ADDR={address}: cannot listen there ({error})") from error
-        return dist.TCPStore(
-            address,
-            port,
-            None,
-            is_master=True,
-            timeout=timeout,
-            wait_for_workers=False,  # torch would wait in a way that no signal ends; `meet` waits
-            multi_tenant=listener is None,
-            master_listen_fd=listener,
-        )
-    store: dist.Store
-    store, _, _ = next(iter(dist.rendezvous("env://", rank=world_rank, world_size=world_size, timeout=timeout)))
-    return store
+        # torch would wait for the others in a way that no signal ends; `meet` waits.
+        new_store = partial(dist.TCPStore, is_master=True, timeout=timeout, wait_for_workers=False)
+        return new_store(address, port, multi_tenant=listener is None, master_listen_fd=listener)
+    (store, *_) = next(iter(dist.rendezvous("env://", rank=world_rank, world_size=world_size, timeout=timeout)))
+    return store  # type: ignore[no-any-return]
 
 
 def note_end(code: int) -> None:
@@ -124,8 +101,13 @@ def within(seconds: float, run: Callable[[], T]) -> T:
 @contextmanager
 def ended_after(seconds: float) -> Iterator[None]:
     """Ends this process, with exit code 1, if torch's start on the store takes longer than `seconds`."""
+
+    def give_up() -> None:
+        log.error("error: %s: rank 0 did not go on within %g s", get_world_info().worker_name, seconds)
+        os._exit(1)
+
     # Rank zero may stop at any moment. torch then waits for its store without limit, and no exception ends that.
-    timer = threading.Timer(seconds, _give_up, (seconds,))
+    timer = threading.Timer(seconds, give_up)
     timer.daemon = True
     if int(os.environ.get("RANK", 0)) > 0:
         timer.start()
@@ -133,14 +115,6 @@ def ended_after(seconds: float) -> Iterator[None]:
         yield
     finally:
         timer.cancel()
-
-
-def _give_up(seconds: float) -> None:
-    log.error("error: %s: rank 0 did not go on within %g s", get_world_info().worker_name, seconds)
-    os._exit(1)
-
-
-# The meeting
 
 
 class UnlikeWorkerError(RuntimeError):
@@ -153,12 +127,8 @@ _mixed = False
 
 def compare_workers(likeness: Callable[[], Mapping[str, str]], *, mixed: bool) -> None:
     """Called on every worker before it meets the others: ranks of several hosts, which may be of other programs or
-    machines, are compared from now on.
-
-    Args:
-        likeness: what this worker is like, by names; called once, if it is needed.
-        mixed: on rank zero: those that differ are not refused; a line of the log says in what.
-    """
+    machines, are compared from now on by their `likeness`, a text for each name, which is called once, if it is needed.
+    `mixed`: those that differ from rank zero are not refused; a line of its log says in what."""
     global _likeness, _mixed
     _likeness, _mixed = functools.cache(likeness), mixed
 
@@ -169,19 +139,22 @@ def admits_mixed() -> bool:
 
 
 def meet(timeout: timedelta) -> dist.Store:
-    """Waits until every rank of the world has called this; returns an empty store for what they do next.
-
-    Raises:
-        ConnectionError: a rank did not come within `timeout`, the message names it; or rank zero has ended.
-        UnlikeWorkerError: this rank, or another one, differs from rank zero.
-    """
+    """Waits until every rank of the world has called this; returns an empty store for what they do next. Raises
+    ConnectionError if a rank, which the message names, did not come within `timeout`, or rank zero has ended; and
+    UnlikeWorkerError if this rank, or another one, differs from rank zero."""
     rank, size, *_ = get_world_info()
     likeness = {} if _likeness is None or on_one_host() else _likeness()  # may take seconds, which are not of the limit
     if size == 1:  # the store stays open for the next start, which needs an empty one
         return dist.PrefixStore(uuid.uuid4().hex, process_store(rank, size, timeout))
     seconds = timeout.total_seconds()
     missing = set(range(1, size)) if rank == 0 else {0}
-    late = threading.Timer(_LATE_SECONDS, _warn_of_late_ranks, (missing, size, seconds))
+
+    def warn() -> None:
+        names = ", ".join(map(str, sorted(missing)))
+        more = ", or for ranks that it waits for" if rank else ""
+        log.warning("waiting up to %g s for rank %s of %d%s", seconds, names, size, more)
+
+    late = threading.Timer(_LATE_SECONDS, warn)
     late.daemon = True
     late.start()
     deadline = time.monotonic() + seconds
@@ -192,19 +165,10 @@ def meet(timeout: timedelta) -> dist.Store:
     except dist.DistError as error:
         raise ConnectionError(f"rank 0 of {size} has left while the others were coming: {error}") from error
     except TimeoutError as error:
-        raise ConnectionError(
-            f"rank 0 of {size} did not come, or had not met all others, within {seconds:g} s"
-        ) from error
+        late_ranks = f"rank 0 of {size} did not come, or had not met all others"
+        raise ConnectionError(f"{late_ranks}, within {seconds:g} s") from error
     finally:
         late.cancel()
-
-
-def _warn_of_late_ranks(missing: set[int], world_size: int, seconds: float) -> None:
-    if missing == {0}:
-        log.warning("waiting up to %g s for rank 0 of %d, or for ranks that it waits for", seconds, world_size)
-    else:
-        names = ", ".join(map(str, sorted(missing)))
-        log.warning("waiting up to %g s for rank %s of %d", seconds, names, world_size)
 
 
 def _call_ranks(store: dist.Store, missing: set[int], deadline: float, ours: Mapping[str, str]) -> dist.Store:

@@ -112,13 +112,13 @@ def check(cluster: Cluster, workers: int) -> Cluster:
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # nothing is sent unasked
     ray = importlib.import_module("ray")
     try:
-        host, _, port = (cluster.address or "").rpartition(":")
-        if host and not ray.is_initialized():  # Ray itself would try for a minute
-            socket.create_connection((host, int(port)), timeout=ANSWER_SECONDS).close()
-        # On one host nothing is shared out, so Ray must not refuse workers for want of CPUs.
-        alone = {"address": "local", "num_cpus": max(os.cpu_count() or 1, int(cluster.cpus * workers + 0.999)),
-                 "object_store_memory": _STORE_BYTES, "include_dashboard": False}  # fmt: skip
         if not ray.is_initialized():
+            host, _, port = (cluster.address or "").rpartition(":")
+            if host:  # Ray itself would try for a minute
+                socket.create_connection((host, int(port)), timeout=ANSWER_SECONDS).close()
+            # On one host nothing is shared out, so Ray must not refuse workers for want of CPUs.
+            alone = {"address": "local", "num_cpus": max(os.cpu_count() or 1, int(cluster.cpus * workers + 0.999)),
+                     "object_store_memory": _STORE_BYTES, "include_dashboard": False}  # fmt: skip
             where = alone if cluster.address is None else {"address": cluster.address}
             ray.init(log_to_driver=False, logging_level="ERROR", **where)
     except (OSError, OverflowError, RuntimeError, ValueError) as error:
@@ -201,17 +201,11 @@ def launch(
             raise BusyError(f"the cluster has not started all workers within {cluster.wait:g} s") from error
         for address, _, _, lacks in places:
             if lacks:
-                raise RefusedError(
-                    f"{address}: this host has no {lacks}; every host needs the program, and a folder that all share"
-                )
+                needs = "every host needs the program, and a folder that all share"
+                raise RefusedError(f"{address}: this host has no {lacks}; {needs}")
         address, _, port, _ = places[0]
-        common = [
-            "launch.ray=null",
-            f"launch.nnodes={workers}",
-            f"launch.master_addr={address}",
-            f"launch.master_port={port}",
-            f"workers={workers}",
-        ]
+        common = [f"launch.master_addr={address}", f"launch.master_port={port}"]
+        common += ["launch.ray=null", f"launch.nnodes={workers}", f"workers={workers}"]
         with handling(lambda n, _: signals.append((time.monotonic(), signal.SIGTERM if n in PREEMPTIONS else n))):
             for number in range(workers):
                 start(number)

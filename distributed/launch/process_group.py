@@ -9,7 +9,6 @@ import threading
 import time
 from collections.abc import Sequence
 from datetime import timedelta
-from functools import partial
 
 import torch
 import torch.distributed as dist
@@ -23,32 +22,21 @@ with contextlib.suppress(ImportError, AttributeError):  # of a torch without RPC
     import torch.distributed.nn.functional
 
 _POLL_SECONDS = 0.05
-
-_DISMISSAL_SECONDS = 0.2  # seconds between two looks for a dismissal
+_DISMISSAL_SECONDS = 0.2  # between two looks for a dismissal
 
 _store: dist.Store | None = None
+# The thread that waits for a dismissal, and the event that ends it.
 _obeying: tuple[threading.Thread, threading.Event] | None = None
-"""The thread that waits for a dismissal, and the event that ends it."""
-
-
-def default_backend(device: torch.device | None = None) -> str:
-    """`nccl` if every worker of this host has its own GPU and computes on it, else `gloo`."""
-    on_gpu = torch.cuda.is_available() and (device is None or device.type == "cuda")
-    gpus = torch.cuda.device_count() if on_gpu else 0
-    return "nccl" if dist.is_nccl_available() and gpus >= get_world_info().local_world_size else "gloo"
 
 
 def start_process_group(*, timeout: float, backend: str | None = None, device: torch.device | None = None) -> str:
-    """Joins the default process group; returns its backend.
+    """Joins the default process group; returns its backend. Raises ConnectionError if a rank did not join in time, and
+    RuntimeError if there is a group already.
 
     Args:
         timeout: seconds that an operation may take.
-        backend: default `default_backend(device)`.
-        device: the device that this rank computes on.
-
-    Raises:
-        ConnectionError: a rank did not join within the time limit.
-        RuntimeError: there is a group already.
+        backend: default `nccl` if every worker of this host has its own GPU and computes on it, else `gloo`.
+        device: the device that this rank computes on; default a GPU.
     """
     global _store
     check_timeout(timeout)
@@ -56,7 +44,10 @@ def start_process_group(*, timeout: float, backend: str | None = None, device: t
     info = get_world_info()
     patience = timedelta(seconds=timeout)
     store = _store = meet(patience)
-    backend = backend or default_backend(device)
+    if backend is None:
+        on_gpu = torch.cuda.is_available() and (device is None or device.type == "cuda")
+        gpus = torch.cuda.device_count() if on_gpu else 0
+        backend = "nccl" if dist.is_nccl_available() and gpus >= info.local_world_size else "gloo"
     rank, size = info.world_rank, info.world_size
     if backend == "nccl":
         torch.cuda.set_device(info.local_rank)
@@ -107,24 +98,23 @@ def check_own_cards(store: dist.Store, rank: int, size: int, card: str, model: s
 
 
 def missing_ranks(seconds: float) -> list[int]:
-    """After an operation has failed: the ranks that do not report within `seconds` that they are alive.
-
-    Every rank that notices the failure must call this, since the call reports that rank.
-    """
+    """After an operation has failed: the ranks that do not report within `seconds` that they are alive. Every rank that
+    notices the failure must call this, since the call reports that rank."""
     info = get_world_info()
     missing = [rank for rank in range(info.world_size) if rank != info.world_rank]
     if len(missing) == 1:  # of two ranks it can only be the other one
         return missing
-    assert _store is not None
+    store = _store
+    assert store is not None
+
+    def report_and_look() -> list[int]:
+        store.set(f"here/{info.world_rank}", "")
+        return _await_keys(store, "here", missing, seconds)
+
     try:
-        return within(2 * seconds, partial(_unreported, _store, missing, seconds))
+        return within(2 * seconds, report_and_look)
     except (RuntimeError, TimeoutError):  # the store ended with rank zero, or waits for it
         return [0]
-
-
-def _unreported(store: dist.Store, missing: list[int], seconds: float) -> list[int]:
-    store.set(f"here/{get_world_info().world_rank}", "")
-    return _await_keys(store, "here", missing, seconds)
 
 
 def _await_keys(store: dist.Store, name: str, ranks: Sequence[int], seconds: float) -> list[int]:
@@ -140,9 +130,22 @@ def _await_keys(store: dist.Store, name: str, ranks: Sequence[int], seconds: flo
 def end_when_dismissed() -> None:
     """On ranks other than zero: until `stop_process_group`, a dismissal by rank zero ends this process soon."""
     global _obeying
-    rank, ended = get_world_info().world_rank, threading.Event()
+    store, rank, ended = _store, get_world_info().world_rank, threading.Event()
+    assert store is not None
+
+    def obey_dismissal() -> None:
+        with contextlib.suppress(RuntimeError):  # the store ended with rank zero
+            while not ended.wait(_DISMISSAL_SECONDS):
+                if store.check(["dismissed"]):
+                    store.set(f"gone/{rank}", "")
+                    # os._exit drops buffered output. The main thread may be in an operation that nothing else ends.
+                    sys.stdout.flush()
+                    sys.stderr.flush()
+                    # A fork may not end with 0: torch's agent would take it for one that has returned nothing yet.
+                    os._exit(FOLLOWS if LAUNCHER in os.environ else 0)
+
     if rank > 0:
-        thread = threading.Thread(target=_obey_dismissal, args=(_store, rank, ended), daemon=True)
+        thread = threading.Thread(target=obey_dismissal, daemon=True)
         _obeying = thread, ended
         thread.start()
 
@@ -154,18 +157,6 @@ def _end_obeying() -> None:
         (thread, ended), _obeying = _obeying, None
         ended.set()
         thread.join(GOODBYE_SECONDS)
-
-
-def _obey_dismissal(store: dist.Store, rank: int, ended: threading.Event) -> None:
-    with contextlib.suppress(RuntimeError):  # the store ended with rank zero
-        while not ended.wait(_DISMISSAL_SECONDS):
-            if store.check(["dismissed"]):
-                store.set(f"gone/{rank}", "")
-                # os._exit drops buffered output. The main thread may be in an operation that nothing else ends.
-                sys.stdout.flush()
-                sys.stderr.flush()
-                # A fork may not end with 0: torch's agent would take it for one that has returned nothing yet.
-                os._exit(FOLLOWS if LAUNCHER in os.environ else 0)
 
 
 def dismiss_others() -> None:

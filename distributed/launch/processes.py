@@ -9,19 +9,19 @@ import signal
 import sys
 from pathlib import Path
 
-PREEMPTIONS = (signal.SIGUSR1, signal.SIGUSR2)
-"""Signals that announce the end of a job. Slurm and others send them to every process of it."""
-
+# Environment variable of a rank that `launch` has started: the number of the agent's process, with which it ends.
 LAUNCHER = "DISTRIBUTED_LAUNCHER_PID"
-"""Environment variable of a rank that `launch` has started: the number of the agent's process, with which it ends."""
-
+# Signals that announce the end of a job. Slurm and others send them to every process of it.
+PREEMPTIONS = (signal.SIGUSR1, signal.SIGUSR2)
 FOLLOWS = os.EX_TEMPFAIL  # exit code of a rank that ends because rank zero does: that one reports the cause
 STOPPED = (130, 143)  # exit codes of a rank zero that has saved and stopped, for SIGINT and for SIGTERM
-
+# Exit codes after which nothing is started again: bad config, numbers that are not finite, a disk that has failed.
 FINAL = (2, 3, os.EX_IOERR, *STOPPED)
-"""Exit codes after which nothing is started again: bad config, numbers that are not finite, a disk that has failed."""
 
-_PR_SET_PDEATHSIG = 1
+_PR_SET_PDEATHSIG = 1  # linux/prctl.h
+_M_ARENA_MAX = -8  # malloc.h of glibc
+_SOCKETS_A_WORKER = 7
+_OTHERS = 256  # files that have nothing to do with the number of workers: libraries, data, logs
 
 log = logging.getLogger(__name__)
 
@@ -34,35 +34,16 @@ def die_with(parent: int) -> None:
             os._exit(1)
 
 
-def has_one_thread() -> bool:
-    """Whether this process may be forked: a fork has no copy of other threads, and waits for ever for what they hold.
-    False where the kernel does not tell."""
+def can_fork(workers: int) -> bool:
+    """Whether this process may be forked into the ranks: it has one thread, as far as the kernel tells, since a fork
+    has no copy of others and waits for ever for what they hold; and /dev/shm has room for the locks of the queues that
+    torch's agent shares with its forks."""
     try:
-        return len(list(Path("/proc/self/task").iterdir())) == 1
-    except OSError:
-        return False
-
-
-def can_share_locks(workers: int) -> bool:
-    """Whether there is room for the queues that torch's agent shares with its forks: a lock at each end of each,
-    in /dev/shm."""
-    try:
+        threads = len(list(Path("/proc/self/task").iterdir()))
         _ = [multiprocessing.get_context("fork").SimpleQueue() for _ in range(workers + 1)]
     except OSError:
         return False
-    return True
-
-
-def quiet_agent() -> None:
-    """Keeps the warnings and tracebacks of torch's elastic agent from the terminal: we say ourselves what it does."""
-    # Its loggers have levels and handlers of their own, but all pass their records on to these.
-    for name in ("torch.distributed.elastic", "torch.multiprocessing"):
-        logger = logging.getLogger(name)
-        logger.handlers, logger.propagate = [logging.NullHandler()], False
-
-
-_SOCKETS_A_WORKER = 7
-_OTHERS = 256  # files that have nothing to do with the number of workers: libraries, data, logs
+    return threads == 1
 
 
 def allow_sockets(workers: int) -> None:
@@ -77,18 +58,10 @@ def allow_sockets(workers: int) -> None:
         log.warning("%d workers need about %d open files, and the limit is %d; see `ulimit -Hn`", workers, needed, hard)
 
 
-_M_ARENA_MAX = -8
-
-
 def share_arena() -> None:
-    """Makes all threads take memory from one arena of glibc, except threads that run already.
-
-    If MALLOC_ARENA_MAX is set, that stays in force. Nothing happens with other C libraries.
-    """
+    """Makes all threads take memory from one arena of glibc, except threads that run already. If MALLOC_ARENA_MAX is
+    set, that stays in force."""
     # An arena keeps the most memory that it ever held, and any of about a hundred RPC threads computes a message. The
     # peaks of all would add up: with 32 tasks, two processes grew beyond 11 GB.
-    if not sys.platform.startswith("linux") or "MALLOC_ARENA_MAX" in os.environ:
-        return
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
-    if mallopt is not None:
-        mallopt(_M_ARENA_MAX, 1)
+    if sys.platform.startswith("linux") and "MALLOC_ARENA_MAX" not in os.environ:
+        ctypes.CDLL(None).mallopt(_M_ARENA_MAX, 1)

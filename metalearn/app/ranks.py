@@ -14,7 +14,7 @@ import torch
 
 from distributed.launch import elastic, on_ray
 from distributed.launch.isolation import CannotIsolateError
-from distributed.launch.processes import can_share_locks, has_one_thread
+from distributed.launch.processes import can_fork
 from metalearn.app.job import Job
 from metalearn.app.parts import Parts, check_device
 from metalearn.app.process import OK, exit_code_of_process
@@ -81,7 +81,7 @@ def launch_ranks(rank_main: Callable[[Job], int], job: Job, *, max_restarts: int
                 program, variables, _ray_cluster(job), config.workers, max_restarts=max_restarts, say=log.warning
             )
         check_device(job.config.device, job.config.precision, config.workers)
-        forks = torch.cuda.device_count() == 0 and has_one_thread() and can_share_locks(config.workers)
+        forks = torch.cuda.device_count() == 0 and can_fork(config.workers)
         run = partial(exit_code_of_process, partial(rank_main, job)) if forks else [sys.executable, *program]
         return elastic.launch(run, config, max_restarts=max_restarts, say=log.warning)
 

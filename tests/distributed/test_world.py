@@ -230,11 +230,11 @@ def test_a_failing_main_on_another_rank_ends_rank_zero() -> None:
 
 
 def test_a_report_that_comes_too_late_does_not_hide_the_cause(monkeypatch: pytest.MonkeyPatch) -> None:
-    late = sessions.Session("worker2", sessions.rpc.TensorPipeRpcBackendOptions(), 1)
+    late = sessions.Session("worker2", sessions.rpc.TensorPipeRpcBackendOptions(), 1, sessions.dist.HashStore())
     late.workers = ["worker0", "worker1", "worker2"]
 
     def stopped_meanwhile(*args: object, **kwargs: object) -> None:
-        late.stopped, late.failure = True, "worker1 has failed"
+        late.finished[0] = "worker1 has failed"
         raise RuntimeError("EPIPE: broken pipe")
 
     monkeypatch.setattr(sessions.rpc, "rpc_sync", stopped_meanwhile)

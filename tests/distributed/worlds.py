@@ -56,7 +56,7 @@ def world() -> Iterator[list[forks.Forked]]:
             process.wait()
         os.environ.clear()
         os.environ.update(before)
-        meeting.forget_store()
+        meeting._store = None
 
 
 def comes_true(condition: Callable[[], bool]) -> bool:

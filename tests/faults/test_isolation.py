@@ -32,7 +32,7 @@ NO_MORE_NETWORKS = 'echo 0 > /proc/sys/user/max_net_namespaces && exec "$@"'
 INSIDE = """
 import os, socket
 from pathlib import Path
-from distributed.launch.isolation import new_network
+from distributed.launch.isolation import enter_network, new_network
 
 network, listener = new_network("127.0.0.1", 0)
 address = listener.getsockname()
@@ -52,8 +52,7 @@ except ConnectionRefusedError:
     print("refused")
 child = os.fork()
 if child == 0:
-    network.enter()
-    network.close()
+    enter_network(network)
     print([name for _, name in socket.if_nameindex()], rights() == before, Path("secret").read_text())
     Path("made").write_text("")
     print(Path("secret").stat().st_uid, Path("secret").stat().st_gid)
