@@ -57,7 +57,7 @@ class _Local(ChunkStrategy):
         return results
 
     def evaluate(self, params: Tensors, split: str, chunks: Sequence[Tensor], done: Done = unnoticed) -> Tensors:
-        return evaluated(([chunk] for chunk in chunks), lambda one: [self._work.evaluate(params, split, *one)], done)
+        return evaluated(chunks, 1, lambda one: [self._work.evaluate(params, split, *one)], done)
 
     def diagnose(self, params: Tensors, chunks: Sequence[Tensor], step: int) -> Tensors:
         return join([diagnose_chunk(self._work, params, chunk, step, rank=0) for chunk in chunks])

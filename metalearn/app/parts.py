@@ -24,7 +24,7 @@ from omegaconf import DictConfig, OmegaConf
 from distributed.info import get_world_info
 from distributed.launch.meeting import UnlikeWorkerError, compare_workers
 from distributed.reduce import tree_sum
-from distributed.strategies.common.work import Pieces, Work, WorkPlan
+from distributed.strategies.common.work import Pieces, PipelineStage, Work, WorkPlan
 from metalearn.algorithms.common.losses import measured_by, of_function
 from metalearn.algorithms.common.metrics import reporting
 from metalearn.algorithms.common.wrappers import of_present_classes, with_fixed, with_present_classes
@@ -548,9 +548,11 @@ def make_work(
     device, dtype = own_device(config.device), type_of(config.precision)
     pieces = None
     if model.stages and algorithm.evaluated_on == "samples":
-        sizes = {name: value.numel() for name, value in start.items()}
-        ends = piece_functions(model, source, device, dtype)
-        pieces = Pieces(stages=single_stages(model), **ends._asdict(), start=outer.start, sizes=sizes)
+        stages = [
+            PipelineStage(stage.name, stage.params, sum(start[name].numel() for name in stage.params), stage.apply)
+            for stage in single_stages(model)
+        ]
+        pieces = Pieces(stages, **piece_functions(model, source, device, dtype), start=outer.start)
     functions = chunk_functions(algorithm, source, device, dtype, tree_sum, seed=config.seed)
     return Work(**functions._asdict(), device=device, plain=algorithm.trained_on == "samples", pieces=pieces)
 

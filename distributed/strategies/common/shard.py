@@ -18,9 +18,7 @@ from distributed.calls.worker import fetched
 from distributed.errors import says_timeout
 from distributed.reduce import Combine, Subtree, combine, partials
 from distributed.strategies.common.chunks import to_cpu
-from distributed.strategies.common.work import Pieces, Tensors, WorkerCost
-
-Window = tuple[float, float]
+from distributed.strategies.common.work import Pieces, Tensors, Windows, WorkerCost, watch
 
 
 class Missed(NamedTuple):
@@ -36,6 +34,19 @@ class State(NamedTuple):
     params: Tensors
     per_param: dict[str, dict[str, Any]]
     group: dict[str, Any]
+
+    @classmethod
+    def of(cls, params: Tensors, optimizer: dict[str, Any]) -> "State":
+        """Of parameters, and the `state_dict` of their optimiser, which numbers them by sorted names."""
+        saved, (group,) = optimizer["state"], optimizer["param_groups"]
+        per_param = {name: saved[i] for i, name in enumerate(sorted(params)) if i in saved}
+        values = {name: value.detach() for name, value in params.items()}
+        return cls(values, per_param, {key: value for key, value in group.items() if key != "params"})
+
+    def optimizer(self) -> dict[str, Any]:
+        """The `state_dict` of the optimiser."""
+        numbered = {i: self.per_param[name] for i, name in enumerate(sorted(self.params)) if name in self.per_param}
+        return {"state": numbered, "param_groups": [self.group | {"params": list(range(len(self.params)))}]}
 
 
 class Shard:
@@ -63,14 +74,12 @@ class Shard:
         }
         self._optimizer = pieces.start(self._params)
         if state.per_param:
-            numbered = {i: state.per_param[name] for i, name in enumerate(self._params) if name in state.per_param}
-            group = state.group | {"params": list(range(len(self._params)))}
-            self._optimizer.load_state_dict({"state": numbered, "param_groups": [group]})
+            self._optimizer.load_state_dict(state.optimizer())
         self._one_at_a_time = threading.Lock()
         self._copies: dict[int, Tensors] = {}
         self._sums: dict[Subtree, Tensors] = {}
         self._seconds = 0.0
-        self._backward: dict[int, Window] = {}
+        self._backward: Windows = {}  # by micro-batch
         self._sent_back = 0
 
     def param_refs(self) -> list["rpc.RRef[Tensor]"]:
@@ -122,28 +131,15 @@ class Shard:
             for stage in self._stages:
                 outputs = stage.apply(params, outputs, support_size)
             if training:
-                self._watch(number, outputs, [*params.values(), *([h] if h.requires_grad else [])])
-            result = self._result(outputs, split, indices, support_size)
+                watch(self._backward, number, [outputs, *params.values(), *([h] if h.requires_grad else [])])
+            if self._ends:
+                compute = self._pieces.outcome if training else self._pieces.values
+                result: Any = to_cpu(compute(outputs[:, support_size:], split, indices))
+            else:
+                result = outputs.cpu(), support_size
             if training:
                 self._seconds += time.perf_counter() - began
         return result
-
-    def _result(self, outputs: Tensor, split: str, indices: Tensor, support_size: int) -> Any:
-        if not self._ends:
-            return outputs.cpu(), support_size
-        compute = self._pieces.outcome if torch.is_grad_enabled() else self._pieces.values
-        return to_cpu(compute(outputs[:, support_size:], split, indices))
-
-    def _watch(self, number: int, outputs: Tensor, inputs: Sequence[Tensor]) -> None:
-        """Records when the backward pass reaches this shard, and when it has computed the latest gradient."""
-
-        def note(gradient: Tensor) -> None:
-            now = time.perf_counter()
-            began, _ = self._backward.get(number, (now, now))
-            self._backward[number] = (began, now)
-
-        for tensor in (outputs, *inputs):
-            tensor.register_hook(note)
 
     def collect(self, ctx: int, count: int) -> None:
         """Takes the gradients of a backward pass from its context, and adds them to those of the step's `count`
@@ -173,22 +169,13 @@ class Shard:
 
     def cost(self) -> WorkerCost:
         """Since the last call: seconds of training, and bytes of gradients sent back to the previous shard."""
-        cost = WorkerCost(self._seconds + _covered(self._backward.values()), self._sent_back)
+        covered, until = 0.0, 0.0
+        for began, ended in sorted(self._backward.values()):  # passes of several micro-batches overlap
+            covered += max(0.0, ended - max(began, until))
+            until = max(until, ended)
+        cost = WorkerCost(self._seconds + covered, self._sent_back)
         self._seconds, self._backward, self._sent_back = 0.0, {}, 0
         return cost
 
     def state(self) -> State:
-        saved = self._optimizer.state_dict()
-        per_param = {name: saved["state"][i] for i, name in enumerate(self._params) if i in saved["state"]}
-        group = {key: value for key, value in saved["param_groups"][0].items() if key != "params"}
-        state = State({name: value.detach() for name, value in self._params.items()}, per_param, group)
-        return State(*to_cpu(tuple(state)))
-
-
-def _covered(windows: Any) -> float:
-    """Seconds that are in at least one window."""
-    covered, until = 0.0, 0.0
-    for began, ended in sorted(windows):
-        covered += max(0.0, ended - max(began, until))
-        until = max(until, ended)
-    return covered
+        return State(*to_cpu(tuple(State.of(self._params, self._optimizer.state_dict()))))

@@ -54,9 +54,9 @@ def sum_over_ranks(
     lengths = [_slice_length(buffer.numel(), size) for buffer in like]
     width = sum(length * buffer.itemsize for length, buffer in zip(lengths, like, strict=True))
     rows = [_by_rank(partials[subtree], lengths, size) for subtree in subtrees[rank]]
-    outgoing = torch.stack(rows, dim=1) if rows else _bytes_like(like[0], size, 0, width)
+    outgoing = torch.stack(rows, dim=1) if rows else like[0].new_empty(size, 0, width, dtype=torch.uint8)
     counts = [len(theirs) for theirs in subtrees]
-    incoming = _bytes_like(like[0], sum(counts), width)
+    incoming = like[0].new_empty(sum(counts), width, dtype=torch.uint8)
     dist.all_to_all_single(incoming, outgoing.view(-1, width), counts, [len(rows)] * size)
     everyones = [subtree for theirs in subtrees for subtree in theirs]
     totals = [combine(zip(everyones, part, strict=True), count) for part in _typed(incoming, lengths, like)]
@@ -109,10 +109,6 @@ def _typed(rows: Tensor, lengths: Sequence[int], like: Sequence[Tensor]) -> list
     return [part.view(buffer.dtype) for part, buffer in zip(rows.split(sizes, dim=1), like, strict=True)]
 
 
-def _bytes_like(like: Tensor, *shape: int) -> Tensor:
-    return torch.empty(shape, dtype=torch.uint8, device=like.device)
-
-
 class SharesOfRanks:
     """The ranks share a step that stays on their devices; for the methods see `metalearn.types.Shares`.
 
@@ -149,8 +145,16 @@ class SharesOfRanks:
         most = max(map(len, subtrees))
         width = sum(length * buffer.itemsize for length, buffer in zip(lengths, like.buffers, strict=True))
         rows.append(torch.zeros(most - len(rows), width, dtype=torch.uint8, device=like.buffers[0].device))
+        outgoing = torch.cat(rows)
         with self._naming():
-            gathered = self._gathered(torch.cat(rows)).view(-1, width)
+            if self._nccl:
+                gathered = outgoing.new_empty(self.ranks, *outgoing.shape)
+                # Not `wait`: by TORCH_NCCL_BLOCKING_WAIT that holds up the host, which no recording of a graph allows.
+                work = dist.all_gather_into_tensor(gathered, outgoing, async_op=True)
+                assert work is not None
+                work.synchronize()
+            else:
+                gathered = gather_rows(outgoing.cpu().flatten()).to(outgoing.device)
         everyones = [
             (subtree, rank * most + place)
             for rank, theirs in enumerate(subtrees)
@@ -158,21 +162,12 @@ class SharesOfRanks:
         ]
         totals = [
             combine([(subtree, values[row]) for subtree, row in everyones], count)[: buffer.numel()]
-            for values, buffer in zip(_typed(gathered, lengths, like.buffers), like.buffers, strict=True)
+            for values, buffer in zip(
+                _typed(gathered.view(-1, width), lengths, like.buffers), like.buffers, strict=True
+            )
         ]
         total: T = unflatten(Flat(totals, like.form))
         return total
-
-    def _gathered(self, rows: Tensor) -> Tensor:
-        """The rows of bytes [ranks, r, width] of all ranks, in one dimension or as they are."""
-        if not self._nccl:
-            return gather_rows(rows.cpu().flatten()).to(rows.device)
-        gathered = rows.new_empty(self.ranks, *rows.shape)
-        # Not `wait`: by TORCH_NCCL_BLOCKING_WAIT that holds up the host, which no recording of a graph allows.
-        work = dist.all_gather_into_tensor(gathered, rows, async_op=True)
-        assert work is not None
-        work.synchronize()
-        return gathered
 
     def agree(self, text: str) -> list[str]:
         texts: list[Any] = [None] * self.ranks
