@@ -51,7 +51,7 @@ from metalearn.reporting.logging import detach, log_to_file, log_to_terminal
 from metalearn.reporting.page import Picture, episode_picture, has_pictures
 from metalearn.reporting.plots import adaptation, bits_by_position, learning_curve
 from metalearn.reporting.report import REPORT, ShownLearner, ShownTask, write_report
-from metalearn.runs.checkpoint import ORIGIN, Snapshot, WrittenElsewhere, fitted, from_bytes, rewind, to_bytes
+from metalearn.runs.checkpoint import ORIGIN, Checkpointer, Snapshot, fitted, from_bytes, rewind, to_bytes
 from metalearn.runs.folder import (
     PATIENCE,
     PAUSED,
@@ -324,7 +324,7 @@ def follow(parts: Parts, strategy: Strategy) -> None:
         return
     begun = from_bytes(shared)
     trainer = parts.trainer(strategy, parts.restored(begun))
-    trainer.checkpointer = WrittenElsewhere(parts.checkpointer.due)
+    trainer.checkpointer = Checkpointer(parts.checkpointer.due)
     if begun.meta[CHUNK] is not None:
         trainer.training = trainer.training._replace(chunk=begun.meta[CHUNK])
     trainer.fit()

@@ -44,6 +44,7 @@ from metalearn.saved.form import (
 )
 from metalearn.storage.files import (
     STANDS,
+    exchanged,
     read_json,
     read_object,
     room_at,
@@ -66,7 +67,7 @@ ORIGIN = "origin"
 _WENT_BACK = ".went_back"
 """The file in which `rewind` notes its job. A restart of that job must not go back a second time."""
 
-_STEP = re.compile(r"step_([0-9]+)")  # the name of a checkpoint's folder. Other folders beside it are the user's own.
+_STEP = re.compile(r"step_[0-9]+")  # the name of a checkpoint's folder. Other folders beside it are the user's own.
 _NO_LINKS = (errno.ENOSYS, errno.EPERM, errno.EOPNOTSUPP)  # what file systems without symbolic links answer
 _NEXT_BEST = re.compile(r"best_[0-9]+")  # the name of a link to the second best checkpoint, the third best, and so on
 
@@ -81,11 +82,11 @@ class Snapshot(NamedTuple):
 
 class Checkpointer:
     """The checkpoints of one run. This one keeps none: it is for ranks that take the same steps as rank zero, which
-    alone writes."""
+    alone writes. `due(step, validated)`: whether a checkpoint is wanted, whatever its validation says; ranks that share
+    their steps read figures at the same ones."""
 
-    def due(self, step: int, validated: bool) -> bool:
-        """Whether a checkpoint is wanted, whatever its validation says."""
-        return False
+    def __init__(self, due: Callable[[int, bool], bool] = lambda step, validated: False) -> None:
+        self.due = due
 
     def save(self, snapshot: Snapshot, best: bool) -> None:
         """Writes one, points `last` (and, if `best`, `best` too) to it, and removes old ones. Its validation, if it has
@@ -104,25 +105,13 @@ class Checkpointer:
 NO_CHECKPOINTS = Checkpointer()
 
 
-class WrittenElsewhere(Checkpointer):
-    """The checkpoints of a run that another rank writes: ranks that share their steps read figures at the same ones."""
-
-    def __init__(self, due: Callable[[int, bool], bool]) -> None:
-        self._due = due
-
-    def due(self, step: int, validated: bool) -> bool:
-        return self._due(step, validated)
-
-
 class _InFolder(Checkpointer):
     """Checkpoints in the run folder."""
 
     def __init__(self, run_dir: Path, every: int, keep: int, keep_best: int) -> None:
-        self._folder, self._every, self._keep, self._keep_best = run_dir / "checkpoints", every, keep, keep_best
-
-    def due(self, step: int, validated: bool) -> bool:
         # Whether a validation is among the best is known only later, so each one is saved.
-        return step % self._every == 0 or (validated and self._keep_best > 1)
+        super().__init__(lambda step, validated: step % every == 0 or (validated and keep_best > 1))
+        self._folder, self._keep, self._keep_best = run_dir / "checkpoints", keep, keep_best
 
     def save(self, snapshot: Snapshot, best: bool) -> None:
         folder, step = self._folder, snapshot.meta["step"]
@@ -149,9 +138,6 @@ class _InFolder(Checkpointer):
     def settle(self, step: int, best: int | None) -> bool:
         folder = self._folder
         with writing(folder):
-            for path in _replaced(folder):  # put back, if its replacement did not come
-                final = folder / _name(_number(path))
-                _remove(path) if final.exists() else path.rename(final)
             for path in folder.glob(".step_*.tmp"):
                 _remove(path)
             # A kill between a save and its links leaves `best` at an older step, which the test would take.
@@ -182,7 +168,7 @@ def write(folder: Path, snapshot: Snapshot) -> Path:
     """Saves as `folder`/step_NNNNNN: writes a temporary folder, syncs it to disk, renames it. Raises RunError if it
     cannot be written. What was saved before is still there."""
     final = folder / _name(snapshot.meta["step"])
-    temporary, replaced = folder / f".{final.name}.tmp", folder / f".{final.name}.old"
+    temporary = folder / f".{final.name}.tmp"
     if not folder.parent.is_dir():
         raise DiskError(
             f"{folder.parent}: is not there any more ({room_at(folder.parent)}); move it back, and the same command "
@@ -196,13 +182,11 @@ def write(folder: Path, snapshot: Snapshot) -> Path:
             torch.save(snapshot.state, file)
         versions = {"torch": torch.__version__, "numpy": numpy.__version__, "python": platform.python_version()}
         form.fill(temporary, CHECKPOINT, snapshot.params, snapshot.meta | {"versions": versions})
-        # The old checkpoint goes last: after a kill at any line, one of the two is there and whole.
-        if final.exists() or final.is_symlink():
-            _remove(replaced)
-            final.rename(replaced)
-        temporary.rename(final)
+        if not (final.exists() and exchanged(final, temporary)):  # else it becomes the old one, in one step
+            _remove(final)
+            temporary.rename(final)
         sync(folder)
-        _remove(replaced)
+        _remove(temporary)
     except (OSError, SafetensorError, RuntimeError) as error:
         with suppress(OSError):
             _remove(temporary)  # gives back the space
@@ -274,7 +258,7 @@ def _naming(key: str, path: Path) -> Iterator[None]:
 def latest(run_dir: Path, check: Callable[[Snapshot], object] = lambda snapshot: None) -> Snapshot | None:
     """The newest usable checkpoint of a run, or None if it has no checkpoint yet. Damaged ones, and those for which
     `check` raises RunError, are skipped with a warning. Raises ConfigError if there are some, but none can be used."""
-    paths = _candidates(run_dir / "checkpoints")
+    paths = _steps(run_dir / "checkpoints")
     for path in reversed(paths):
         try:
             snapshot = read(path)
@@ -298,7 +282,7 @@ def origin_of(path: Path) -> str | None:
 
 def has_checkpoints(run_dir: Path) -> bool:
     """Whether a run has saved already; what it has saved may be damaged."""
-    return bool(_candidates(run_dir / "checkpoints"))
+    return bool(_steps(run_dir / "checkpoints"))
 
 
 def rewind(run_dir: Path, step: int) -> None:
@@ -307,7 +291,7 @@ def rewind(run_dir: Path, step: int) -> None:
     folder = run_dir / "checkpoints"
     with writing(run_dir):
         (run_dir / "result.json").unlink(missing_ok=True)
-        for path in reversed(_candidates(folder)):  # interrupted, it leaves a run that went on to an earlier step
+        for path in reversed(_steps(folder)):  # interrupted, it leaves a run that went on to an earlier step
             if _number(path) > step:
                 _remove(path)
         _point(folder / "last", _name(step))
@@ -386,25 +370,12 @@ def _name(step: int) -> str:
 
 
 def _number(path: Path) -> int:
-    """The step in the name of a checkpoint's folder, or of one that was being replaced."""
-    match = _STEP.search(path.name)
-    assert match is not None
-    return int(match[1])
+    """The step in the name of a checkpoint's folder."""
+    return int(path.name.removeprefix("step_"))
 
 
 def _steps(folder: Path) -> list[Path]:
     return sorted((path for path in folder.glob("step_*") if _STEP.fullmatch(path.name) and path.is_dir()), key=_number)
-
-
-def _replaced(folder: Path) -> list[Path]:
-    """Checkpoints that were being replaced by one of the same step when the run was killed."""
-    return [path for path in folder.glob(".step_*.old") if _STEP.fullmatch(path.name[1:-4])]
-
-
-def _candidates(folder: Path) -> list[Path]:
-    # A kill between the two renames of `write` leaves only the old checkpoint of that step.
-    lost = [path for path in _replaced(folder) if not (folder / _name(_number(path))).exists()]
-    return sorted([*_steps(folder), *lost], key=_number)
 
 
 def _point_to_next_best(folder: Path, count: int, step: int) -> None:

@@ -33,10 +33,8 @@ STOP = "stop"
 
 _REPORTED_STEPS = (0, 1, 2, 3, 4, 5, 10, 20, 50, 100)
 
-
 PAUSED, PRUNED = "paused", "pruned"
 """Statuses of a paused run: `PAUSED` after the step `pause_after`, `PRUNED` for the file `STOP`."""
-
 
 PATIENCE = "patience"  # the key of a result whose training was ended by `trainer.patience`: its value
 

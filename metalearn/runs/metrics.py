@@ -4,7 +4,6 @@ validated on, which every checkpoint and published model names."""
 import csv
 import hashlib
 import math
-import statistics
 from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -193,9 +192,8 @@ class Tested(NamedTuple):
 
     def mean(self) -> tuple[float, float]:
         """The mean over the tasks, and half its 95% interval."""
-        spread = len(self.values) > 1 and all(map(math.isfinite, self.values))
-        deviation = statistics.stdev(self.values) if spread else math.nan
-        return statistics.fmean(self.values), 1.96 * deviation / math.sqrt(len(self.values))
+        column = torch.tensor(self.values, dtype=torch.float64)
+        return column.mean().item(), _ci95(column)
 
 
 def read_table(path: Path) -> Tested:
@@ -215,24 +213,15 @@ def read_table(path: Path) -> Tested:
         raise ValueError(f"{path}: is no table of test tasks; bring back the one that the run wrote") from error
 
 
-class Difference(NamedTuple):
-    """The mean of another run's metric minus the first one's, half its 95% interval, and whether the tasks are the
-    same, and so the differences are those of each task."""
-
-    mean: float
-    ci95: float
-    paired: bool
-
-
-def difference(first: Tested, other: Tested) -> Difference:
-    """How far two runs differ. With the same test tasks the interval is that of the mean of their differences, which is
-    narrower: what makes a task hard is in both. Else it is that of two independent means."""
-    paired = first.digests == other.digests and all(first.digests)
-    if paired:
+def difference(first: Tested, other: Tested) -> tuple[float, float, bool]:
+    """The mean of another run's metric minus the first one's, half its 95% interval, and whether it is paired: with the
+    same test tasks the interval is that of the mean of their differences, which is narrower, since what makes a task
+    hard is in both. Else it is that of two independent means."""
+    if first.digests == other.digests and all(first.digests):
         deltas = [b - a for a, b in zip(first.values, other.values, strict=True)]
-        return Difference(*Tested(first.metric, deltas, first.digests).mean(), paired)
+        return *Tested(first.metric, deltas, first.digests).mean(), True
     (start, half), (end, other_half) = first.mean(), other.mean()
-    return Difference(end - start, math.hypot(half, other_half), paired)
+    return end - start, math.hypot(half, other_half), False
 
 
 def shown(metric: str, value: float, ci95: float | None = None, sign: str = "") -> str:

@@ -28,7 +28,12 @@ SCHEDULES = ("constant", "cosine", "linear", "step")
 
 
 class Rates(NamedTuple):
-    """The keys of an optimiser that give the rate of a step; see `scheduled`."""
+    """The keys of an optimiser that give the rate of a step.
+
+    `lr` is the highest rate. `schedule` is `constant`; or from `lr` at the first step to `min_lr` after the last, by
+    `linear` or `cosine` (arXiv 1608.03983, equation 5, without restarts); or `step`: times `decay` after every
+    `decay_every` steps, but never below `min_lr`. Over `warmup` steps the rate rises linearly to its schedule.
+    """
 
     lr: float
     schedule: str = "constant"
@@ -78,11 +83,9 @@ class FlatOptimizer:
     Args:
         params: leaves. A step needs the `grad` of each, but for state (`metalearn.types.STATE`), which it leaves alone.
         settings: the settings of the only parameter group, with `lr`.
-        update: one step.
-        guarded: one step on a GPU, which may be skipped there.
+        update, guarded: one step; on a GPU, which may be skipped there. Before it, gradients are clipped (`clipping`),
+            and parameters shrink by the factor 1 − rate · `weight_decay`.
         names: of the state once a step is done; each tensor is [P], but for the number `STEPS`.
-        weight_decay: before a step, parameters shrink by the factor 1 − rate · this.
-        clipping: before a step, gradients are clipped.
     """
 
     def __init__(
@@ -161,31 +164,17 @@ ADAM = ("step", "exp_avg", "exp_avg_sq")  # the state of Adam, by torch's names
 
 
 def adam(*, rates: Rates, beta1: float, beta2: float, eps: float, clipping: Clipping = Clipping()) -> OuterOptimizer:  # noqa: B008 (it is immutable)
-    """Adam, Kingma and Ba 2015 (arXiv 1412.6980).
-
-    Args:
-        rates: the keys of `scheduled`.
-        beta1, beta2, eps: as in the paper.
-        clipping: the keys of `Clipping`.
-
-    Raises:
-        ValueError: a rate or limit that is not above 0, a decay outside [0, 1), or an unknown schedule.
-    """
+    """Adam, Kingma and Ba 2015 (arXiv 1412.6980), with the names of the paper. Raises ValueError for a rate or limit
+    that is not above 0, a decay outside [0, 1), or an unknown schedule."""
     return adamw(rates=rates, beta1=beta1, beta2=beta2, eps=eps, weight_decay=0.0, clipping=clipping)
 
 
 def adamw(
     *, rates: Rates, beta1: float, beta2: float, eps: float, weight_decay: float, clipping: Clipping = Clipping()  # noqa: B008
 ) -> OuterOptimizer:  # fmt: skip
-    """Adam with decoupled weight decay, Loshchilov and Hutter 2019 (arXiv 1711.05101): torch.optim.AdamW.
-
-    Args:
-        rates, beta1, beta2, eps, clipping: as for `adam`.
-        weight_decay: λ. Each step first shrinks all meta-parameters by the factor 1 − rate · λ.
-
-    Raises:
-        ValueError: as for `adam`; or a weight decay below 0.
-    """
+    """Adam with decoupled weight decay, Loshchilov and Hutter 2019 (arXiv 1711.05101): torch.optim.AdamW. Each step
+    first shrinks all meta-parameters by the factor 1 − rate · `weight_decay`. Raises ValueError as `adam`, and for a
+    weight decay below 0."""
     settings = _settings_of_adam(rates, beta1, beta2, eps)
     return _outer(rates, clipping, weight_decay, lambda params: (settings, _adam_step, _guarded_adam_step, ADAM))
 
@@ -195,13 +184,9 @@ def sgd(
 ) -> OuterOptimizer:  # fmt: skip
     """Gradient descent, with momentum if it is above 0.
 
-    Args:
-        rates, clipping: as for `adam`; the rate is Reptile's ε.
-        momentum: μ in m ← μ m + g; θ ← θ − lr · m.
-        weight_decay: as for `adamw`: decoupled (SGDW of that paper), and no part of the gradient as in torch.optim.SGD.
-
-    Raises:
-        ValueError: as for `adamw`; or a momentum outside [0, 1).
+    The rate is Reptile's ε, and `momentum` is μ in m ← μ m + g; θ ← θ − lr · m. `weight_decay` is decoupled as that of
+    `adamw` (SGDW of that paper), and no part of the gradient as in torch.optim.SGD. Raises ValueError as `adamw`, and
+    for a momentum outside [0, 1).
     """
     fraction("momentum", momentum)
     settings = {"lr": rates.lr, "momentum": momentum}
@@ -217,16 +202,9 @@ def muon(
 
     Matrices are the parameters of two or more dimensions; a filter [out, in, h, w] is one of [out, in · h · w]. Their
     step is that of torch.optim.Muon with `adjust_lr_fn="match_rms_adamw"` (Liu et al. 2025, arXiv 2502.16982), so that
-    one rate suits both; but it rounds to the type of the parameters, where torch rounds to bfloat16.
-
-    Args:
-        rates, clipping: as for `adam`.
-        momentum: of matrices, Nesterov's.
-        beta1, beta2, eps: as for `adam`, of all others.
-        weight_decay: as for `adamw`, of all.
-
-    Raises:
-        ValueError: as for `adamw`; or a momentum outside [0, 1).
+    one rate suits both; but it rounds to the type of the parameters, where torch rounds to bfloat16. `momentum` is
+    Nesterov's, of matrices; `beta1`, `beta2` and `eps` are those of all others, and `weight_decay` that of all. Raises
+    ValueError as `adamw`, and for a momentum outside [0, 1).
     """
     fraction("momentum", momentum)
     settings = _settings_of_adam(rates, beta1, beta2, eps) | {"momentum": momentum}
@@ -267,7 +245,7 @@ def _outer(
     def start(params: Params) -> Optimizer:
         return FlatOptimizer(params, *steps_of(params), weight_decay, clipping)
 
-    return OuterOptimizer(start, scheduled(**rates._asdict()), by_norm=clipping.clip_norm is not None)
+    return OuterOptimizer(start, scheduled(rates), by_norm=clipping.clip_norm is not None)
 
 
 _Piece = tuple[Tensor, Tensor, Tensor, Tensor]
@@ -419,22 +397,10 @@ _LARGEST_RATE = 1e30
 """Far above any use. Beyond it, torch's Adam cannot make the rate of its first step a number of 32 bits."""
 
 
-def scheduled(
-    *, lr: float, schedule: str, min_lr: float, decay: float, decay_every: int, warmup: int
-) -> Callable[[int, int], float]:
-    """The rate of a step, as `rate(step, steps)`: steps count from 1, and a run has `steps` of them.
-
-    Args:
-        lr: the highest rate.
-        schedule: `constant`; or from `lr` at the first step to `min_lr` after the last, by `linear` or `cosine`
-            (arXiv 1608.03983, equation 5, without restarts); or `step`: times `decay` after every `decay_every` steps.
-        min_lr: the rate at which `cosine` and `linear` end; the rate of `step` never falls below it.
-        decay, decay_every: for `step`.
-        warmup: steps over which the rate rises linearly to its schedule.
-
-    Raises:
-        ValueError: a number out of range, or an unknown schedule.
-    """
+def scheduled(rates: Rates) -> Callable[[int, int], float]:
+    """The rate of a step, as `rate(step, steps)`: steps count from 1, and a run has `steps` of them. Raises ValueError
+    for a number out of range, or an unknown schedule."""
+    lr, schedule, min_lr, decay, decay_every, warmup = rates
     real_number("lr", lr, above=0)
     if lr > _LARGEST_RATE:
         raise Invalid("lr", lr, f"must be at most {_LARGEST_RATE:g}", "type KEY=0.001, for example")

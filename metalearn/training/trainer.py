@@ -32,7 +32,6 @@ from metalearn.types import (
 
 Reduce = Callable[[Sequence[Params], Sequence[int]], Params]
 """From summed gradients and numbers of tasks to the meta-gradient: of the chunks in their order, or of their sum."""
-StartOptimizer = Callable[[Params], Optimizer]
 
 
 class Stopped(Exception):  # noqa: N818 (it is no error)
@@ -98,7 +97,7 @@ class TrainState:
     stands_in: bool = False
 
     @classmethod
-    def new(cls, params: Params, start: StartOptimizer, ema_decay: float | None = None) -> "TrainState":
+    def new(cls, params: Params, start: Callable[[Params], Optimizer], ema_decay: float | None = None) -> "TrainState":
         """The state before the first step."""
         # Sorted, since the optimiser keeps its state by position. In one layout in memory, as checkpoints and messages
         # give it: the last bits may depend on that.
@@ -107,7 +106,9 @@ class TrainState:
         return cls(fresh, start(fresh), None if ema_decay is None else Average(ema_decay, fresh))
 
     @classmethod
-    def restored(cls, saved: Snapshot, start: StartOptimizer, ema_decay: float | None = None) -> "TrainState":
+    def restored(
+        cls, saved: Snapshot, start: Callable[[Params], Optimizer], ema_decay: float | None = None
+    ) -> "TrainState":
         """The state as it was when `saved` was taken. The optimiser has the settings of `start`. An average goes on
         with `ema_decay`, and begins at the next step if none was saved. Raises RunError if `saved` holds the state of
         another optimiser, or no state."""
