@@ -12,6 +12,7 @@ import re
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -60,18 +61,8 @@ log = logging.getLogger(__name__)
 
 
 def ddp(*, plan: WorkPlan, timeout: float, overlap: bool = True, bucket_mb: float = 25.0) -> Connect:
-    """Every rank drives; only rank zero writes.
-
-    Args:
-        plan: the work, the number of workers, the partitioner and the reducer.
-        timeout: seconds that a rank may take to join a sum.
-        overlap: whether a plain loss uses DistributedDataParallel; if not, it is added like all others, to the same
-            bits as in one process.
-        bucket_mb: size of DistributedDataParallel's buckets, in MiB.
-
-    Raises:
-        ValueError: the partitioner or the reducer does not fit this strategy, or the time limit is not above 0.
-    """
+    """Every rank drives; only rank zero writes. conf/strategy/ddp.yaml explains the keys. Raises ValueError if the
+    partitioner or the reducer does not fit this strategy, or a key has a value that is not allowed."""
     check_timeout(timeout)
     if isinstance(bucket_mb, bool) or not isinstance(bucket_mb, int | float) or bucket_mb <= 0:
         raise ValueError(f"bucket_mb={bucket_mb!r}: must be a size above 0; type strategy.bucket_mb=25")
@@ -196,7 +187,7 @@ class _Rank(ChunkStrategy):
     def dismiss(self) -> None:
         dismiss_others()
 
-    def share(self, value: bytes) -> bytes:
+    def share(self, value: Any) -> Any:
         """Rank zero's value."""
         with self._naming_missing_ranks():
             values = [value]
@@ -241,15 +232,15 @@ class Overlapped:
         # object, since torch's hook keeps it alive, and must not keep the process group alive.
         self.stats = SimpleNamespace(bytes=0, ready=0.0)
         self._sources = params
-        parameters = {name: nn.Parameter(p.detach().to(work.device)) for name, p in params.items()}
-        loss, _ = work.loss(dict(parameters), chunk, step)
-        for parameter, gradient in zip(
-            parameters.values(), torch.autograd.grad(loss, list(parameters.values()), allow_unused=True), strict=True
-        ):
+        self._named: Tensors = {name: nn.Parameter(p.detach().to(work.device)) for name, p in params.items()}
+        parameters = list(self._named.values())
+        loss, _ = work.loss(self._named, chunk, step)
+        gradients = torch.autograd.grad(loss, parameters, allow_unused=True)
+        for parameter, gradient in zip(parameters, gradients, strict=True):
             parameter.requires_grad_(gradient is not None)
-        inner = _LossModule(parameters, work)
+        module = _LossModule(parameters, partial(work.loss, self._named))
         # No `device_ids`: torch would bring the numbers of a chunk to the GPU, and sources read them on the host.
-        self._inner, self._ddp = inner, DistributedDataParallel(inner, bucket_cap_mb=bucket_mb)
+        self._ddp = DistributedDataParallel(module, bucket_cap_mb=bucket_mb)
         self._ddp.register_comm_hook(self.stats, _reduce_bucket)
 
     def holds(self, params: Tensors) -> bool:
@@ -262,9 +253,9 @@ class Overlapped:
         """The gradients, by parameter, summed over the chunks of all ranks, this rank's times `weight`; and the values
         beside the loss of these chunks."""
         self.stats.bytes = 0
-        named, rests = self._inner.by_name(), []
+        rests = []
         with torch.no_grad():
-            for name, parameter in named.items():
+            for name, parameter in self._named.items():
                 parameter.grad = None
                 if parameter.data_ptr() != params[name].data_ptr():  # on another device
                     parameter.copy_(params[name])
@@ -273,7 +264,7 @@ class Overlapped:
                 loss, rest = self._ddp(chunk, step)
                 (loss * weight).backward()
             rests.append(rest)
-        return {name: torch.zeros_like(p) if p.grad is None else p.grad for name, p in named.items()}, rests
+        return {name: torch.zeros_like(p) if p.grad is None else p.grad for name, p in self._named.items()}, rests
 
 
 def _reduce_bucket(stats: SimpleNamespace, bucket: dist.GradBucket) -> Future[Tensor]:
@@ -288,17 +279,11 @@ def _reduce_bucket(stats: SimpleNamespace, bucket: dist.GradBucket) -> Future[Te
 
 
 class _LossModule(nn.Module):
-    """The loss as a module with the parameters as its own, as DistributedDataParallel needs it."""
+    """A loss as a module with its parameters, as DistributedDataParallel needs it."""
 
-    def __init__(self, params: dict[str, nn.Parameter], work: Work) -> None:
+    def __init__(self, parameters: Sequence[Tensor], loss: Callable[[Tensor, int], tuple[Tensor, Any]]) -> None:
         super().__init__()
-        self._names = list(params)
-        self._params = nn.ParameterList(params.values())
-        self._work = work
-
-    def by_name(self) -> dict[str, nn.Parameter]:
-        return dict(zip(self._names, self._params, strict=True))
+        self._parameters_of_loss, self._loss = nn.ParameterList(parameters), loss
 
     def forward(self, chunk: Tensor, step: int) -> tuple[Tensor, Any]:
-        assert self._work.loss is not None
-        return self._work.loss(dict(self.by_name()), chunk, step)
+        return self._loss(chunk, step)

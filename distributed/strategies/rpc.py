@@ -20,12 +20,8 @@ def rpc(*, plan: WorkPlan, timeout: float) -> Connect:
     The parameters go to each worker once per step. If the reducer only adds, a worker adds its chunks' results as far
     as the order of `distributed.reduce` allows. Then fewer results come back, one for an aligned run of chunks.
 
-    Args:
-        plan: the work, the number of workers, the partitioner of the chunk numbers, and the reducer.
-        timeout: seconds that a worker may take for its part.
-
-    Raises:
-        ValueError: the partitioner would split chunks, or the time limit is not above 0.
+    A worker may take `timeout` seconds for its part. Raises ValueError if the partitioner would split chunks, or the
+    time limit is not above 0.
     """
     dealing.check_plan(plan, timeout)
 

@@ -27,13 +27,8 @@ def rpc_autograd(*, plan: WorkPlan, timeout: float) -> Connect:
     one order. Parameters and gradients travel once per copy, and every worker keeps the graphs of all its chunks until
     the backward pass.
 
-    Args:
-        plan: the work, the number of workers, the partitioner of the chunk numbers, and the reducer.
-        timeout: seconds that a worker may take for its part.
-
-    Raises:
-        ValueError: the algorithm's loss has no graph, the partitioner would split chunks, or the time limit is not
-            above 0.
+    A worker may take `timeout` seconds for its part. Raises ValueError if the algorithm's loss has no graph, the
+    partitioner would split chunks, or the time limit is not above 0.
     """
     dealing.check_plan(plan, timeout)
     if plan.work.loss is None:

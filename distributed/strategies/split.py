@@ -43,17 +43,10 @@ _ANSWER_SECONDS = 2.0  # how long a worker may take to answer after an error, or
 
 
 def split(*, plan: WorkPlan, timeout: float, cuts: Sequence[str] | str = "auto", micro_batches: int = 4) -> Connect:
-    """Deals the network's stages out to the workers.
+    """Deals the network's stages out to the workers. conf/strategy/split.yaml explains the keys.
 
-    Args:
-        plan: the work, the number of workers, and the reducer.
-        timeout: seconds that a worker may take for a micro-batch.
-        cuts: the stages that begin a new shard; `auto` makes the largest shard as small as possible.
-        micro_batches: how many are under way at once; each leaves its activations on the workers.
-
-    Raises:
-        ValueError: the network cannot be cut at all, or not at these stages; the reducer needs whole gradients, or the
-            loop whole parameters; a number is out of range.
+    Raises ValueError if the network cannot be cut at all, or not at these stages; the reducer needs whole gradients, or
+    the loop whole parameters; or a key has a value that is not allowed.
     """
     check_timeout(timeout)
     if isinstance(micro_batches, bool) or not isinstance(micro_batches, int) or not 1 <= micro_batches <= 8:
@@ -94,11 +87,10 @@ def shard_ends(pieces: Pieces, workers: int, cuts: Sequence[str] | str = "auto")
         if cuts != "auto":
             raise ValueError(f"cuts={cuts!r}: must be auto or a list of stages; type strategy.cuts=[{names[-1]}]")
         return _even_ends(pieces, workers)
-    positions = []
     for name in cuts:
         if name not in names:
             raise ValueError(f"cuts={list(cuts)}: there is no stage {name!r}; the stages are {', '.join(names)}")
-        positions.append(names.index(name))
+    positions = [names.index(name) for name in cuts]
     if len(positions) != workers - 1:
         raise ValueError(
             f"cuts={list(cuts)}: make {len(positions) + 1} shards for {workers} workers; "
@@ -220,12 +212,8 @@ class Pipeline(ChunkStrategy):
     @_naming_missing_workers()
     def advance(self, chunks: Sequence[Tensor], step: int, rate: float) -> tuple[list[Any], dict[str, float]]:
         """Trains for one step; returns the chunks' results without their gradients, and the seconds that this process
-        took to update parameters: none.
-
-        Raises:
-            FloatingPointError: a gradient is not finite; the step is not applied.
-            ConnectionError, TimeoutError: a worker does not answer.
-        """
+        took to update parameters: none. Raises FloatingPointError if a gradient is not finite; the step is not applied
+        then. Raises ConnectionError or TimeoutError if a worker does not answer."""
         began = time.perf_counter()
         counts = [len(chunk) for chunk in chunks]
         rests: list[Any] = []

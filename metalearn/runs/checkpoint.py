@@ -7,7 +7,6 @@
 """
 
 import errno
-import io
 import logging
 import os
 import platform
@@ -123,7 +122,7 @@ class _InFolder(Checkpointer):
             # Last, so that what the links name stays. Checkpoints of later steps are damaged, or the run would have
             # gone on from them; they must not push out good ones.
             linked = {link.resolve() for link in (folder / "best", folder / "last", *_next_best(folder))}
-            for old in [old for old in _steps(folder) if _number(old) <= step][: -self._keep]:
+            for old in [path for number, path in _steps(folder).items() if number <= step][: -self._keep]:
                 if old.resolve() not in linked:
                     _remove(old)
 
@@ -152,13 +151,8 @@ class _InFolder(Checkpointer):
 
 
 def checkpointing(*, every: int, keep: int, keep_best: int = 1) -> Callable[[Path], Checkpointer]:
-    """Returns a function from the run folder to its `Checkpointer`. Raises ValueError for a number below 1.
-
-    Args:
-        every: steps between checkpoints.
-        keep: number of latest checkpoints to keep; those of `best` and `last` always stay.
-        keep_best: number of checkpoints to keep by their validations. With 2 or more, each validated step is saved.
-    """
+    """Returns a function from the run folder to its `Checkpointer`. conf/config.yaml explains the keys; checkpoints of
+    `best` and `last` always stay. Raises ValueError for a number below 1."""
     for name, value in (("every", every), ("keep", keep), ("keep_best", keep_best)):
         whole_number(name, value, at_least=1)
     return lambda run_dir: _InFolder(run_dir, every, keep, keep_best)
@@ -214,18 +208,6 @@ def read(path: Path, *, later: bool = False) -> Snapshot:
     return Snapshot(saved.tensors, state, saved.meta)
 
 
-def to_bytes(snapshot: Snapshot) -> bytes:
-    """A snapshot for another process."""
-    buffer = io.BytesIO()
-    torch.save(tuple(snapshot), buffer)
-    return buffer.getvalue()
-
-
-def from_bytes(data: bytes) -> Snapshot:
-    """The snapshot that `to_bytes` has packed."""
-    return Snapshot(*torch.load(io.BytesIO(data), map_location="cpu", weights_only=True))
-
-
 def read_named(key: str, path: Path) -> Snapshot:
     """The checkpoint or the learner that the config's `key` names; a learner has no state. The file of the parameters
     is read for the first of them, and their shapes are known before. Raises ConfigError if it cannot be read."""
@@ -258,7 +240,7 @@ def _naming(key: str, path: Path) -> Iterator[None]:
 def latest(run_dir: Path, check: Callable[[Snapshot], object] = lambda snapshot: None) -> Snapshot | None:
     """The newest usable checkpoint of a run, or None if it has no checkpoint yet. Damaged ones, and those for which
     `check` raises RunError, are skipped with a warning. Raises ConfigError if there are some, but none can be used."""
-    paths = _steps(run_dir / "checkpoints")
+    paths = _steps(run_dir / "checkpoints").values()
     for path in reversed(paths):
         try:
             snapshot = read(path)
@@ -291,8 +273,8 @@ def rewind(run_dir: Path, step: int) -> None:
     folder = run_dir / "checkpoints"
     with writing(run_dir):
         (run_dir / "result.json").unlink(missing_ok=True)
-        for path in reversed(_steps(folder)):  # interrupted, it leaves a run that went on to an earlier step
-            if _number(path) > step:
+        for number, path in reversed(_steps(folder).items()):  # interrupted, it leaves a run of fewer steps
+            if number > step:
                 _remove(path)
         _point(folder / "last", _name(step))
         if job_id():
@@ -369,20 +351,17 @@ def _name(step: int) -> str:
     return f"step_{step:06d}"
 
 
-def _number(path: Path) -> int:
-    """The step in the name of a checkpoint's folder."""
-    return int(path.name.removeprefix("step_"))
-
-
-def _steps(folder: Path) -> list[Path]:
-    return sorted((path for path in folder.glob("step_*") if _STEP.fullmatch(path.name) and path.is_dir()), key=_number)
+def _steps(folder: Path) -> dict[int, Path]:
+    """The checkpoints in a folder, by their steps in order."""
+    paths = (path for path in folder.glob("step_*") if _STEP.fullmatch(path.name) and path.is_dir())
+    return dict(sorted((int(path.name.removeprefix("step_")), path) for path in paths))
 
 
 def _point_to_next_best(folder: Path, count: int, step: int) -> None:
     """Sets the links `best_2` to `best_count` by the validations of the checkpoints up to `step`; removes others."""
     best = (folder / "best").resolve()
     ranked: list[tuple[dict[str, Any], Path]] = []  # the best first; of equal ones, the earlier step first
-    for path in [path for path in _steps(folder) if _number(path) <= step] if count > 1 else ():
+    for path in [path for number, path in _steps(folder).items() if number <= step] if count > 1 else ():
         value = read_json(path / META).get("validation")  # none in a damaged one
         if value is not None:
             metric = deciding(value)

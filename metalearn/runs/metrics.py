@@ -197,12 +197,8 @@ class Tested(NamedTuple):
 
 
 def read_table(path: Path) -> Tested:
-    """The inverse of `write_table`, for the main metric.
-
-    Raises:
-        FileNotFoundError: there is no such file.
-        ValueError: it is damaged.
-    """
+    """The inverse of `write_table`, for the main metric. Raises FileNotFoundError if there is no such file, and
+    ValueError if it is damaged."""
     with path.open(encoding="utf-8", newline="") as file:
         rows = list(csv.DictReader(file))
     try:

@@ -41,9 +41,6 @@ DATA_SECONDS = "data_seconds"  # the metric of a chunk for the seconds that its 
 
 EPISODE = "metalearn.types.Episode(support=Batch(x, y), query=Batch(x, y)) of tensors"
 
-
-Add = Callable[[Sequence[Any]], Any]  # adds up values with tensors and numbers in them
-
 log = logging.getLogger("metalearn")
 
 
@@ -82,14 +79,8 @@ def episodes_of(source: TaskSource, split: str, indices: Tensor, loss: Loss | No
 def chunk_of(
     source: TaskSource, split: str, indices: Tensor, loss: Loss | None = None, *, first: bool = True
 ) -> list[Episode]:
-    """The tasks with these numbers: one episode, or, where they differ in shape, an episode for each task.
-
-    Args:
-        first: whether it is the first chunk of its split; of the others, only the range of the labels is checked.
-
-    Raises:
-        DataError: as `episodes_of`.
-    """
+    """The tasks with these numbers: one episode, or, where they differ in shape, an episode for each task. Of a chunk
+    that is not the `first` of its split, only the range of the labels is checked. Raises DataError as `episodes_of`."""
     drawn: Any
     try:
         drawn = source.episodes(split, indices)
@@ -230,12 +221,8 @@ def placing(device: torch.device, dtype: torch.dtype) -> Callable[[Episode], Epi
 def piece_functions(
     model: Model, source: TaskSource, device: torch.device, dtype: torch.dtype
 ) -> dict[str, Callable[..., Any]]:
-    """The computations at both ends of a network that is cut into stages, on single samples, by name.
-
-    `inputs` gives the inputs [1, support_size + n, …] of the first stage, and `support_size`. From the outputs
-    [1, n, …] of the last stage, `outcome` computes the summed loss with its graph and (metrics, count), and `values`
-    the values of every sample. From these values, `faults` computes the faults of the samples.
-    """
+    """The computations at both ends of a network that is cut into stages, on single samples, by name: those that
+    `distributed.strategies.common.work.Pieces` explains."""
     on_device, seen = placing(device, dtype), set[str]()
 
     def episodes(split: str, indices: Tensor) -> Episode:
@@ -263,8 +250,9 @@ def piece_functions(
 
 
 def chunk_functions(
-    algorithm: Algorithm, source: TaskSource, device: torch.device, dtype: torch.dtype, add: Add, *, seed: int = 0
-) -> ChunkFunctions:
+    algorithm: Algorithm, source: TaskSource, device: torch.device, dtype: torch.dtype,
+    add: Callable[[Sequence[Any]], Any], *, seed: int = 0,
+) -> ChunkFunctions:  # fmt: skip
     """The functions of an algorithm on the tasks of a source, computed on `device` in `dtype`.
 
     Tasks of a chunk that differ in shape are computed one by one, and `add` adds up their results as a strategy does

@@ -47,7 +47,6 @@ from metalearn.types import (
 
 MOST_STEPS = 1000  # steps whose figures are kept on the device at most
 SHARE = 0.25  # the part of the device's free memory that the pictures may take
-
 ALL = "all weights"
 ROWS = 256  # the rows in which the gradient's norm is computed
 WARM_UP = 2  # steps before the graph is recorded: kernels are compiled, and libraries take their memory
@@ -87,10 +86,8 @@ def steps_on_device(work: DeviceWork) -> Callable[[Trainer], Updater]:
             return HostUpdater(trainer)
         if trainer.strategy.shares is None:
             if work.draw_ahead not in (AUTO, 0):
-                log.warning(
-                    "trainer.draw_ahead=%s: has no effect, since steps of this strategy pass through the host",
-                    work.draw_ahead,
-                )
+                why = "has no effect, since steps of this strategy pass through the host"
+                log.warning("trainer.draw_ahead=%s: %s", work.draw_ahead, why)
             return HostUpdater(trainer)
         while True:
             try:
@@ -121,10 +118,6 @@ def steps_on_device(work: DeviceWork) -> Callable[[Trainer], Updater]:
     return start
 
 
-class _NoNumber:
-    """Stands for the number of a step: a graph has none, so an algorithm that computes with it is found out."""
-
-
 class _NoSeeds(PassSeeds):
     """Stands for the seeds of a step, which a graph would repeat."""
 
@@ -140,12 +133,11 @@ OPERATIONS = """bool eq ne lt le gt ge int float index hash str format repr neg 
     floordiv rfloordiv truediv rtruediv mod rmod pow rpow divmod and rand or ror xor rxor lshift rshift getattr"""
 """What can be done with a number."""
 
-for operation in OPERATIONS.split():
-    setattr(_NoNumber, f"__{operation}__", _refuse)
+_NoNumber = type("_NoNumber", (), {f"__{operation}__": _refuse for operation in OPERATIONS.split()})
+"""Stands for the number of a step: a graph has none, so an algorithm that computes with it is found out."""
 
 
 # Tasks of the next steps, drawn while the device computes: by a thread, or by processes
-
 
 AHEAD = 16  # steps whose tasks a thread draws ahead; two for each process
 MOST_PROCESSES = 16  # processes that draw with `trainer.draw_ahead=auto`
@@ -245,8 +237,7 @@ def _drawn(step: int) -> list[Any]:
 
 
 # The tasks
-
-
+#
 # `drawn(step)` makes the tasks of a step on the host; `buffers` are the tensors on the device that they are copied to;
 # `tasks()` is what a step computes with, from these tensors: an episode, or one for each task. `ways_of(drawn)` is the
 # number of classes of each of these tasks, or None: they differ, or targets are numbers; `ways` that of `buffers`.
@@ -333,11 +324,8 @@ class WholeEpisodes:
         return most.pop() + 1 if len(most) == 1 else None
 
     def drawn(self, step: int) -> list[Tensor]:
-        parts = [
-            chunk_of(self._source, "train", part, self._loss, first=step == 1) for part in self._numbers(step)
-        ]  # fmt: skip
-        tasks = [task for part in parts for task in part]
-        return [value for task in tasks for batch in self._cast(task) for value in batch]
+        chunks = (chunk_of(self._source, "train", part, self._loss, first=step == 1) for part in self._numbers(step))
+        return [value for tasks in chunks for task in tasks for batch in self._cast(task) for value in batch]
 
     def tasks(self) -> list[Episode]:
         batches = [Batch(*pair) for pair in zip(self.buffers[::2], self.buffers[1::2], strict=True)]
@@ -394,12 +382,7 @@ def pinned(values: list[Tensor], device: torch.device) -> list[Tensor]:
 
 
 class DeviceUpdater:
-    """The `Updater` of a process whose steps stay on its device.
-
-    Attributes:
-        every: how many steps can be taken until the host must read their figures.
-        graph: the CUDA graph of a step; None on a CPU.
-    """
+    """The `Updater` of a process whose steps stay on its device. `graph` is the CUDA graph of a step; None on a CPU."""
 
     def __init__(self, trainer: Trainer, work: DeviceWork) -> None:
         """Raises NotRecordedError: a step cannot stay on the device."""
@@ -418,9 +401,9 @@ class DeviceUpdater:
         self._flat = joined([values[name] for name in self._names]) if self._names else torch.empty(0, device=device)
         self._params = self._with_weights(self._flat, values)
         self._average = state.average
-        self._averaged = self._flat if self._average is None else joined(
-            [self._average.params[name].to(device) for name in self._names]
-        )  # fmt: skip
+        self._averaged = self._flat
+        if self._average is not None:
+            self._averaged = joined(self._average.params[name].to(device) for name in self._names)
         self._weight = torch.zeros((), device=device)
         self._optimizer = trainer.outer.start(self._params)
         self._optimizer.load_state_dict(state.optimizer.state_dict())
@@ -482,23 +465,23 @@ class DeviceUpdater:
                 made = attempt()
         except (NotRecordedError, torch.cuda.OutOfMemoryError) as error:
             failure = error
-        kind = "" if failure is None else "memory" if isinstance(failure, torch.cuda.OutOfMemoryError) else "graph"
-        for rank, text in enumerate(self._shares.agree(f"{kind} {failure and first_line(failure)}" if kind else "")):
-            if text:
-                kind, _, line = text.partition(" ")
-                reason = line if self._shares.ranks == 1 else f"rank {rank}: {line}"
-                raise (torch.cuda.OutOfMemoryError if kind == "memory" else NotRecordedError)(reason) from failure
+        text = "" if failure is None else f"{type(failure).__name__} {first_line(failure)}"
+        for rank, met in enumerate(self._shares.agree(text)):
+            if met:
+                name, _, line = met.partition(" ")
+                kind = torch.cuda.OutOfMemoryError if name == "OutOfMemoryError" else NotRecordedError
+                raise kind(line if self._shares.ranks == 1 else f"rank {rank}: {line}") from failure
         return made
 
     @property
     def line(self) -> str:
         """What a step is, and where its tasks come from."""
-        resident, step = isinstance(self._feed, PicturesByNumber), "a step is one CUDA graph"
-        if self._by_host:
-            stays = "parameters and optimiser stay on the device"
-            why = "sums pass through the host" if self._shares.through_host else "tasks differ in shape"
-            step = f"{stays}; {why}, so the host starts the operations"
-        return f"{step}; {'the pictures lie on the device' if resident else 'the host makes the tasks'}"
+        why = "sums pass through the host" if self._shares.through_host else "tasks differ in shape"
+        by_host = f"parameters and optimiser stay on the device; {why}, so the host starts the operations"
+        tasks = (
+            "the pictures lie on the device" if isinstance(self._feed, PicturesByNumber) else "the host makes the tasks"
+        )
+        return f"{by_host if self._by_host else 'a step is one CUDA graph'}; {tasks}"
 
     def advance(self, tasks: Sequence[Tensor], step: int, rate: float) -> StepResult:
         if self._ahead is None:  # the first step: those of the recording were marked as bad

@@ -66,12 +66,11 @@ class Clipping(NamedTuple):
 OptimizerSettings = dict[str, Any]
 STEPS = "step"  # the name of the number of steps in the state; it is one number for all parameters
 
-Step = Callable[[Tensor, Tensor, Params, OptimizerSettings], None]
+Guard = tuple[Tensor, Tensor]
+"""Of a step on a GPU: its rate [], and a number [] that is not 0 where the step changes nothing."""
+
+Step = Callable[[Tensor, Tensor, Params, OptimizerSettings, Guard | None], None]
 """From the values and gradients [P] of all parameters, the state and the settings. It changes values and state."""
-
-
-GuardedStep = Callable[[Tensor, Tensor, Params, OptimizerSettings, Tensor, Tensor], None]
-"""As `Step`, at a rate [] of its own, and it changes nothing where the last argument [] is not 0."""
 
 
 class FlatOptimizer:
@@ -83,17 +82,17 @@ class FlatOptimizer:
     Args:
         params: leaves. A step needs the `grad` of each, but for state (`metalearn.types.STATE`), which it leaves alone.
         settings: the settings of the only parameter group, with `lr`.
-        update, guarded: one step; on a GPU, which may be skipped there. Before it, gradients are clipped (`clipping`),
-            and parameters shrink by the factor 1 − rate · `weight_decay`.
+        update: one step. Before it, gradients are clipped (`clipping`), and parameters shrink by the factor
+            1 − rate · `weight_decay`.
         names: of the state once a step is done; each tensor is [P], but for the number `STEPS`.
     """
 
     def __init__(
-        self, params: Params, settings: OptimizerSettings, update: Step, guarded: GuardedStep, names: Sequence[str],
-        weight_decay: float, clipping: Clipping,
+        self, params: Params, settings: OptimizerSettings, update: Step, names: Sequence[str], weight_decay: float,
+        clipping: Clipping,
     ) -> None:  # fmt: skip
         self._params = [param for name, param in params.items() if not name.startswith(STATE)]
-        self._settings, self._update, self._guarded, self._names = list(settings), update, guarded, list(names)
+        self._settings, self._update, self._names = list(settings), update, list(names)
         self._weight_decay, self._clipping = weight_decay, clipping
         self.param_groups: list[OptimizerSettings] = [settings | {"params": self._params}]
         self._state: Params = {}
@@ -105,7 +104,7 @@ class FlatOptimizer:
         values, grads = joined(self._params), joined(gradients)
         if self._weight_decay:
             values.mul_(1 - self.param_groups[0]["lr"] * self._weight_decay)
-        self._update(values, self._clipping.of(grads), self._state, self.param_groups[0])
+        self._update(values, self._clipping.of(grads), self._state, self.param_groups[0], None)
         for param, value in zip(self._params, self._parts(values), strict=True):
             param.copy_(value)
 
@@ -115,7 +114,7 @@ class FlatOptimizer:
         rate [] is its own; nothing changes where `skip` [] is not 0."""
         if self._weight_decay:
             values.mul_(torch.where(skip > 0, 1.0, 1 - rate.double() * self._weight_decay))
-        self._guarded(values, self._clipping.of(grads), self._state, self.param_groups[0], rate, skip)
+        self._update(values, self._clipping.of(grads), self._state, self.param_groups[0], (rate, skip))
 
     def _parts(self, flat: Tensor) -> list[Tensor]:
         """The state of each parameter, in its shape. A single number belongs to all."""
@@ -176,7 +175,7 @@ def adamw(
     first shrinks all meta-parameters by the factor 1 − rate · `weight_decay`. Raises ValueError as `adam`, and for a
     weight decay below 0."""
     settings = _settings_of_adam(rates, beta1, beta2, eps)
-    return _outer(rates, clipping, weight_decay, lambda params: (settings, _adam_step, _guarded_adam_step, ADAM))
+    return _outer(rates, clipping, weight_decay, lambda params: (settings, _adam_step, ADAM))
 
 
 def sgd(
@@ -190,8 +189,7 @@ def sgd(
     """
     fraction("momentum", momentum)
     settings = {"lr": rates.lr, "momentum": momentum}
-    names = ("momentum_buffer",)
-    return _outer(rates, clipping, weight_decay, lambda params: (settings, _sgd_step, _guarded_sgd_step, names))
+    return _outer(rates, clipping, weight_decay, lambda params: (settings, _sgd_step, ("momentum_buffer",)))
 
 
 def muon(
@@ -211,7 +209,7 @@ def muon(
 
     def step_of(params: Params) -> _Steps:
         shapes = [value.shape for name, value in params.items() if not name.startswith(STATE)]
-        return settings, partial(_muon_step, shapes), partial(_guarded_muon_step, shapes), ADAM
+        return settings, partial(_muon_step, shapes), ADAM
 
     def in_words(params: Params) -> str:
         names = [name for name in params if not name.startswith(STATE)]
@@ -222,8 +220,8 @@ def muon(
     return _outer(rates, clipping, weight_decay, step_of)._replace(in_words=in_words)
 
 
-_Steps = tuple[OptimizerSettings, Step, GuardedStep, Sequence[str]]
-"""Of `FlatOptimizer`: settings, update, guarded and names."""
+_Steps = tuple[OptimizerSettings, Step, Sequence[str]]
+"""Of `FlatOptimizer`: settings, update and names."""
 
 
 def _settings_of_adam(rates: Rates, beta1: float, beta2: float, eps: float) -> OptimizerSettings:
@@ -253,33 +251,37 @@ _Piece = tuple[Tensor, Tensor, Tensor, Tensor]
 
 
 def _muon_step(
-    shapes: Sequence[torch.Size], params: Tensor, grads: Tensor, state: Params, settings: OptimizerSettings
-) -> None:
+    shapes: Sequence[torch.Size], params: Tensor, grads: Tensor, state: Params, settings: OptimizerSettings,
+    guard: Guard | None,
+) -> None:  # fmt: skip
     """Changes `params` [P] and `state`: matrices by Muon, whose momentum is in `exp_avg`; the others as
     torch.optim.Adam does."""
     _begin_adam(params, state)
-    matrices, others = _matrices_and_others(shapes, params, grads, state)
-    if others:
-        columns = [list(column) for column in zip(*others, strict=True)]
-        values, slopes, first, second = (torch.cat(column) for column in columns)
-        _adam_of((values, slopes, first, second), state["step"].clone(), settings)
-        for column, whole in zip(columns, (values, slopes, first, second), strict=True):
-            torch._foreach_copy_(column, list(whole.split([piece.numel() for piece in column])))
-    state["step"].add_(1)
-    _move_matrices(matrices, 1 - settings["momentum"], settings["lr"], settings["momentum"])
-
-
-def _matrices_and_others(
-    shapes: Sequence[torch.Size], params: Tensor, grads: Tensor, state: Params
-) -> tuple[list[_Piece], list[_Piece]]:
-    flat = (params, grads, state["exp_avg"], state["exp_avg_sq"])
+    if guard is not None:
+        grads = torch.where(guard[1] > 0, 0.0, grads)  # what is not finite stays so, times 0
+    flat, momentum = (params, grads, state["exp_avg"], state["exp_avg_sq"]), settings["momentum"]
     pieces: list[_Piece] = list(zip(*(value.split([shape.numel() for shape in shapes]) for value in flat), strict=True))
     matrices = [
         (value.view(shape[0], -1), slope.view(shape[0], -1), average.view(shape[0], -1), square)
         for (value, slope, average, square), shape in zip(pieces, shapes, strict=True)
         if len(shape) >= 2
     ]
-    return matrices, [piece for piece, shape in zip(pieces, shapes, strict=True) if len(shape) < 2]
+    others = [piece for piece, shape in zip(pieces, shapes, strict=True) if len(shape) < 2]
+    if guard is None:
+        if others:
+            columns = [list(column) for column in zip(*others, strict=True)]
+            values, slopes, first, second = (torch.cat(column) for column in columns)
+            _adam_of((values, slopes, first, second), state["step"].clone(), settings)
+            for column, whole in zip(columns, (values, slopes, first, second), strict=True):
+                torch._foreach_copy_(column, list(whole.split([piece.numel() for piece in column])))
+        state["step"].add_(1)
+        _move_matrices(matrices, 1 - momentum, settings["lr"], momentum)
+    else:
+        rate, keep = guard[0], 1 - guard[1]
+        state["step"].add_(keep)
+        if others:
+            _fused_adam(others, state["step"], settings, guard)
+        _move_matrices(matrices, keep * (1 - momentum), keep * rate, momentum)
 
 
 def _move_matrices(matrices: Sequence[_Piece], share: float | Tensor, rate: float | Tensor, momentum: float) -> None:
@@ -319,36 +321,27 @@ def _adam_of(piece: _Piece, step: Tensor, settings: OptimizerSettings) -> None:
     )  # fmt: skip
 
 
-def _adam_step(params: Tensor, grads: Tensor, state: Params, settings: OptimizerSettings) -> None:
+def _adam_step(params: Tensor, grads: Tensor, state: Params, settings: OptimizerSettings, guard: Guard | None) -> None:
     """Changes `params` [P] and `state` as torch.optim.Adam does."""
     _begin_adam(params, state)
-    _adam_of((params, grads, state["exp_avg"], state["exp_avg_sq"]), state["step"], settings)
+    flat = (params, grads, state["exp_avg"], state["exp_avg_sq"])
+    if guard is None:
+        _adam_of(flat, state["step"], settings)
+    else:
+        state["step"].add_(1 - guard[1])
+        # In pieces, since torch gives each tensor of up to 65,536 numbers to one multiprocessor.
+        _fused_adam([*zip(*(whole.split(PIECE) for whole in flat), strict=True)], state["step"], settings, guard)
 
 
 def _begin_adam(params: Tensor, state: Params) -> None:
     if not state:
-        state |= {
-            "step": torch.zeros((), device=params.device),
-            "exp_avg": torch.zeros_like(params),
-            "exp_avg_sq": torch.zeros_like(params),
-        }
+        state["step"] = torch.zeros((), device=params.device)
+        state |= {name: torch.zeros_like(params) for name in ADAM[1:]}
 
 
-def _guarded_adam_step(
-    params: Tensor, grads: Tensor, state: Params, settings: OptimizerSettings, rate: Tensor, skip: Tensor
-) -> None:
-    """As `_adam_step`, for `FlatOptimizer.step_of_device`: torch's fused Adam, which can skip a step."""
-    _begin_adam(params, state)
-    state["step"].add_(1 - skip)
-    # In pieces, since torch gives each tensor of up to 65,536 numbers to one multiprocessor.
-    flat = (params, grads, state["exp_avg"], state["exp_avg_sq"])
-    _fused_adam([*zip(*(whole.split(PIECE) for whole in flat), strict=True)], state["step"], settings, rate, skip)
-
-
-def _fused_adam(
-    pieces: Sequence[_Piece], step: Tensor, settings: OptimizerSettings, rate: Tensor, skip: Tensor
-) -> None:
-    beta1, beta2 = settings["betas"]
+def _fused_adam(pieces: Sequence[_Piece], step: Tensor, settings: OptimizerSettings, guard: Guard) -> None:
+    """torch's fused Adam, which can skip a step."""
+    (beta1, beta2), (rate, skip) = settings["betas"], guard
     values, slopes, first, second = (list(parts) for parts in zip(*pieces, strict=True))
     torch._fused_adam_(
         values, slopes, first, second, [], [step] * len(values), lr=rate, beta1=beta1, beta2=beta2, weight_decay=0.0,
@@ -356,34 +349,16 @@ def _fused_adam(
     )  # fmt: skip
 
 
-def _guarded_muon_step(
-    shapes: Sequence[torch.Size], params: Tensor, grads: Tensor, state: Params, settings: OptimizerSettings,
-    rate: Tensor, skip: Tensor,
-) -> None:  # fmt: skip
-    """As `_muon_step`, for `FlatOptimizer.step_of_device`."""
-    _begin_adam(params, state)
-    grads = torch.where(skip > 0, 0.0, grads)  # what is not finite stays so, times 0
-    matrices, others = _matrices_and_others(shapes, params, grads, state)
-    state["step"].add_(1 - skip)
-    if others:
-        _fused_adam(others, state["step"], settings, rate, skip)
-    keep = 1 - skip
-    _move_matrices(matrices, keep * (1 - settings["momentum"]), keep * rate, settings["momentum"])
-
-
-def _guarded_sgd_step(
-    params: Tensor, grads: Tensor, state: Params, settings: OptimizerSettings, rate: Tensor, skip: Tensor
-) -> None:
-    """As `_sgd_step`, for `FlatOptimizer.step_of_device`."""
-    if settings["momentum"]:
-        kept = state.setdefault("momentum_buffer", torch.zeros_like(params))
-        grads = settings["momentum"] * kept + grads
-        kept.copy_(torch.where(skip > 0, kept, grads))
-    params.sub_(torch.where(skip > 0, 0.0, rate * grads))
-
-
-def _sgd_step(params: Tensor, grads: Tensor, state: Params, settings: OptimizerSettings) -> None:
+def _sgd_step(params: Tensor, grads: Tensor, state: Params, settings: OptimizerSettings, guard: Guard | None) -> None:
     """Changes `params` [P] and `state` as torch.optim.SGD does."""
+    if guard is not None:
+        rate, skip = guard
+        if settings["momentum"]:
+            kept = state.setdefault("momentum_buffer", torch.zeros_like(params))
+            grads = settings["momentum"] * kept + grads
+            kept.copy_(torch.where(skip > 0, kept, grads))
+        params.sub_(torch.where(skip > 0, 0.0, rate * grads))
+        return
     buffers = [state.get("momentum_buffer")]
     functional_sgd(
         [params], [grads], buffers, weight_decay=0.0, momentum=settings["momentum"], lr=settings["lr"], dampening=0.0,

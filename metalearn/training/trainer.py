@@ -49,12 +49,8 @@ class Average:
     """An exponential moving average of meta-parameters θ: after k steps Σᵢ dᵏ⁻ⁱ θᵢ / Σᵢ dᵏ⁻ⁱ, over i = 1 … k.
 
     Its start has no weight: Kingma and Ba 2015 (arXiv 1412.6980), section 7.2. Of state (`metalearn.types.STATE`) it
-    has the present value.
-
-    Args:
-        decay: d, 0 or above, and below 1.
-        params: the average so far; before the first step, the parameters at their start. They are copied.
-        steps: k.
+    has the present value. `decay` is d in [0, 1), `steps` is k, and `params` are copied: the average so far, or before
+    the first step the parameters at their start.
     """
 
     def __init__(self, decay: float, params: Params, steps: int = 0) -> None:
@@ -76,25 +72,16 @@ class Average:
 
 @dataclass(eq=False)
 class TrainState:
-    """All that a run changes.
+    """All that a run changes. Parameters and optimiser change in place."""
 
-    Attributes:
-        params, optimizer: the meta-parameters, sorted by name, and their optimiser. They change in place.
-        average: of the meta-parameters over the steps, if the settings ask for it.
-        step: the last one done.
-        seconds: spent so far.
-        best, latest: the figures of the best and of the latest validation, with their step.
-        stands_in: the best validation is that of a pause, and the next scheduled one replaces it.
-    """
-
-    params: Params
+    params: Params  # the meta-parameters, sorted by name
     optimizer: Optimizer
-    average: Average | None = None
-    step: int = 0
-    seconds: float = 0.0
-    best: dict[str, Any] | None = None
-    latest: dict[str, Any] | None = None
-    stands_in: bool = False
+    average: Average | None = None  # of the meta-parameters over the steps, if the settings ask for it
+    step: int = 0  # the last one done
+    seconds: float = 0.0  # spent so far
+    best: dict[str, Any] | None = None  # the figures of the best validation, with its step
+    latest: dict[str, Any] | None = None  # the same of the latest validation
+    stands_in: bool = False  # the best validation is that of a pause, and the next scheduled one replaces it
 
     @classmethod
     def new(cls, params: Params, start: Callable[[Params], Optimizer], ema_decay: float | None = None) -> "TrainState":
@@ -181,34 +168,21 @@ class TakenStep(NamedTuple):
 
 @dataclass(eq=False)
 class Trainer:
-    """Trains a learner: takes the steps, validates, and saves.
-
-    Attributes:
-        settings: of the loop.
-        state: what it changes.
-        strategy: where chunks are computed.
-        outer: the outer optimiser, for its rate.
-        reduce: from the chunks' gradients to the meta-gradient.
-        training, evaluation: what a chunk has, in training and in validation and test.
-        checkpointer, log, stops: what it saves to, logs to, and is stopped by; by default nothing.
-        meta: what its checkpoints say of the run, such as its config.
-        pause_after: a step, or None.
-        updates: makes what takes the steps on this process's device; `HostUpdater` unless they stay on a GPU.
-    """
+    """Trains a learner: takes the steps, validates, and saves."""
 
     settings: TrainerSettings
     state: TrainState
     strategy: Strategy
     outer: OuterOptimizer
     reduce: Reduce
-    training: Units
-    evaluation: Units
+    training: Units  # what a chunk has
+    evaluation: Units  # the same in validation and test
     checkpointer: Checkpointer = NO_CHECKPOINTS
     log: RunLog = SILENT
     stops: Stops = NEVER
-    meta: dict[str, Any] = field(default_factory=dict)
+    meta: dict[str, Any] = field(default_factory=dict)  # what checkpoints say of the run, such as its config
     pause_after: int | None = None
-    updates: "Callable[[Trainer], Updater] | None" = None
+    updates: "Callable[[Trainer], Updater] | None" = None  # None: steps do not stay on a GPU
     _taken: list[TakenStep] = field(default_factory=list, init=False)
     _saved: int = field(default=0, init=False)
 

@@ -85,12 +85,8 @@ Answer = tuple[dict[Any, Any] | Flat, Counter[int]]
 
 
 def compute(numbers: list[int], results: Iterable[Any], adds: int | None = None, *, flat: bool = True) -> Answer:
-    """Runs on a worker: computes the results of its chunks, one after the other.
-
-    Args:
-        adds: the number of all workers' chunks if results are added up as far as possible; None if they are not.
-        flat: whether the results travel as flat buffers, and without graphs.
-    """
+    """Runs on a worker: computes the results of its chunks, one after the other. They are added up as far as possible
+    if `adds` is the number of all workers' chunks. If `flat`, they travel as flat buffers, and without graphs."""
     began = time.perf_counter()
     numbered = zip(numbers, results, strict=True)
     computed: dict[Any, Any] = dict(numbered) if adds is None else partials_of_terms(numbered, adds)
@@ -102,16 +98,9 @@ def call(
     func: Callable[..., Answer], partitioner: PartitionFunction, chunks: Sequence[Tensor],
     args: Callable[[list[int]], Args], timeout: float,
 ) -> tuple[dict[Any, Any], Counter[int]]:  # fmt: skip
-    """Calls `func` on the workers from here; returns all results, in the order of the chunks or subtrees, and seconds
-    of compute, by rank.
-
-    Args:
-        func: called on a worker with the numbers of its chunks, the chunks, and `args(numbers)`.
-        partitioner: deals the numbers of the chunks out to the workers.
-        chunks: the indices of each chunk's samples.
-        args: gives the further arguments for a worker's chunks.
-        timeout: seconds that the error names if a worker does not answer.
-    """
+    """Calls `func(numbers, chunks, *args(numbers))` on the workers from here: the numbers of a worker's chunks, as the
+    partitioner deals them out, and the indices of their samples. Returns all results, in the order of the chunks or
+    subtrees, and seconds of compute, by rank. `timeout` is what the error names if a worker does not answer."""
     dealt = deal(partitioner, len(chunks))
     parts = [(worker, (numbers, [chunks[i] for i in numbers], *args(numbers)), None) for worker, numbers in dealt]
     try:

@@ -52,13 +52,8 @@ class State(NamedTuple):
 class Shard:
     """Stages `first` to `last` (exclusive) of a network, with their parameters and optimiser.
 
-    Args:
-        pieces: the whole network.
-        reduce: from the micro-batches' summed gradients and numbers of samples to the gradient.
-        first, last: this shard's stages.
-        state: parameters and optimiser state at the start.
-        device: the device that it computes on; it sends tensors through the CPU.
-        timeout: seconds that the previous shard may take to send.
+    `reduce` makes the gradient of the micro-batches' summed gradients and numbers of samples. The shard computes on
+    `device`, and sends tensors through the CPU. The previous shard may take `timeout` seconds to send.
     """
 
     def __init__(
@@ -90,17 +85,11 @@ class Shard:
         self._optimizer.step()
 
     def run(self, before: list[Any], split: str, indices: Tensor, number: int, params: Tensors | None) -> Any:
-        """Computes a micro-batch.
+        """Computes micro-batch `number`, which has the samples `indices` of a split.
 
-        Args:
-            before: a reference to the previous shard's outputs; none: this is the first shard.
-            split, indices: the samples of the micro-batch.
-            number: of the micro-batch.
-            params: the parameters to evaluate; None: train this shard's own.
-
-        Returns:
-            The inputs of the next shard; of the last shard, the value of `Pieces.outcome` or `Pieces.values`; or a
-            `Missed`.
+        `before` has a reference to the previous shard's outputs, or nothing on the first shard. With `params` it
+        evaluates by these; without, it trains this shard's own. Returns the inputs of the next shard; on the last
+        shard, the value of `Pieces.outcome` or `Pieces.values`; or a `Missed`.
         """
         use_own_gpu()
         first = not before
@@ -155,9 +144,7 @@ class Shard:
 
     def prepare(self, counts: Sequence[int], rate: float) -> str | None:
         """Sets the gradients and the learning rate of a step; returns a parameter whose gradient is not finite.
-
-        `counts`: of every micro-batch, the number of samples.
-        """
+        `counts` are the micro-batches' numbers of samples."""
         sums, self._sums = self._sums, {}
         for name, gradient in self._reduce([combine(sums.items(), len(counts))], counts).items():
             if not torch.isfinite(gradient).all():

@@ -41,11 +41,8 @@ def sum_over_ranks(
         count: the number of terms on all ranks.
         beside: this rank's row [r], which travels with the sum.
 
-    Returns:
-        The buffers of the sum, and the rows [ranks, r].
-
-    Raises:
-        RuntimeError: a rank has died, or does not answer within the group's time limit.
+    Returns the buffers of the sum, and the rows [ranks, r]. Raises RuntimeError if a rank has died, or does not answer
+    within the group's time limit.
     """
     rank, size = dist.get_rank(), dist.get_world_size()
     if size == 1:
@@ -116,10 +113,8 @@ class SharesOfRanks:
     follows from the number of chunks alone. For B bytes and n ranks, each receives (n − 1)·B for every partial sum of a
     rank: more than by `sum_over_ranks`, but at one collective's latency, and under NCCL the host waits for nothing.
 
-    Args:
-        device: of this rank's results.
-        timeout: seconds that a step of all ranks may take.
-        naming: a context in which an error of a collective names the missing ranks.
+    This rank's results lie on `device`, a step of all ranks may take `timeout` seconds, and in a context of `naming` an
+    error of a collective names the missing ranks.
     """
 
     def __init__(

@@ -147,7 +147,7 @@ class ChunkStrategy:
     def cost(self) -> dict[str, float]:
         return {}
 
-    def share(self, value: bytes) -> bytes:
+    def share(self, value: Any) -> Any:
         return value
 
     def dismiss(self) -> None:
