@@ -43,7 +43,7 @@ from metalearn.runs.metrics import KEY, SEEN_DRAWERS, UNKNOWN_OVERLAP, Seen, fro
 from metalearn.storage.files import is_folder
 from metalearn.tasks.common.episodes import Content, content_of, drawers_of, identities_of
 from metalearn.tasks.common.pictures import first_few
-from metalearn.training.chunks import chunk_functions, episodes_of, inputs_of_source, piece_functions, single_stages
+from metalearn.training.chunks import chunk_functions, episodes_of, inputs_of_source, piece_functions, single_stage
 from metalearn.training.on_device import DeviceWork, steps_on_device
 from metalearn.training.optimizers import OuterOptimizer
 from metalearn.training.settings import (
@@ -232,12 +232,12 @@ def check_unseen(seen: Seen, source: TaskSource, split: str, choice: str) -> dic
         return {KEY: UNKNOWN_OVERLAP} if choice == REPORT and has_classes else {}
     shared = overlap(seen, split, identities)
     if choice == REPORT:
-        return shown | {KEY: shared._asdict() | {"complete": seen.complete}}
-    if shared.trained_on or shared.validated_on:
-        also = f", and {shared.validated_on} more were validated on" if shared.validated_on else ""
+        return shown | {KEY: shared}
+    if shared["trained_on"] or shared["validated_on"]:
+        also = f", and {shared['validated_on']} more were validated on" if shared["validated_on"] else ""
         raise ConfigError(
-            f"dataset: {shared.trained_on} of its {shared.classes} {split} classes were trained on before{also}, as "
-            f"their names say; type the dataset and dataset.split of the training, or {KEY}={REPORT} to evaluate on "
+            f"dataset: {shared['trained_on']} of its {shared['classes']} {split} classes were trained on before{also}, "
+            f"as their names say; type the dataset and dataset.split of the training, or {KEY}={REPORT} to evaluate on "
             "them and count them in the result"
         )
     return shown
@@ -550,7 +550,7 @@ def make_work(
     if model.stages and algorithm.evaluated_on == "samples":
         stages = [
             PipelineStage(stage.name, stage.params, sum(start[name].numel() for name in stage.params), stage.apply)
-            for stage in single_stages(model)
+            for stage in map(single_stage, model.stages)
         ]
         pieces = Pieces(stages, **piece_functions(model, source, device, dtype), start=outer.start)
     functions = chunk_functions(algorithm, source, device, dtype, tree_sum, seed=config.seed)

@@ -101,9 +101,6 @@ class Checkpointer:
         return False
 
 
-NO_CHECKPOINTS = Checkpointer()
-
-
 class _InFolder(Checkpointer):
     """Checkpoints in the run folder."""
 

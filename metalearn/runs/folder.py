@@ -76,8 +76,9 @@ def inspect(run_dir: Path, config: DictConfig, start: Params, restore: Callable[
         try:
             fitted("checkpoint", Path(f"step_{done:06d}"), saved.params, start)
             restore(saved)
-        except Exception as error:  # torch's optimizers raise errors of any kind
-            raise RunError(f"step {done} cannot be restored: {error}") from error
+        except Exception as error:  # of any kind: state.pt may hold anything, and torch's optimizers raise many
+            why = f"it does not fit this run ({type(error).__name__}: {error})"
+            raise RunError(f"step {done} cannot be restored: {why}") from error
 
     def check_own(saved: Snapshot) -> None:
         started = saved.meta.get(ORIGIN)

@@ -263,23 +263,17 @@ class Seen(NamedTuple):
         return Seen(self.train | other.train, self.val | other.val, complete, self.drawers | other.drawers)
 
 
-class Overlap(NamedTuple):
-    """Counts of classes to evaluate on: all of them, those trained on, and those only validated on."""
-
-    trained_on: int
-    validated_on: int
-    classes: int
-
-
 UNKNOWN_OVERLAP = {"trained_on": None, "validated_on": None, "classes": None, "complete": False}
 """The report on classes that have no identities."""
 
 
-def overlap(seen: Seen, split: str, identities: frozenset[str]) -> Overlap:
-    """Counts the classes of a split, `test` or `val`, that were seen. Validation classes may be validated on again."""
+def overlap(seen: Seen, split: str, identities: frozenset[str]) -> dict[str, Any]:
+    """The report on the classes of a split, `test` or `val`: how many of all `classes` were trained on, and how many
+    only validated on. Validation classes may be validated on again."""
     trained_on = identities & seen.train
     validated_on = identities & seen.val - trained_on if split == "test" else ()
-    return Overlap(len(trained_on), len(validated_on), len(identities))
+    counts = {"trained_on": len(trained_on), "validated_on": len(validated_on), "classes": len(identities)}
+    return counts | {"complete": seen.complete}
 
 
 def to_meta(seen: Seen) -> dict[str, Any]:

@@ -61,13 +61,9 @@ class ChunkFunctions(NamedTuple):
     result: Callable[[Params, tuple[Metrics, int]], ChunkResult]
 
 
-def single_stages(model: Model) -> tuple[Stage, ...]:
-    """The model's stages for parameters without a leading task dimension."""
-
-    def single(stage: Stage) -> Stage:
-        return stage._replace(apply=lambda params, h, support_size: stage.apply(per_task(params, 1), h, support_size))
-
-    return tuple(map(single, model.stages))
+def single_stage(stage: Stage) -> Stage:
+    """The stage for parameters without a leading task dimension."""
+    return stage._replace(apply=lambda params, h, support_size: stage.apply(per_task(params, 1), h, support_size))
 
 
 def episodes_of(source: TaskSource, split: str, indices: Tensor, loss: Loss | None = None) -> Episode:

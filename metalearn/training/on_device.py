@@ -173,7 +173,7 @@ class Ahead:
             # Forks, since a source of the user's own may not be of use elsewhere. They only draw.
             context = multiprocessing.get_context("fork")
             try:
-                self._pool = ProcessPoolExecutor(processes, context, _begin, (made, os.getpid()))
+                self._pool = ProcessPoolExecutor(processes, context, _begin, (made,))
             except OSError as error:  # its locks lie in /dev/shm, which may be full or read-only
                 log.warning(_NO_PROCESSES, error)
         elif thread:
@@ -195,15 +195,13 @@ class Ahead:
                 assert self._next - len(self._waiting) == step, "steps are taken in order"
                 tasks = self._waiting.popleft().result(PATIENCE if forks else None)
                 return [torch.from_numpy(value) for value in tasks] if forks else tasks
-        except (BrokenExecutor, TimeoutError) as error:  # they were killed or stopped, or could not be started
+        except Exception as error:
             if not forks:
                 raise
-            log.warning(_NO_PROCESSES, str(error) or f"none came within {PATIENCE} s")
-            self.stop()
-        except Exception:
-            if not forks:
-                raise
-            # Of the source: it is met again here. Not every error can be sent.
+            if isinstance(error, BrokenExecutor | TimeoutError):  # killed or stopped, or could not be started
+                log.warning(_NO_PROCESSES, str(error) or f"none came within {PATIENCE} s")
+                self.stop()
+            # Else an error of the source: it is met again here. Not every error can be sent.
         return self._made(step)
 
     def stop(self) -> None:
@@ -219,12 +217,10 @@ class Ahead:
 _made: Made | None = None  # in a process that draws: how
 
 
-def _begin(made: Made, starter: int) -> None:
+def _begin(made: Made) -> None:
     """The first that a fork does. The run saves on these signals; a fork ends with the run."""
     global _made
     end_with_parent()
-    if os.getppid() != starter:  # it died before the line above
-        os._exit(1)
     for number in (signal.SIGINT, signal.SIGTERM, *PREEMPTIONS):
         signal.signal(number, signal.SIG_IGN)
     torch.set_num_threads(1)  # OpenMP's threads do not survive a fork
@@ -426,28 +422,29 @@ class DeviceUpdater:
 
         self._feed = self._on_all_ranks(lambda: feed_of(work, batch, range(first, end), chunk))
         self._on_all_ranks(self._terms)  # the first ones bring constants to the device
-        with self._agreed(), _trying():
-            figures = self._figures_of_step()
-        if not self._by_host:
-            before = self._grads.clone()
-            with self._agreed(), _trying(), without_waits(device):
-                self._figures_of_step()
-            if not before.view(torch.int32).equal(self._grads.view(torch.int32)):
-                raise NotRecordedError("the same tasks gave another gradient the second time; a graph would repeat one")
-        self._metrics = [name for name in figures if name not in ("finite", "norm")]
-        self._columns = [*self._metrics, "norm", "finite"]
-        self._ring = torch.zeros(self.every, len(self._columns), dtype=torch.float64, device=device)
-        self._read = torch.zeros(self.every, len(self._columns), dtype=torch.float64)
         self.graph: Any = None
-        if device.type == "cuda" and not self._by_host:
-            with self._agreed():
+        with self._agreed():
+            figures = self._figures_of_step()
+            if not self._by_host:
+                before = self._grads.clone()
+                with without_waits(device):
+                    self._figures_of_step()
+                if not before.view(torch.int32).equal(self._grads.view(torch.int32)):
+                    again = "the same tasks gave another gradient the second time; a graph would repeat one"
+                    raise NotRecordedError(again)
+            self._metrics = [name for name in figures if name not in ("finite", "norm")]
+            self._columns = [*self._metrics, "norm", "finite"]
+            self._ring = torch.zeros(self.every, len(self._columns), dtype=torch.float64, device=device)
+            self._read = torch.zeros(self.every, len(self._columns), dtype=torch.float64)
+            if device.type == "cuda" and not self._by_host:
                 self.graph = self._on_all_ranks(self._recorded)
 
     @contextmanager
     def _agreed(self) -> Iterator[None]:
         """From here on ranks wait for each other, so one that runs out of memory cannot begin again by itself."""
         try:
-            yield
+            with _trying():
+                yield
         except torch.cuda.OutOfMemoryError as error:
             if self._shares.ranks == 1:
                 raise

@@ -24,9 +24,6 @@ class OuterOptimizer(NamedTuple):
     in_words: Callable[[Params], str] = lambda params: ""
 
 
-SCHEDULES = ("constant", "cosine", "linear", "step")
-
-
 class Rates(NamedTuple):
     """The keys of an optimiser that give the rate of a step.
 
@@ -368,22 +365,18 @@ def _sgd_step(params: Tensor, grads: Tensor, state: Params, settings: OptimizerS
         state["momentum_buffer"] = buffers[0]
 
 
-_LARGEST_RATE = 1e30
-"""Far above any use. Beyond it, torch's Adam cannot make the rate of its first step a number of 32 bits."""
-
-
 def scheduled(rates: Rates) -> Callable[[int, int], float]:
     """The rate of a step, as `rate(step, steps)`: steps count from 1, and a run has `steps` of them. Raises ValueError
     for a number out of range, or an unknown schedule."""
     lr, schedule, min_lr, decay, decay_every, warmup = rates
     real_number("lr", lr, above=0)
-    if lr > _LARGEST_RATE:
-        raise Invalid("lr", lr, f"must be at most {_LARGEST_RATE:g}", "type KEY=0.001, for example")
+    if lr > 1e30:  # beyond it, torch's Adam cannot make the rate of its first step a number of 32 bits
+        raise Invalid("lr", lr, "must be at most 1e+30", "type KEY=0.001, for example")
     real_number("min_lr", min_lr, at_least=0)
     fraction("decay", decay)
     whole_number("decay_every", decay_every, at_least=1)
     whole_number("warmup", warmup, at_least=0)
-    one_of("schedule", schedule, SCHEDULES)
+    one_of("schedule", schedule, ("constant", "cosine", "linear", "step"))
     if schedule != "constant" and min_lr > lr:
         allowed = f"must be at most lr={lr:g}, the highest rate"
         raise Invalid("min_lr", f"{min_lr:g}", allowed, f"type KEY={lr:g}", quoted=False)

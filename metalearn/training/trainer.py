@@ -9,9 +9,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from metalearn.errors import DivergedError, RunError
+from metalearn.errors import DivergedError
 from metalearn.reporting.logging import SILENT, RunLog
-from metalearn.runs.checkpoint import NO_CHECKPOINTS, Checkpointer, Snapshot
+from metalearn.runs.checkpoint import Checkpointer, Snapshot
 from metalearn.runs.metrics import BEST_BY, better, deciding, summary
 from metalearn.runs.signals import NEVER, Interrupted, Stops
 from metalearn.training.chunks import DATA_SECONDS, explain
@@ -97,23 +97,18 @@ class TrainState:
         cls, saved: Snapshot, start: Callable[[Params], Optimizer], ema_decay: float | None = None
     ) -> "TrainState":
         """The state as it was when `saved` was taken. The optimiser has the settings of `start`. An average goes on
-        with `ema_decay`, and begins at the next step if none was saved. Raises RunError if `saved` holds the state of
+        with `ema_decay`, and begins at the next step if none was saved. Raises Exception if `saved` holds the state of
         another optimiser, or no state."""
-        try:
-            averaged = saved.state.get("average")  # then the latest parameters are beside the average
-            state = cls.new(averaged["latest"] if averaged else saved.params, start, ema_decay)
-            if ema_decay is not None and averaged:
-                state.average = Average(ema_decay, saved.params, averaged["steps"])
-            groups = state.optimizer.param_groups
-            settings = [{k: v for k, v in group.items() if k != "params"} for group in groups]
-            state.optimizer.load_state_dict(saved.state["optimizer"])
-            for group, configured in zip(state.optimizer.param_groups, settings, strict=True):
-                group.update(configured)
-            return cls(state.params, state.optimizer, state.average, **saved.state["progress"])
-        except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
-            raise RunError(
-                f"step {saved.meta['step']}: the checkpoint's state.pt does not fit this run ({error!r})"
-            ) from error
+        averaged = saved.state.get("average")  # then the latest parameters are beside the average
+        state = cls.new(averaged["latest"] if averaged else saved.params, start, ema_decay)
+        if ema_decay is not None and averaged:
+            state.average = Average(ema_decay, saved.params, averaged["steps"])
+        groups = state.optimizer.param_groups
+        settings = [{k: v for k, v in group.items() if k != "params"} for group in groups]
+        state.optimizer.load_state_dict(saved.state["optimizer"])
+        for group, configured in zip(state.optimizer.param_groups, settings, strict=True):
+            group.update(configured)
+        return cls(state.params, state.optimizer, state.average, **saved.state["progress"])
 
     def snapshot(self, meta: dict[str, Any], logged: dict[str, Any]) -> Snapshot:
         """All that the run needs to go on from here. `meta` is added to meta.json. `logged` has what its log needs: the
@@ -177,7 +172,7 @@ class Trainer:
     reduce: Reduce
     training: Units  # what a chunk has
     evaluation: Units  # the same in validation and test
-    checkpointer: Checkpointer = NO_CHECKPOINTS
+    checkpointer: Checkpointer = field(default_factory=Checkpointer)
     log: RunLog = SILENT
     stops: Stops = NEVER
     meta: dict[str, Any] = field(default_factory=dict)  # what checkpoints say of the run, such as its config
