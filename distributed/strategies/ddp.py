@@ -94,7 +94,6 @@ class _Rank(ChunkStrategy):
         self._rank, self._size = dist.get_rank(), dist.get_world_size()
         self._module: Overlapped | None = None
         self._form: Flat | None = None
-        self._cost: dict[str, float] = {}
         if bucket_mb is None:
             self.shares = SharesOfRanks(work.device, timeout, self._naming_missing_ranks)
         end_when_dismissed()
@@ -180,9 +179,6 @@ class _Rank(ChunkStrategy):
             dist.all_reduce(table)  # of every row, only one rank's is not zero
             gathered[name] = table.cpu()
         return gathered
-
-    def cost(self) -> dict[str, float]:
-        return self._cost
 
     def dismiss(self) -> None:
         dismiss_others()

@@ -41,15 +41,15 @@ class _Local(ChunkStrategy):
 
     def __init__(self, plan: WorkPlan) -> None:
         self._work, self._only_adds = plan.work, plan.only_adds
-        self._seconds = 0.0
+        self._cost = as_metrics(0.0, [WorkerCost(0.0, 0)])  # of steps that stay on a device
 
     def map(self, params: Tensors, chunks: Sequence[Tensor], step: int) -> list[Any]:
         began = time.perf_counter()
         computed = ((number, self._work.map(params, chunk, step)) for number, chunk in enumerate(chunks))
-        results = (
-            partials_of_terms(computed, len(chunks)) if self._only_adds else dict(computed)
-        )  # a single sum, or all
-        self._seconds = time.perf_counter() - began
+        # Of all chunks a single sum, or the result of each.
+        results = partials_of_terms(computed, len(chunks)) if self._only_adds else dict(computed)
+        seconds = time.perf_counter() - began
+        self._cost = as_metrics(seconds, [WorkerCost(seconds, 0)])
         return list(results.values())
 
     def evaluate(self, params: Tensors, split: str, chunks: Sequence[Tensor], done: Done = unnoticed) -> Tensors:
@@ -57,6 +57,3 @@ class _Local(ChunkStrategy):
 
     def diagnose(self, params: Tensors, chunks: Sequence[Tensor], step: int) -> Tensors:
         return join([diagnose_chunk(self._work, params, chunk, step, rank=0) for chunk in chunks])
-
-    def cost(self) -> dict[str, float]:
-        return as_metrics(self._seconds, [WorkerCost(self._seconds, 0)])

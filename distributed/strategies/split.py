@@ -150,7 +150,6 @@ class Pipeline(ChunkStrategy):
         ]
         self._shards: list[Any] = []
         self._optimizer: Any = None
-        self._cost: dict[str, float] = {}
         self.drives = start_session(work, timeout)
         self._workers = current().workers
 
@@ -265,9 +264,6 @@ class Pipeline(ChunkStrategy):
         """The fault of each sample, by `Pieces.faults`. The worker is the last one, where all samples end."""
         faults = self._faults(self.evaluate(params, "train", chunks))
         return faults | {"worker": torch.full_like(next(iter(faults.values())), len(self._shards) - 1)}
-
-    def cost(self) -> dict[str, float]:
-        return self._cost
 
     def close(self, failure: BaseException | None = None) -> None:
         self._shards, self._optimizer = [], None

@@ -485,9 +485,8 @@ def steps_on_gpu(
     ahead = config.trainer.draw_ahead
     if plan.work.device.type in RESIDENT:
         every, dtype = config.logger.get("every", 1), type_of(config.precision)
-        return steps_on_device(
-            DeviceWork(algorithm, source, plan.work.device, dtype, tree_sum, every, plan.only_adds, pairs, ahead)
-        )
+        work = DeviceWork(algorithm, source, plan.work.device, dtype, tree_sum, every, plan.only_adds, pairs, ahead)
+        return partial(steps_on_device, work)
     if ahead not in (AUTO, 0):
         raise ConfigError(
             f"trainer.draw_ahead={ahead}: processes draw tasks ahead where workers compute on a GPU, and here they "

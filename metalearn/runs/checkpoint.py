@@ -173,7 +173,9 @@ def write(folder: Path, snapshot: Snapshot) -> Path:
             torch.save(snapshot.state, file)
         versions = {"torch": torch.__version__, "numpy": numpy.__version__, "python": platform.python_version()}
         form.fill(temporary, CHECKPOINT, snapshot.params, snapshot.meta | {"versions": versions})
-        if not (final.exists() and exchanged(final, temporary)):  # else it becomes the old one, in one step
+        # Exchanged, the temporary folder has the old checkpoint. Where the system cannot do that, a kill between the
+        # next two lines costs the steps since the checkpoint before.
+        if not (final.exists() and exchanged(final, temporary)):
             _remove(final)
             temporary.rename(final)
         sync(folder)

@@ -45,14 +45,9 @@ log = logging.getLogger("metalearn")
 
 
 class ChunkFunctions(NamedTuple):
-    """The computations on a chunk of task numbers. Parameters may lie on any device; gradients, metrics and losses are
-    returned on the device of the parameters.
-
-    `evaluate` gives per-task values, and for tasks a `digest` of their content. `diagnose` gives the `fault` of each
-    training task, see `faults_of`. `loss(params, indices, step)` gives the summed loss with its graph,
-    and (metrics, count); it is None if the algorithm's loss has no graph. From the gradients of that loss, and
-    (metrics, count), `result` makes the result that `map` gives.
-    """
+    """The computations on a chunk of task numbers that `distributed.strategies.common.work.Work` explains. Parameters
+    may lie on any device; gradients, metrics and losses are returned on the device of the parameters. For tasks,
+    `evaluate` also gives a `digest` of their content. Beside the loss, `loss` gives (metrics, count)."""
 
     map: Callable[[Params, Tensor, int], ChunkResult]
     evaluate: Callable[[Params, str, Tensor], Metrics]
@@ -342,11 +337,9 @@ def _copies(params: Params, count: int) -> list[Params]:
 
 def digests(episode: Episode) -> Tensor:
     """A hash of the images and labels of every task, [t, 1] int64."""
-    values = [value for batch in episode for value in batch]
-    hashes = []
-    for task in zip(*values, strict=True):
-        content = hashlib.sha256(b"".join(value.contiguous().numpy().tobytes() for value in task))
-        hashes.append(int.from_bytes(content.digest()[:8], "big", signed=True))
+    tasks = zip(*(value for batch in episode for value in batch), strict=True)
+    contents = (b"".join(value.contiguous().numpy().tobytes() for value in task) for task in tasks)
+    hashes = [int.from_bytes(hashlib.sha256(content).digest()[:8], "big", signed=True) for content in contents]
     return torch.tensor(hashes).unsqueeze(1)
 
 

@@ -77,45 +77,41 @@ class NotRecordedError(Exception):
     """Why a step cannot be a graph."""
 
 
-def steps_on_device(work: DeviceWork) -> Callable[[Trainer], Updater]:
-    """A function that makes the `Updater` of a run: one on the device, or, where a step cannot stay there, that of the
-    host, which a line of the log explains. Where a chunk does not fit the device, the trainer gets smaller ones."""
-
-    def start(trainer: Trainer) -> Updater:
-        if trainer.settings.steps == 0:
+def steps_on_device(work: DeviceWork, trainer: Trainer) -> Updater:
+    """The `Updater` of a run: one on the device, or, where a step cannot stay there, that of the host, which a line of
+    the log explains. Where a chunk does not fit the device, the trainer gets smaller ones."""
+    if trainer.settings.steps == 0:
+        return HostUpdater(trainer)
+    if trainer.strategy.shares is None:
+        if work.draw_ahead not in (AUTO, 0):
+            why = "has no effect, since steps of this strategy pass through the host"
+            log.warning("trainer.draw_ahead=%s: %s", work.draw_ahead, why)
+        return HostUpdater(trainer)
+    while True:
+        try:
+            updater = DeviceUpdater(trainer, work)
+        except NotRecordedError as reason:
+            log.warning("every operation of a step is started by the host, which is slower: %s", reason)
             return HostUpdater(trainer)
-        if trainer.strategy.shares is None:
-            if work.draw_ahead not in (AUTO, 0):
-                why = "has no effect, since steps of this strategy pass through the host"
-                log.warning("trainer.draw_ahead=%s: %s", work.draw_ahead, why)
-            return HostUpdater(trainer)
-        while True:
-            try:
-                updater = DeviceUpdater(trainer, work)
-            except NotRecordedError as reason:
-                log.warning("every operation of a step is started by the host, which is slower: %s", reason)
-                return HostUpdater(trainer)
-            except torch.cuda.OutOfMemoryError as error:
-                chunk = trainer.training.chunk
-                if not isinstance(chunk, int):
-                    raise
-                # About half as many tasks at once, where that changes no bit.
-                stays = work.pairs() and (chunk >= trainer.settings.meta_batch_size or chunk.bit_count() == 1)
-                smaller = 2 ** max(0, (chunk - 1).bit_length() - 1)
-                what = f"{chunk} {trainer.training.unit} at once do not fit the memory of {work.device}"
-                if not stays or smaller == chunk:
-                    advice = f"type trainer.task_chunk={smaller}" if smaller < chunk else "type a smaller model"
-                    raise RunError(f"{what} ({first_line(error)}); {advice}") from error
-                log.warning("%s, so %d are computed at once; the parameters stay the same", what, smaller)
-                trainer.training = trainer.training._replace(chunk=smaller)
-            else:
-                log.info("%s; the host reads figures every %d steps", updater.line, updater.every)
-                return updater
-            gc.collect()  # where the end of a recording has failed, its error keeps what did not fit, and itself
-            if work.device.type == "cuda":  # now that nothing refers to it
-                torch.cuda.empty_cache()
-
-    return start
+        except torch.cuda.OutOfMemoryError as error:
+            chunk = trainer.training.chunk
+            if not isinstance(chunk, int):
+                raise
+            # About half as many tasks at once, where that changes no bit.
+            stays = work.pairs() and (chunk >= trainer.settings.meta_batch_size or chunk.bit_count() == 1)
+            smaller = 2 ** max(0, (chunk - 1).bit_length() - 1)
+            what = f"{chunk} {trainer.training.unit} at once do not fit the memory of {work.device}"
+            if not stays or smaller == chunk:
+                advice = f"type trainer.task_chunk={smaller}" if smaller < chunk else "type a smaller model"
+                raise RunError(f"{what} ({first_line(error)}); {advice}") from error
+            log.warning("%s, so %d are computed at once; the parameters stay the same", what, smaller)
+            trainer.training = trainer.training._replace(chunk=smaller)
+        else:
+            log.info("%s; the host reads figures every %d steps", updater.line, updater.every)
+            return updater
+        gc.collect()  # where the end of a recording has failed, its error keeps what did not fit, and itself
+        if work.device.type == "cuda":  # now that nothing refers to it
+            torch.cuda.empty_cache()
 
 
 class _NoSeeds(PassSeeds):
@@ -174,8 +170,10 @@ class Ahead:
             context = multiprocessing.get_context("fork")
             try:
                 self._pool = ProcessPoolExecutor(processes, context, _begin, (made,))
-            except OSError as error:  # its locks lie in /dev/shm, which may be full or read-only
+                self._pool.submit(int)  # starts them all
+            except OSError as error:  # locks lie in /dev/shm, which may be full; or there may be no more processes
                 log.warning(_NO_PROCESSES, error)
+                self.stop()
         elif thread:
             self._pool = ThreadPoolExecutor(1, "tasks ahead")
         self._most = 2 * processes or AHEAD
@@ -185,11 +183,7 @@ class Ahead:
         forks = isinstance(self._pool, ProcessPoolExecutor)
         try:
             while self._pool and self._next <= self._last and len(self._waiting) < self._most:
-                draw = _drawn if forks else self._made
-                try:
-                    self._waiting.append(self._pool.submit(draw, self._next))
-                except OSError as error:  # there may be no more processes
-                    raise BrokenExecutor(str(error)) from error
+                self._waiting.append(self._pool.submit(_drawn if forks else self._made, self._next))
                 self._next += 1
             if self._pool and self._waiting:
                 assert self._next - len(self._waiting) == step, "steps are taken in order"
@@ -198,7 +192,7 @@ class Ahead:
         except Exception as error:
             if not forks:
                 raise
-            if isinstance(error, BrokenExecutor | TimeoutError):  # killed or stopped, or could not be started
+            if isinstance(error, BrokenExecutor | TimeoutError):  # they were killed, or stopped
                 log.warning(_NO_PROCESSES, str(error) or f"none came within {PATIENCE} s")
                 self.stop()
             # Else an error of the source: it is met again here. Not every error can be sent.
@@ -374,9 +368,6 @@ def pinned(values: list[Tensor], device: torch.device) -> list[Tensor]:
     return [value.pin_memory() if device.type == "cuda" and not value.is_pinned() else value for value in values]
 
 
-# The step
-
-
 class DeviceUpdater:
     """The `Updater` of a process whose steps stay on its device. `graph` is the CUDA graph of a step; None on a CPU."""
 
@@ -423,34 +414,34 @@ class DeviceUpdater:
         self._feed = self._on_all_ranks(lambda: feed_of(work, batch, range(first, end), chunk))
         self._on_all_ranks(self._terms)  # the first ones bring constants to the device
         self.graph: Any = None
-        with self._agreed():
-            figures = self._figures_of_step()
-            if not self._by_host:
-                before = self._grads.clone()
-                with without_waits(device):
-                    self._figures_of_step()
-                if not before.view(torch.int32).equal(self._grads.view(torch.int32)):
-                    again = "the same tasks gave another gradient the second time; a graph would repeat one"
-                    raise NotRecordedError(again)
+        self._try_out()
+
+    def _try_out(self) -> None:
+        """Takes a step on trial, twice, and records one. From here on ranks wait for each other, so one that runs out
+        of memory cannot begin again by itself."""
+        device = self._work.device
+        try:
+            with _trying():
+                figures = self._figures_of_step()
+                if not self._by_host:
+                    before = self._grads.clone()
+                    with without_waits(device):
+                        self._figures_of_step()
+                    if not before.view(torch.int32).equal(self._grads.view(torch.int32)):
+                        why = "the same tasks gave another gradient the second time; a graph would repeat one"
+                        raise NotRecordedError(why)
             self._metrics = [name for name in figures if name not in ("finite", "norm")]
             self._columns = [*self._metrics, "norm", "finite"]
             self._ring = torch.zeros(self.every, len(self._columns), dtype=torch.float64, device=device)
             self._read = torch.zeros(self.every, len(self._columns), dtype=torch.float64)
             if device.type == "cuda" and not self._by_host:
                 self.graph = self._on_all_ranks(self._recorded)
-
-    @contextmanager
-    def _agreed(self) -> Iterator[None]:
-        """From here on ranks wait for each other, so one that runs out of memory cannot begin again by itself."""
-        try:
-            with _trying():
-                yield
         except torch.cuda.OutOfMemoryError as error:
             if self._shares.ranks == 1:
                 raise
             raise RunError(
-                f"the sum of all ranks does not fit the memory of {self._work.device} ({first_line(error)}); type a "
-                "smaller trainer.task_chunk, or strategy=rpc"
+                f"the sum of all ranks does not fit the memory of {device} ({first_line(error)}); type a smaller "
+                "trainer.task_chunk, or strategy=rpc"
             ) from error
 
     def _on_all_ranks(self, attempt: Callable[[], T]) -> T:
@@ -475,9 +466,8 @@ class DeviceUpdater:
         """What a step is, and where its tasks come from."""
         why = "sums pass through the host" if self._shares.through_host else "tasks differ in shape"
         by_host = f"parameters and optimiser stay on the device; {why}, so the host starts the operations"
-        tasks = (
-            "the pictures lie on the device" if isinstance(self._feed, PicturesByNumber) else "the host makes the tasks"
-        )
+        resident = isinstance(self._feed, PicturesByNumber)
+        tasks = "the pictures lie on the device" if resident else "the host makes the tasks"
         return f"{by_host if self._by_host else 'a step is one CUDA graph'}; {tasks}"
 
     def advance(self, tasks: Sequence[Tensor], step: int, rate: float) -> StepResult:

@@ -152,9 +152,6 @@ def joined(tensors: Iterable[Tensor]) -> Tensor:
     return torch.cat([tensor.flatten() for tensor in tensors])
 
 
-# The optimisers
-
-
 PIECE = 4096  # numbers that a GPU's multiprocessor updates in a step of Adam
 ADAM = ("step", "exp_avg", "exp_avg_sq")  # the state of Adam, by torch's names
 
@@ -172,7 +169,7 @@ def adamw(
     first shrinks all meta-parameters by the factor 1 − rate · `weight_decay`. Raises ValueError as `adam`, and for a
     weight decay below 0."""
     settings = _settings_of_adam(rates, beta1, beta2, eps)
-    return _outer(rates, clipping, weight_decay, lambda params: (settings, _adam_step, ADAM))
+    return _outer(rates, clipping, weight_decay, settings, ADAM, lambda params: _adam_step)
 
 
 def sgd(
@@ -186,7 +183,7 @@ def sgd(
     """
     fraction("momentum", momentum)
     settings = {"lr": rates.lr, "momentum": momentum}
-    return _outer(rates, clipping, weight_decay, lambda params: (settings, _sgd_step, ("momentum_buffer",)))
+    return _outer(rates, clipping, weight_decay, settings, ("momentum_buffer",), lambda params: _sgd_step)
 
 
 def muon(
@@ -204,9 +201,8 @@ def muon(
     fraction("momentum", momentum)
     settings = _settings_of_adam(rates, beta1, beta2, eps) | {"momentum": momentum}
 
-    def step_of(params: Params) -> _Steps:
-        shapes = [value.shape for name, value in params.items() if not name.startswith(STATE)]
-        return settings, partial(_muon_step, shapes), ADAM
+    def update_of(params: Params) -> Step:
+        return partial(_muon_step, [value.shape for name, value in params.items() if not name.startswith(STATE)])
 
     def in_words(params: Params) -> str:
         names = [name for name in params if not name.startswith(STATE)]
@@ -214,11 +210,7 @@ def muon(
         others = [name for name in names if name not in matrices]
         return f"Muon updates {', '.join(matrices) or 'nothing'}; AdamW updates {', '.join(others) or 'nothing'}"
 
-    return _outer(rates, clipping, weight_decay, step_of)._replace(in_words=in_words)
-
-
-_Steps = tuple[OptimizerSettings, Step, Sequence[str]]
-"""Of `FlatOptimizer`: settings, update and names."""
+    return _outer(rates, clipping, weight_decay, settings, ADAM, update_of)._replace(in_words=in_words)
 
 
 def _settings_of_adam(rates: Rates, beta1: float, beta2: float, eps: float) -> OptimizerSettings:
@@ -229,8 +221,9 @@ def _settings_of_adam(rates: Rates, beta1: float, beta2: float, eps: float) -> O
 
 
 def _outer(
-    rates: Rates, clipping: Clipping, weight_decay: float, steps_of: Callable[[Params], _Steps]
-) -> OuterOptimizer:
+    rates: Rates, clipping: Clipping, weight_decay: float, settings: OptimizerSettings, names: Sequence[str],
+    update_of: Callable[[Params], Step],
+) -> OuterOptimizer:  # fmt: skip
     """The optimiser with these steps, before which gradients are clipped and parameters shrink."""
     real_number("weight_decay", weight_decay, at_least=0)
     for name, limit in clipping._asdict().items():
@@ -238,7 +231,7 @@ def _outer(
             real_number(name, limit, above=0)
 
     def start(params: Params) -> Optimizer:
-        return FlatOptimizer(params, *steps_of(params), weight_decay, clipping)
+        return FlatOptimizer(params, settings, update_of(params), names, weight_decay, clipping)
 
     return OuterOptimizer(start, scheduled(rates), by_norm=clipping.clip_norm is not None)
 

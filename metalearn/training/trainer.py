@@ -42,9 +42,6 @@ class Paused(Stopped):
     """The run has come to the step after which it was to pause."""
 
 
-# The state
-
-
 class Average:
     """An exponential moving average of meta-parameters θ: after k steps Σᵢ dᵏ⁻ⁱ θᵢ / Σᵢ dᵏ⁻ⁱ, over i = 1 … k.
 
@@ -116,8 +113,7 @@ class TrainState:
 
         An average takes the place of the latest parameters, and these are in the state.
         """
-        names = ("step", "seconds", "best", "latest", "stands_in")
-        progress = {name: getattr(self, name) for name in names}
+        progress = {name: getattr(self, name) for name in ("step", "seconds", "best", "latest", "stands_in")}
         state = {"optimizer": self.optimizer.state_dict(), "progress": progress, **logged}
         if self.average is not None:
             latest = {name: value.detach() for name, value in self.params.items()}
@@ -147,9 +143,6 @@ class TrainState:
                     param.sub_(grads[name])
         if self.average is not None:
             self.average.add(self.params)
-
-
-# The loop
 
 
 class TakenStep(NamedTuple):
@@ -353,9 +346,6 @@ def figures(results: Sequence[ChunkResult]) -> dict[str, float]:
     count = sum(result.count for result in results)
     sums = {name: sum(r.metrics[name].item() for r in results) for name in results[0].metrics}
     return {name: value if name == DATA_SECONDS else value / count for name, value in sums.items()}
-
-
-# One step
 
 
 class HostUpdater:

@@ -1,7 +1,6 @@
 """What the strategies by remote calls share: chunks are dealt out by number, any worker computes them, and the results
 come back in chunk order, or as partial sums. Parameters and results travel as flat buffers."""
 
-import itertools
 import logging
 import time
 from collections import Counter
@@ -70,10 +69,9 @@ def deal(partitioner: PartitionFunction, count: int) -> list[tuple[int | str, li
         if not isinstance(numbers, Tensor):
             raise ValueError(f"partitioner={partitioner!r}: a part must hold a tensor with the numbers of its chunks")
         dealt.append((worker, numbers.reshape(-1).tolist()))
-    chunks = sorted(number for _, numbers in dealt for number in numbers)
-    twice = {number for number, after in itertools.pairwise(chunks) if number == after}
-    everything = set(range(count))
-    faults = {"to no worker": everything - set(chunks), "twice": twice, "that do not exist": set(chunks) - everything}
+    times, chunks = Counter(number for _, numbers in dealt for number in numbers), set(range(count))
+    twice = {number for number in times if times[number] > 1}
+    faults = {"to no worker": chunks - times.keys(), "twice": twice, "that do not exist": times.keys() - chunks}
     for what, wrong in faults.items():
         if wrong:
             raise ValueError(f"partitioner={partitioner!r}: of {count} chunks it gave out {sorted(wrong)} {what}")
@@ -152,7 +150,6 @@ class ByCalls(ChunkStrategy):
 
     def __init__(self, plan: WorkPlan, timeout: float, map_chunks: MapChunks) -> None:
         self._partitioner, self._timeout, self._map_chunks = plan.partitioner, timeout, map_chunks
-        self._cost: dict[str, float] = {}
         self.drives = start_session(plan.work, timeout)
 
     def map(self, params: Tensors, chunks: Sequence[Tensor], step: int) -> list[Any]:
@@ -182,9 +179,6 @@ class ByCalls(ChunkStrategy):
 
         values: Tensors = to_cpu(evaluated(chunks, ROUND * get_world_size(), of_round, done))
         return values
-
-    def cost(self) -> dict[str, float]:
-        return self._cost
 
     def close(self, failure: BaseException | None = None) -> None:
         stop_rpc(failure)

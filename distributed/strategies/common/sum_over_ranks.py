@@ -155,11 +155,10 @@ class SharesOfRanks:
             for rank, theirs in enumerate(subtrees)
             for place, subtree in enumerate(theirs)
         ]
+        typed = _typed(gathered.view(-1, width), lengths, like.buffers)
         totals = [
             combine([(subtree, values[row]) for subtree, row in everyones], count)[: buffer.numel()]
-            for values, buffer in zip(
-                _typed(gathered.view(-1, width), lengths, like.buffers), like.buffers, strict=True
-            )
+            for values, buffer in zip(typed, like.buffers, strict=True)
         ]
         total: T = unflatten(Flat(totals, like.form))
         return total

@@ -131,6 +131,7 @@ class ChunkStrategy:
 
     drives = True
     shares: Any = None
+    _cost: dict[str, float] | None = None  # of the last step, by `as_metrics`
 
     def map(self, params: Tensors, chunks: Sequence[Tensor], step: int) -> list[Any]:
         raise NotImplementedError
@@ -145,7 +146,7 @@ class ChunkStrategy:
         return here
 
     def cost(self) -> dict[str, float]:
-        return {}
+        return self._cost or {}
 
     def share(self, value: Any) -> Any:
         return value
