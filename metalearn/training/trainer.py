@@ -175,14 +175,10 @@ class Trainer:
     _saved: int = field(default=0, init=False)
 
     def fit(self) -> None:
-        """Trains from where the state stands to the last step.
-
-        Raises:
-            Stopped: the run was asked to stop; a checkpoint of the last step done is saved.
-            Paused: the step `pause_after` is done and validated, and its checkpoint is saved.
-            DivergedError: a loss or gradient is not finite; the step is not applied. It names the task that spoils the
-                step, and the worker that computes it.
-        """
+        """Trains from where the state stands to the last step. Raises Stopped if the run was asked to stop, and Paused
+        if the step `pause_after` is done and validated; a checkpoint of the last step done is saved. Raises
+        DivergedError if a loss or gradient is not finite; the step is not applied, and the error names the task that
+        spoils it, and the worker that computes it."""
         state, last = self.state, self.last
         self._saved = state.step
         # No attribute: with it goes what it holds on a device, before the test is evaluated.
