@@ -131,7 +131,7 @@ class _Rank(ChunkStrategy):
     def _overlapped(self, params: Tensors, chunks: Sequence[Tensor], step: int) -> tuple[Any, list[WorkerCost]]:
         """As `_by_tree`, but DistributedDataParallel adds the gradients."""
         assert self._bucket_mb is not None
-        if self._module is None or not self._module.holds(params):
+        if self._module is None or self._module.sources is not params:  # the loop changes its parameters in place
             self._module = Overlapped(params, self._work, self._bucket_mb, chunks[0], step)
         began, module = time.perf_counter(), self._module
         own_chunks = even_runs(chunks, self._size)[self._rank]
@@ -227,7 +227,7 @@ class Overlapped:
         # What a step has reduced: bytes of gradients, and the time when the last bucket was ready. Apart from this
         # object, since torch's hook keeps it alive, and must not keep the process group alive.
         self.stats = SimpleNamespace(bytes=0, ready=0.0)
-        self._sources = params
+        self.sources = params
         self._named: Tensors = {name: nn.Parameter(p.detach().to(work.device)) for name, p in params.items()}
         parameters = list(self._named.values())
         loss, _ = work.loss(self._named, chunk, step)
@@ -238,10 +238,6 @@ class Overlapped:
         # No `device_ids`: torch would bring the numbers of a chunk to the GPU, and sources read them on the host.
         self._ddp = DistributedDataParallel(module, bucket_cap_mb=bucket_mb)
         self._ddp.register_comm_hook(self.stats, _reduce_bucket)
-
-    def holds(self, params: Tensors) -> bool:
-        """Whether this module was made of these very parameters."""
-        return all(params.get(name) is source for name, source in self._sources.items())
 
     def gradients(
         self, params: Tensors, chunks: Sequence[Tensor], step: int, weight: float

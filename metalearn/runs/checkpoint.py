@@ -57,7 +57,6 @@ from metalearn.types import FIXED, Params
 log = logging.getLogger(__name__)
 
 CHECKPOINT = Kind("checkpoint", 1, {"step": int, "config": dict, "versions": dict})
-
 STATE = "state.pt"
 
 ORIGIN = "origin"
@@ -217,12 +216,8 @@ def read_named(key: str, path: Path) -> Snapshot:
             learner = read_learner(path, later=True)
             snapshot = Snapshot(learner.tensors, {}, learner.meta)
     unread: Any = snapshot.params
-
-    def tensors() -> Params:
-        with _naming(key, path):
-            return unread.read()  # type: ignore[no-any-return]
-
-    return snapshot._replace(params=cast(Params, Unread(unread.shapes, tensors)))
+    later = _naming(key, path)(unread.read)
+    return snapshot._replace(params=cast(Params, Unread(unread.shapes, later)))
 
 
 @contextmanager

@@ -268,7 +268,6 @@ class PicturesByNumber:
             labels.expand(tasks, ways, count).flatten(1).contiguous()
             for count in (self._shots, per_class - self._shots)
         ]
-
         expected = episodes_of(source, "train", torch.arange(share.start, share.stop), work.algorithm.computes)
         for ours, theirs in zip(*self.tasks(), expected, strict=True):
             if not (ours.x.cpu().equal(theirs.x.to(work.dtype)) and ours.y.cpu().equal(theirs.y)):
@@ -410,7 +409,6 @@ class DeviceUpdater:
         chunks = tasks_in_chunks(0, batch, chunk)
         self._count, run = len(chunks), shares.run(len(chunks))
         first, end = (sum(map(len, chunks[:number])) for number in (run.start, run.stop))
-
         self._feed = self._on_all_ranks(lambda: feed_of(work, batch, range(first, end), chunk))
         self._on_all_ranks(self._terms)  # the first ones bring constants to the device
         self.graph: Any = None
