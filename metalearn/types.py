@@ -591,7 +591,7 @@ class Strategy(Protocol):
         """The costs of the last step for each worker: seconds in compute, waiting and communication, and bytes sent."""
         ...
 
-    def share(self, value: bytes) -> bytes:
+    def share(self, value: Any) -> Any:
         """Rank zero's value, on every rank that drives."""
         ...
 

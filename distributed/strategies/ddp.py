@@ -12,6 +12,8 @@ import re
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
+from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -34,6 +36,7 @@ from distributed.partition import TensorDimensionPartitioner
 from distributed.reduce import mean_of_sums, partials_of_terms, subtrees_of, tree_sum
 from distributed.strategies.common.sum_over_ranks import SharesOfRanks, bytes_sent, gather_rows, sum_over_ranks
 from distributed.strategies.common.work import (
+    ROUND,
     ChunkStrategy,
     Connect,
     Done,
@@ -47,7 +50,6 @@ from distributed.strategies.common.work import (
     evaluated,
     even_runs,
     flatten,
-    in_rounds,
     join,
     unflatten,
     unnoticed,
@@ -59,18 +61,8 @@ log = logging.getLogger(__name__)
 
 
 def ddp(*, plan: WorkPlan, timeout: float, overlap: bool = True, bucket_mb: float = 25.0) -> Connect:
-    """Every rank drives; only rank zero writes.
-
-    Args:
-        plan: the work, the number of workers, the partitioner and the reducer.
-        timeout: seconds that a rank may take to join a sum.
-        overlap: whether a plain loss uses DistributedDataParallel; if not, it is added like all others, to the same
-            bits as in one process.
-        bucket_mb: size of DistributedDataParallel's buckets, in MiB.
-
-    Raises:
-        ValueError: the partitioner or the reducer does not fit this strategy, or the time limit is not above 0.
-    """
+    """Every rank drives; only rank zero writes. conf/strategy/ddp.yaml explains the keys. Raises ValueError if the
+    partitioner or the reducer does not fit this strategy, or a key has a value that is not allowed."""
     check_timeout(timeout)
     if isinstance(bucket_mb, bool) or not isinstance(bucket_mb, int | float) or bucket_mb <= 0:
         raise ValueError(f"bucket_mb={bucket_mb!r}: must be a size above 0; type strategy.bucket_mb=25")
@@ -102,7 +94,6 @@ class _Rank(ChunkStrategy):
         self._rank, self._size = dist.get_rank(), dist.get_world_size()
         self._module: Overlapped | None = None
         self._form: Flat | None = None
-        self._cost: dict[str, float] = {}
         if bucket_mb is None:
             self.shares = SharesOfRanks(work.device, timeout, self._naming_missing_ranks)
         end_when_dismissed()
@@ -118,10 +109,6 @@ class _Rank(ChunkStrategy):
         self._cost = as_metrics(time.perf_counter() - began, costs)
         return [total]
 
-    def _row(self, cost: WorkerCost, values: Sequence[float] = ()) -> Tensor:
-        """What this rank tells all others in a step: its cost, and `values`."""
-        return torch.tensor([cost.compute, cost.sent, *values], dtype=torch.float64, device=self._device)
-
     def _by_tree(self, params: Tensors, chunks: Sequence[Tensor], step: int) -> tuple[Any, list[WorkerCost]]:
         """The sum over all chunks in the order of `distributed.reduce`, and every rank's cost."""
         began = time.perf_counter()
@@ -130,45 +117,36 @@ class _Rank(ChunkStrategy):
         sums = partials_of_terms(results, len(chunks))
         flat = {subtree: flatten(value) for subtree, value in sums.items()}
         # A rank without chunks computes one in its first step, to know the form of a result.
-        self._form = next(iter(flat.values()), self._form) or flatten(self._work.map(params, chunks[0], step))
-        like = self._form
+        self._form = like = next(iter(flat.values()), self._form) or flatten(self._work.map(params, chunks[0], step))
         seconds = time.perf_counter() - began
-        buffers = {subtree: self._on_device(value.buffers) for subtree, value in flat.items()}
+        buffers = {subtree: [part.to(self._device) for part in value.buffers] for subtree, value in flat.items()}
+        templates = [buffer.to(self._device) for buffer in like.buffers]
         subtrees = [subtrees_of(run, len(chunks)) for run in runs]
-        templates = self._on_device(like.buffers)
-        row = self._row(WorkerCost(seconds if sums else 0.0, bytes_sent(templates, len(sums))))
+        cost = WorkerCost(seconds if sums else 0.0, bytes_sent(templates, len(sums)))
+        row = torch.tensor(cost, dtype=torch.float64, device=self._device)
         added, rows = sum_over_ranks(buffers, templates, subtrees, len(chunks), row)
-        costs, _ = _costs_and_values(rows)
         total = Flat([value.to(buffer.device) for value, buffer in zip(added, like.buffers, strict=True)], like.form)
-        return unflatten(total), costs
-
-    def _on_device(self, buffers: Sequence[Tensor]) -> list[Tensor]:
-        return [buffer.to(self._device) for buffer in buffers]
+        return unflatten(total), [WorkerCost(*row) for row in rows.tolist()]
 
     def _overlapped(self, params: Tensors, chunks: Sequence[Tensor], step: int) -> tuple[Any, list[WorkerCost]]:
         """As `_by_tree`, but DistributedDataParallel adds the gradients."""
         assert self._bucket_mb is not None
-        own_chunks = even_runs(chunks, self._size)[self._rank]
-        if self._module is None or not self._module.holds(params):
+        if self._module is None or self._module.sources is not params:  # the loop changes its parameters in place
             self._module = Overlapped(params, self._work, self._bucket_mb, chunks[0], step)
-        module = self._module
-        began = time.perf_counter()
-        module.start(params)
-        rests = [module.add_gradient(chunk, step, last=chunk is own_chunks[-1]) for chunk in own_chunks]
-        if not own_chunks:
-            rest = module.add_gradient(chunks[0], step, last=True, weight=0.0)
-            rests = [pytree.tree_map(lambda leaf: leaf * 0, rest)]
-        seconds = module.stats.ready - began
-        grads = {name: grad.to(params[name].device) for name, grad in module.gradients().items()}
+        began, module = time.perf_counter(), self._module
+        own_chunks = even_runs(chunks, self._size)[self._rank]
+        weight = 1.0 if own_chunks else 0.0  # a rank without chunks computes one for nothing: all ranks must join
+        gradients, rests = module.gradients(params, own_chunks or chunks[:1], step, weight)
         leaves, form = pytree.tree_flatten(tree_sum(rests))
         sent = 2 * (self._size - 1) / self._size * module.stats.bytes  # as a ring all-reduce sends
-        row = self._row(WorkerCost(seconds, sent), [float(leaf) for leaf in leaves])
-        costs, rows = _costs_and_values(gather_rows(row))
+        values = [module.stats.ready - began, sent, *(float(leaf) * weight for leaf in leaves)]
+        rows = gather_rows(torch.tensor(values, dtype=torch.float64, device=self._device)).tolist()
         sums = [
             leaf.new_tensor(sum(column)) if isinstance(leaf, Tensor) else type(leaf)(sum(column))
-            for leaf, column in zip(leaves, zip(*rows, strict=True), strict=True)
+            for leaf, column in zip(leaves, zip(*(row[2:] for row in rows), strict=True), strict=True)
         ]
-        return self._work.result(grads, pytree.tree_unflatten(sums, form)), costs
+        grads = {name: grad.to(params[name].device) for name, grad in gradients.items()}
+        return self._work.result(grads, pytree.tree_unflatten(sums, form)), [WorkerCost(*row[:2]) for row in rows]
 
     def evaluate(self, params: Tensors, split: str, chunks: Sequence[Tensor], done: Done = unnoticed) -> Tensors:
         """Every sample's values, by rank zero's parameters. Each rank computes its part; all ranks get all values."""
@@ -181,7 +159,7 @@ class _Rank(ChunkStrategy):
             def of_all_ranks(part: Sequence[Tensor]) -> list[Tensors]:
                 return [self._gathered(part, lambda chunk: self._work.evaluate(params, split, chunk))]
 
-            return evaluated(in_rounds(chunks, self._size), of_all_ranks, done)
+            return evaluated(chunks, ROUND * self._size, of_all_ranks, done)
 
     def diagnose(self, params: Tensors, chunks: Sequence[Tensor], step: int) -> Tensors:
         """Every sample's faults. Each rank diagnoses its own chunks; all ranks get all faults."""
@@ -202,22 +180,15 @@ class _Rank(ChunkStrategy):
             gathered[name] = table.cpu()
         return gathered
 
-    def cost(self) -> dict[str, float]:
-        return self._cost
-
     def dismiss(self) -> None:
         dismiss_others()
 
-    def share(self, value: bytes) -> bytes:
+    def share(self, value: Any) -> Any:
         """Rank zero's value."""
         with self._naming_missing_ranks():
-            size = torch.tensor([len(value)], device=self._device)
-            dist.broadcast(size, 0)
-            data = torch.frombuffer(bytearray(value), dtype=torch.uint8) if self._rank == 0 else None
-            content = torch.empty(int(size), dtype=torch.uint8) if data is None else data
-            content = content.to(self._device)
-            dist.broadcast(content, 0)
-            return content.cpu().numpy().tobytes()
+            values = [value]
+            dist.broadcast_object_list(values, 0, device=self._device)
+            return values[0]
 
     def close(self, failure: BaseException | None = None) -> None:
         self._module = None
@@ -243,12 +214,6 @@ class _Rank(ChunkStrategy):
             raise ConnectionError(f"{names} does not answer: {reason}") from error
 
 
-def _costs_and_values(rows: Tensor) -> tuple[list[WorkerCost], list[list[float]]]:
-    """Every rank's cost, and its other values."""
-    numbers = rows.tolist()
-    return [WorkerCost(*row[:2]) for row in numbers], [row[2:] for row in numbers]
-
-
 class Overlapped:
     """torch's DistributedDataParallel for a plain loss, which is a function, over the parameters of the loop. It
     reduces each bucket of gradients over the ranks while the backward pass still computes the next buckets.
@@ -259,60 +224,42 @@ class Overlapped:
 
     def __init__(self, params: Tensors, work: Work, bucket_mb: float, chunk: Tensor, step: int) -> None:
         assert work.loss is not None
-        self.stats = ReduceStats()
-        self._sources = params
-        parameters = {name: nn.Parameter(p.detach().to(work.device)) for name, p in params.items()}
-        loss, _ = work.loss(dict(parameters), chunk, step)
-        for parameter, gradient in zip(
-            parameters.values(), torch.autograd.grad(loss, list(parameters.values()), allow_unused=True), strict=True
-        ):
+        # What a step has reduced: bytes of gradients, and the time when the last bucket was ready. Apart from this
+        # object, since torch's hook keeps it alive, and must not keep the process group alive.
+        self.stats = SimpleNamespace(bytes=0, ready=0.0)
+        self.sources = params
+        self._named: Tensors = {name: nn.Parameter(p.detach().to(work.device)) for name, p in params.items()}
+        parameters = list(self._named.values())
+        loss, _ = work.loss(self._named, chunk, step)
+        gradients = torch.autograd.grad(loss, parameters, allow_unused=True)
+        for parameter, gradient in zip(parameters, gradients, strict=True):
             parameter.requires_grad_(gradient is not None)
-        inner = _LossModule(parameters, work)
+        module = _LossModule(parameters, partial(work.loss, self._named))
         # No `device_ids`: torch would bring the numbers of a chunk to the GPU, and sources read them on the host.
-        self._inner, self._ddp = inner, DistributedDataParallel(inner, bucket_cap_mb=bucket_mb)
+        self._ddp = DistributedDataParallel(module, bucket_cap_mb=bucket_mb)
         self._ddp.register_comm_hook(self.stats, _reduce_bucket)
 
-    def holds(self, params: Tensors) -> bool:
-        """Whether this module was made of these very parameters."""
-        return all(params.get(name) is source for name, source in self._sources.items())
-
-    def start(self, params: Tensors) -> None:
-        """Called before the first chunk of a step: clears the gradients, and takes over the parameters' values."""
+    def gradients(
+        self, params: Tensors, chunks: Sequence[Tensor], step: int, weight: float
+    ) -> tuple[Tensors, list[Any]]:
+        """The gradients, by parameter, summed over the chunks of all ranks, this rank's times `weight`; and the values
+        beside the loss of these chunks."""
         self.stats.bytes = 0
+        rests = []
         with torch.no_grad():
-            for name, parameter in self._inner.by_name().items():
+            for name, parameter in self._named.items():
                 parameter.grad = None
                 if parameter.data_ptr() != params[name].data_ptr():  # on another device
                     parameter.copy_(params[name])
-
-    def add_gradient(self, chunk: Tensor, step: int, *, last: bool, weight: float = 1.0) -> Any:
-        """Adds a chunk's gradient to this rank's sum; returns the values beside the loss.
-
-        With the last chunk of a step, the gradients are summed over the ranks.
-        """
-        with nullcontext() if last else self._ddp.no_sync():
-            loss, rest = self._ddp(chunk, step)
-            (loss * weight).backward()
-        return rest
-
-    def gradients(self) -> Tensors:
-        """The gradients summed over the ranks, by parameter."""
-        named = self._inner.by_name().items()
-        return {name: torch.zeros_like(p) if p.grad is None else p.grad for name, p in named}
+        for chunk in chunks:
+            with nullcontext() if chunk is chunks[-1] else self._ddp.no_sync():  # ranks sum up with the last one
+                loss, rest = self._ddp(chunk, step)
+                (loss * weight).backward()
+            rests.append(rest)
+        return {name: torch.zeros_like(p) if p.grad is None else p.grad for name, p in self._named.items()}, rests
 
 
-class ReduceStats:
-    """What a step has reduced: bytes of gradients, and the time when the last bucket was ready.
-
-    It is separate from `Overlapped`, since torch's hook keeps it alive, and must not keep the process group alive.
-    """
-
-    def __init__(self) -> None:
-        self.ready = 0.0
-        self.bytes = 0
-
-
-def _reduce_bucket(stats: ReduceStats, bucket: dist.GradBucket) -> Future[Tensor]:
+def _reduce_bucket(stats: SimpleNamespace, bucket: dist.GradBucket) -> Future[Tensor]:
     """Sums a bucket of gradients over the ranks."""
     values = bucket.buffer()
     stats.bytes += values.nbytes
@@ -324,17 +271,11 @@ def _reduce_bucket(stats: ReduceStats, bucket: dist.GradBucket) -> Future[Tensor
 
 
 class _LossModule(nn.Module):
-    """The loss as a module with the parameters as its own, as DistributedDataParallel needs it."""
+    """A loss as a module with its parameters, as DistributedDataParallel needs it."""
 
-    def __init__(self, params: dict[str, nn.Parameter], work: Work) -> None:
+    def __init__(self, parameters: Sequence[Tensor], loss: Callable[[Tensor, int], tuple[Tensor, Any]]) -> None:
         super().__init__()
-        self._names = list(params)
-        self._params = nn.ParameterList(params.values())
-        self._work = work
-
-    def by_name(self) -> dict[str, nn.Parameter]:
-        return dict(zip(self._names, self._params, strict=True))
+        self._parameters_of_loss, self._loss = nn.ParameterList(parameters), loss
 
     def forward(self, chunk: Tensor, step: int) -> tuple[Tensor, Any]:
-        assert self._work.loss is not None
-        return self._work.loss(dict(self.by_name()), chunk, step)
+        return self._loss(chunk, step)

@@ -28,10 +28,7 @@ def local(*, plan: WorkPlan, timeout: float) -> Connect:
     """Computes the chunks one after the other. `timeout` has no effect here.
 
     If the reducer only adds, results are added as soon as the tree of additions allows it. So the results of n chunks
-    need the memory of log₂(n) + 1.
-
-    Raises:
-        ValueError: the plan has several workers, or the time limit is not above 0.
+    need the memory of log₂(n) + 1. Raises ValueError if the plan has several workers, or the time limit is not above 0.
     """
     check_timeout(timeout)
     if plan.workers != 1:
@@ -44,23 +41,19 @@ class _Local(ChunkStrategy):
 
     def __init__(self, plan: WorkPlan) -> None:
         self._work, self._only_adds = plan.work, plan.only_adds
-        self._seconds = 0.0
+        self._cost = as_metrics(0.0, [WorkerCost(0.0, 0)])  # of steps that stay on a device
 
     def map(self, params: Tensors, chunks: Sequence[Tensor], step: int) -> list[Any]:
         began = time.perf_counter()
         computed = ((number, self._work.map(params, chunk, step)) for number, chunk in enumerate(chunks))
-        if self._only_adds:
-            results = list(partials_of_terms(computed, len(chunks)).values())  # of all chunks, so a single sum
-        else:
-            results = [result for _, result in computed]
-        self._seconds = time.perf_counter() - began
-        return results
+        # Of all chunks a single sum, or the result of each.
+        results = partials_of_terms(computed, len(chunks)) if self._only_adds else dict(computed)
+        seconds = time.perf_counter() - began
+        self._cost = as_metrics(seconds, [WorkerCost(seconds, 0)])
+        return list(results.values())
 
     def evaluate(self, params: Tensors, split: str, chunks: Sequence[Tensor], done: Done = unnoticed) -> Tensors:
-        return evaluated(([chunk] for chunk in chunks), lambda one: [self._work.evaluate(params, split, *one)], done)
+        return evaluated(chunks, 1, lambda one: [self._work.evaluate(params, split, *one)], done)
 
     def diagnose(self, params: Tensors, chunks: Sequence[Tensor], step: int) -> Tensors:
         return join([diagnose_chunk(self._work, params, chunk, step, rank=0) for chunk in chunks])
-
-    def cost(self) -> dict[str, float]:
-        return as_metrics(self._seconds, [WorkerCost(self._seconds, 0)])

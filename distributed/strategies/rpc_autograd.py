@@ -1,7 +1,6 @@
 """RPC map-reduce under a distributed autograd context: workers compute losses, and rank zero starts one backward
 pass through all of them."""
 
-import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -14,10 +13,10 @@ from torch.utils import _pytree as pytree
 from distributed import autograd
 from distributed.api import remote_sync_call
 from distributed.calls.message import Traffic
-from distributed.info import check_timeout, get_world_rank
+from distributed.info import get_world_rank
 from distributed.reduce import Subtree, combine, partials_of_terms, subtrees_of, tree_sum
 from distributed.strategies.common import chunks as dealing
-from distributed.strategies.common.work import Connect, Flat, Tensors, WorkPlan, flatten, unflatten
+from distributed.strategies.common.work import Connect, Flat, Tensors, Windows, WorkPlan, flatten, unflatten, watch
 
 
 def rpc_autograd(*, plan: WorkPlan, timeout: float) -> Connect:
@@ -28,22 +27,14 @@ def rpc_autograd(*, plan: WorkPlan, timeout: float) -> Connect:
     one order. Parameters and gradients travel once per copy, and every worker keeps the graphs of all its chunks until
     the backward pass.
 
-    Args:
-        plan: the work, the number of workers, the partitioner of the chunk numbers, and the reducer.
-        timeout: seconds that a worker may take for its part.
-
-    Raises:
-        ValueError: the algorithm's loss has no graph, the partitioner would split chunks, or the time limit is not
-            above 0.
+    A worker may take `timeout` seconds for its part. Raises ValueError if the algorithm's loss has no graph, the
+    partitioner would split chunks, or the time limit is not above 0.
     """
-    check_timeout(timeout)
-    dealing.check_partitioner(plan.partitioner)
+    dealing.check_plan(plan, timeout)
     if plan.work.loss is None:
         raise ValueError("strategy=rpc_autograd: this algorithm has no loss that a graph leads to; type strategy=rpc")
-    meter = dealing.Meter()
 
-    def map_chunks(params: Tensors, chunks: Sequence[Tensor], step: int) -> list[Any]:
-        meter.start()
+    def map_chunks(params: Tensors, chunks: Sequence[Tensor], step: int) -> tuple[list[Any], Counter[int], Traffic]:
         count = len(chunks)
         plain = flatten(dealing.to_cpu(params))
         leaves: dict[Subtree, list[Tensor]] = {}
@@ -55,10 +46,9 @@ def rpc_autograd(*, plan: WorkPlan, timeout: float) -> Connect:
             return copies, plain.form, count, step
 
         with autograd.context() as ctx:
-            called = dealing.call(_losses, plan.partitioner, chunks, args, timeout)
-            losses, rests, ranks = zip(*dealing.in_order(called), strict=True)
+            called, seconds = dealing.call(_losses, plan.partitioner, chunks, args, timeout)
+            losses, rests, ranks = zip(*called.values(), strict=True)
             grads = _gradients(ctx, losses, ranks, leaves)
-        traffic = _backward_traffic(plain.buffers, ranks, leaves)
         if plan.only_adds:
             total, rest = combine(grads.items(), count), tree_sum(rests)
             ordered = [plan.work.result(unflatten(Flat(total, plain.form)), rest)]
@@ -66,11 +56,10 @@ def rpc_autograd(*, plan: WorkPlan, timeout: float) -> Connect:
             by_number = {subtree.first(): unflatten(Flat(grad, plain.form)) for subtree, grad in grads.items()}
             ordered = [plan.work.result(by_number[number], rest) for number, rest in enumerate(rests)]
         parts = [(rank, (step,), None) for rank in sorted(set(ranks))]
-        seconds = Counter(dict(remote_sync_call(_seconds_of, partitioner=lambda: parts, timeout=timeout)))
-        meter.stop(called.seconds + seconds, traffic)
-        return ordered
+        of_backward = Counter(dict(remote_sync_call(_seconds_of, partitioner=lambda: parts, timeout=timeout)))
+        return ordered, seconds + of_backward, _backward_traffic(plain.buffers, ranks, leaves)
 
-    return lambda: dealing.ByCalls(plan, timeout, map_chunks, meter)
+    return lambda: dealing.ByCalls(plan, timeout, map_chunks)
 
 
 Leaves = Mapping[Subtree, Sequence[Tensor]]  # copies of the parameters as flat buffers, by the chunks that use them
@@ -114,7 +103,7 @@ class _Copies(torch.autograd.Function):
 
 def _losses(
     numbers: list[int], chunks: list[Tensor], leaves: Leaves, form: Any, count: int, step: int
-) -> dealing.PartResult:
+) -> dealing.Answer:
     """Runs on a worker: the loss of each of its chunks, the values beside the loss, and this worker's rank."""
     loss_of = dealing.current_work().loss
     assert loss_of is not None
@@ -127,34 +116,19 @@ def _losses(
     def losses() -> Iterator[tuple[Tensor, Any, int]]:
         for number, chunk in zip(numbers, chunks, strict=True):
             loss, rest = loss_of(copies[number], chunk, step)
-            _watch(step, loss, copies[number])
+            watch(_windows, step, (loss, *copies[number].values()))
             yield loss, rest, get_world_rank()
 
-    return dealing.compute(numbers, losses())
+    return dealing.compute(numbers, losses(), flat=False)
 
 
-# How long the backward pass takes on a worker: torch runs that pass, so hooks measure it.
-
-_window: tuple[int, float, float] = (0, 0.0, 0.0)
-"""A step, and the times when its first and its latest gradient were computed on this worker."""
-
-
-def _watch(step: int, loss: Tensor, params: Tensors) -> None:
-    """Records when the backward pass computes the gradients of this loss and of these parameters."""
-
-    def note(gradient: Tensor) -> None:
-        global _window
-        now = time.perf_counter()
-        (watched, began, _) = _window
-        _window = (step, began if watched == step else now, now)
-
-    for tensor in (loss, *params.values()):
-        tensor.register_hook(note)
+_windows: Windows = {}  # by step, of the gradients that this worker computes
 
 
 def _seconds_of(step: int) -> tuple[int, float]:
-    (watched, began, ended) = _window
-    return get_world_rank(), ended - began if watched == step else 0.0
+    """This worker's rank, and how long the backward pass of a step took on it."""
+    began, ended = _windows.pop(step, (0.0, 0.0))
+    return get_world_rank(), ended - began
 
 
 def _backward_traffic(buffers: Sequence[Tensor], ranks: Sequence[int], leaves: Leaves) -> Traffic:

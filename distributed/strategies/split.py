@@ -5,13 +5,13 @@ backward pass the same way back, and torch's DistributedOptimizer steps every sh
 first shard, calls the others, and fetches the parameters for a checkpoint.
 """
 
-import functools
 import logging
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from itertools import accumulate, pairwise
-from typing import Any, ParamSpec, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -30,8 +30,8 @@ from distributed.strategies.common.work import (
     Connect,
     Done,
     Pieces,
-    ShardOptimizer,
     Tensors,
+    Work,
     WorkerCost,
     WorkPlan,
     as_metrics,
@@ -39,24 +39,14 @@ from distributed.strategies.common.work import (
     unnoticed,
 )
 
-P = ParamSpec("P")
-T = TypeVar("T")
-
 _ANSWER_SECONDS = 2.0  # how long a worker may take to answer after an error, or it counts as missing
 
 
 def split(*, plan: WorkPlan, timeout: float, cuts: Sequence[str] | str = "auto", micro_batches: int = 4) -> Connect:
-    """Deals the network's stages out to the workers.
+    """Deals the network's stages out to the workers. conf/strategy/split.yaml explains the keys.
 
-    Args:
-        plan: the work, the number of workers, and the reducer.
-        timeout: seconds that a worker may take for a micro-batch.
-        cuts: the stages that begin a new shard; `auto` makes the largest shard as small as possible.
-        micro_batches: how many are under way at once; each leaves its activations on the workers.
-
-    Raises:
-        ValueError: the network cannot be cut at all, or not at these stages; the reducer needs whole gradients, or the
-            loop whole parameters; a number is out of range.
+    Raises ValueError if the network cannot be cut at all, or not at these stages; the reducer needs whole gradients, or
+    the loop whole parameters; or a key has a value that is not allowed.
     """
     check_timeout(timeout)
     if isinstance(micro_batches, bool) or not isinstance(micro_batches, int) or not 1 <= micro_batches <= 8:
@@ -81,12 +71,7 @@ def split(*, plan: WorkPlan, timeout: float, cuts: Sequence[str] | str = "auto",
             "optimizer.clip_value=LIMIT, which limits each number"
         )
     ends = shard_ends(pieces, plan.workers, cuts)
-
-    def connect() -> ChunkStrategy:
-        leads = start_session(plan.work, timeout)
-        return Pipeline(ends, plan.reduce, micro_batches, timeout) if leads else _HoldsShard()
-
-    return connect
+    return lambda: Pipeline(plan.work, pieces, ends, plan.reduce, micro_batches, timeout)
 
 
 def shard_ends(pieces: Pieces, workers: int, cuts: Sequence[str] | str = "auto") -> list[int]:
@@ -102,11 +87,10 @@ def shard_ends(pieces: Pieces, workers: int, cuts: Sequence[str] | str = "auto")
         if cuts != "auto":
             raise ValueError(f"cuts={cuts!r}: must be auto or a list of stages; type strategy.cuts=[{names[-1]}]")
         return _even_ends(pieces, workers)
-    positions = []
     for name in cuts:
         if name not in names:
             raise ValueError(f"cuts={list(cuts)}: there is no stage {name!r}; the stages are {', '.join(names)}")
-        positions.append(names.index(name))
+    positions = [names.index(name) for name in cuts]
     if len(positions) != workers - 1:
         raise ValueError(
             f"cuts={list(cuts)}: make {len(positions) + 1} shards for {workers} workers; "
@@ -119,7 +103,7 @@ def shard_ends(pieces: Pieces, workers: int, cuts: Sequence[str] | str = "auto")
 
 def _even_ends(pieces: Pieces, workers: int) -> list[int]:
     """The ends for which the largest shard has the fewest parameters."""
-    sizes = [0, *accumulate(pieces.size(stage) for stage in pieces.stages)]
+    sizes = [0, *accumulate(stage.size for stage in pieces.stages)]
     count = len(sizes) - 1
     # best[i]: of the first i stages in `shards` shards, the size of the largest shard and the ends of all
     best: list[tuple[int, list[int]]] = [(sizes[i], [i]) for i in range(count + 1)]
@@ -132,92 +116,74 @@ def _even_ends(pieces: Pieces, workers: int) -> list[int]:
     return best[count][1]
 
 
-def _naming_missing_workers(method: Callable[P, T]) -> Callable[P, T]:
-    """A method of `Pipeline` whose errors name the workers that do not answer. torch's own name none, or the last
+@contextmanager
+def _naming_missing_workers() -> Iterator[None]:
+    """Around a method of `Pipeline`: errors name the workers that do not answer. torch's own name none, or the last
     shard, which waits for the others."""
-
-    @functools.wraps(method)
-    def named(*args: P.args, **kwargs: P.kwargs) -> T:
-        try:
-            return method(*args, **kwargs)
-        except (RuntimeError, ConnectionError, TimeoutError) as error:
-            names, are_dead = missing_workers(_ANSWER_SECONDS)
-            if not names or (str(error).startswith(f"{names} d") and are_dead == isinstance(error, ConnectionError)):
-                raise
-            if not are_dead:
-                timeout = current().timeout
-                raise TimeoutError(f"{names} did not answer within {timeout:g} s{_advice(timeout)}") from error
-            raise ConnectionError(f"{names} does not answer: {error}") from error
-
-    return named
-
-
-class _HoldsShard(ChunkStrategy):
-    """A worker beside rank zero, which calls it."""
-
-    drives = False
-
-    def close(self, failure: BaseException | None = None) -> None:
-        stop_rpc(failure)
+    try:
+        yield
+    except (RuntimeError, ConnectionError, TimeoutError) as error:
+        names, are_dead = missing_workers(_ANSWER_SECONDS)
+        if not names or (str(error).startswith(f"{names} d") and are_dead == isinstance(error, ConnectionError)):
+            raise
+        if not are_dead:
+            timeout = current().timeout
+            raise _advised(TimeoutError(f"{names} did not answer within {timeout:g} s"), timeout) from error
+        raise ConnectionError(f"{names} does not answer: {error}") from error
 
 
 class Pipeline(ChunkStrategy):
-    """All shards, as rank zero uses them. It is its own updater: gradients stay where the shards are, so there is no
-    `map`, and each worker updates the parameters of its shard."""
+    """All shards, as rank zero uses them; the other workers hold theirs until it ends the session. It is its own
+    updater: gradients stay where the shards are, so there is no `map`, and each worker updates the parameters of its
+    shard."""
 
     every = 1  # the host reads the figures of each step
 
-    def __init__(self, ends: Sequence[int], reduce: Combine, micro_batches: int, timeout: float) -> None:
+    def __init__(
+        self, work: Work, pieces: Pieces, ends: Sequence[int], reduce: Combine, micro_batches: int, timeout: float
+    ) -> None:
+        self._result, self._faults, self._reduce = work.result, pieces.faults, reduce
+        self._micro_batches, self._timeout = micro_batches, timeout
         self._bounds = list(pairwise([0, *ends]))
-        self._reduce, self._micro_batches, self._timeout = reduce, micro_batches, timeout
-        self._workers = current().workers
-        pieces = current_work().pieces
-        assert pieces is not None
         self._param_names = [
             [name for stage in pieces.stages[first:last] for name in stage.params] for first, last in self._bounds
         ]
         self._shards: list[Any] = []
         self._optimizer: Any = None
-        self._here: tuple[Tensors, ShardOptimizer] | None = None
-        self._cost: dict[str, float] = {}
+        self.drives = start_session(work, timeout)
+        self._workers = current().workers
 
-    def updater(self, here: Any, params: Tensors, optimizer: ShardOptimizer) -> Any:
+    @_naming_missing_workers()
+    def updater(self, here: Any, params: Tensors, optimizer: Any) -> Any:
+        """Sends each shard its part of the parameters, and of the state of their optimiser."""
         self._here = params, optimizer
-        self.push(params, optimizer.state_dict())
+        whole = State.of(params, optimizer.state_dict())
+        self._shards = []
+        for worker, names, (first, last) in zip(self._workers, self._param_names, self._bounds, strict=True):
+            per_param = {name: whole.per_param[name] for name in names if name in whole.per_param}
+            state = State({name: whole.params[name] for name in names}, per_param, whole.group)
+            args = (self._reduce, first, last, state, self._timeout)
+            self._shards.append(rpc.remote(worker, _make_shard, args, timeout=self._timeout))
+        refs = [ref for shard in self._shards for ref in shard.rpc_sync(timeout=self._timeout).param_refs()]
+        # It warns of optimisers that are not TorchScript.
+        logging.getLogger("torch.distributed.optim.optimizer").setLevel(logging.ERROR)
+        self._optimizer = DistributedOptimizer(_optimizer_here, refs)
         return self
 
     def settle(self) -> None:
         """Each step waits for its figures."""
 
+    @_naming_missing_workers()
     def fetch(self) -> None:
         """Copies the shards' parameters and the state of their optimisers to those that the updater began with."""
-        assert self._here is not None
-        local_params, optimizer = self._here
-        params, state = self.pull()
+        here, optimizer = self._here
+        states: list[State] = self._all("state")
+        params = {name: value for state in states for name, value in state.params.items()}
+        per_param = {name: value for state in states for name, value in state.per_param.items()}
         with torch.no_grad():
-            for name, param in local_params.items():
+            for name, param in here.items():
                 param.copy_(params[name])
-        optimizer.load_state_dict(state)
-
-    @_naming_missing_workers
-    def push(self, params: Tensors, optimizer: dict[str, Any]) -> None:
-        """Sends each shard its part of the parameters, and of an optimiser's `state_dict` (by sorted names)."""
-        per_param = {name: optimizer["state"][i] for i, name in enumerate(sorted(params)) if i in optimizer["state"]}
-        group = {key: value for key, value in optimizer["param_groups"][0].items() if key != "params"}
-        self._shards = []
-        for worker, names, (first, last) in zip(self._workers, self._param_names, self._bounds, strict=True):
-            values = {name: params[name].detach() for name in names}
-            state = State(values, {name: per_param[name] for name in names if name in per_param}, group)
-            args = (self._reduce, first, last, state, self._timeout)
-            self._shards.append(rpc.remote(worker, _make_shard, args, timeout=self._timeout))
-        refs = [ref for shard in self._shards for ref in shard.rpc_sync(timeout=self._timeout).param_refs()]
-        logger = logging.getLogger("torch.distributed.optim.optimizer")
-        level = logger.level
-        logger.setLevel(logging.ERROR)  # it warns of optimisers that are not TorchScript
-        try:
-            self._optimizer = DistributedOptimizer(_optimizer_here, refs)
-        finally:
-            logger.setLevel(level)
+        optimizer.load_state_dict(State(params, per_param, states[0].group).optimizer())
 
     def _all(self, method: str, *args: Any) -> list[Any]:
         """Calls a method of every shard; returns their values."""
@@ -242,15 +208,11 @@ class Pipeline(ChunkStrategy):
             raise _advised(worker_error(self._workers[rank], error, self._timeout), self._timeout) from error
         return value
 
-    @_naming_missing_workers
+    @_naming_missing_workers()
     def advance(self, chunks: Sequence[Tensor], step: int, rate: float) -> tuple[list[Any], dict[str, float]]:
         """Trains for one step; returns the chunks' results without their gradients, and the seconds that this process
-        took to update parameters: none.
-
-        Raises:
-            FloatingPointError: a gradient is not finite; the step is not applied.
-            ConnectionError, TimeoutError: a worker does not answer.
-        """
+        took to update parameters: none. Raises FloatingPointError if a gradient is not finite; the step is not applied
+        then. Raises ConnectionError or TimeoutError if a worker does not answer."""
         began = time.perf_counter()
         counts = [len(chunk) for chunk in chunks]
         rests: list[Any] = []
@@ -276,8 +238,7 @@ class Pipeline(ChunkStrategy):
             time.perf_counter() - began,
             [WorkerCost(cost.compute, cost.sent + sent) for cost, sent in zip(costs, sent_forward, strict=True)],
         )
-        result = current_work().result
-        return [result({}, rest) for rest in rests], {"update_seconds": 0.0}
+        return [self._result({}, rest) for rest in rests], {"update_seconds": 0.0}
 
     def _through(self, split: str, chunk: Tensor, number: int, params: Sequence[Tensors] | None) -> Any:
         """Sends a micro-batch through all shards; returns a future of the last shard's outcome."""
@@ -288,7 +249,7 @@ class Pipeline(ChunkStrategy):
             before = [remote.run(before, split, chunk, number, None if params is None else params[position])]
         return before[0]
 
-    @_naming_missing_workers
+    @_naming_missing_workers()
     def evaluate(self, params: Tensors, split: str, chunks: Sequence[Tensor], done: Done = unnoticed) -> Tensors:
         """The values of every sample by these parameters, in order."""
         parts = [{name: params[name].detach() for name in names} for names in self._param_names]
@@ -297,28 +258,12 @@ class Pipeline(ChunkStrategy):
             futures = [self._through(split, chunk, number, parts) for number, chunk in enumerate(group)]
             return [self._wait(len(self._shards) - 1, future) for future in futures]
 
-        size = self._micro_batches
-        return evaluated((chunks[first : first + size] for first in range(0, len(chunks), size)), through_all, done)
+        return evaluated(chunks, self._micro_batches, through_all, done)
 
     def diagnose(self, params: Tensors, chunks: Sequence[Tensor], step: int) -> Tensors:
         """The fault of each sample, by `Pieces.faults`. The worker is the last one, where all samples end."""
-        pieces = current_work().pieces
-        assert pieces is not None
-        faults = pieces.faults(self.evaluate(params, "train", chunks))
+        faults = self._faults(self.evaluate(params, "train", chunks))
         return faults | {"worker": torch.full_like(next(iter(faults.values())), len(self._shards) - 1)}
-
-    @_naming_missing_workers
-    def pull(self) -> tuple[Tensors, dict[str, Any]]:
-        """The parameters of all shards, and one `state_dict` of their optimisers (by sorted names)."""
-        states: list[State] = self._all("state")
-        params = {name: value for state in states for name, value in state.params.items()}
-        per_param = {name: value for state in states for name, value in state.per_param.items()}
-        numbered = {i: per_param[name] for i, name in enumerate(sorted(params)) if name in per_param}
-        group = states[0].group | {"params": list(range(len(params)))}
-        return params, {"state": numbered, "param_groups": [group]}
-
-    def cost(self) -> dict[str, float]:
-        return self._cost
 
     def close(self, failure: BaseException | None = None) -> None:
         self._shards, self._optimizer = [], None
@@ -344,8 +289,5 @@ def _optimizer_here(params: Sequence[Tensor]) -> Shard:
 
 def _advised(error: Exception, timeout: float) -> Exception:
     """The error; with advice on the setting if it is a TimeoutError."""
-    return TimeoutError(f"{error}{_advice(timeout)}") if isinstance(error, TimeoutError) else error
-
-
-def _advice(timeout: float) -> str:
-    return f"; type strategy.timeout=SECONDS to allow more than {timeout:g}"
+    advice = f"; type strategy.timeout=SECONDS to allow more than {timeout:g}"
+    return TimeoutError(f"{error}{advice}") if isinstance(error, TimeoutError) else error

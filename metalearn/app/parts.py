@@ -24,7 +24,7 @@ from omegaconf import DictConfig, OmegaConf
 from distributed.info import get_world_info
 from distributed.launch.meeting import UnlikeWorkerError, compare_workers
 from distributed.reduce import tree_sum
-from distributed.strategies.common.work import Pieces, Work, WorkPlan
+from distributed.strategies.common.work import Pieces, PipelineStage, Work, WorkPlan
 from metalearn.algorithms.common.losses import measured_by, of_function
 from metalearn.algorithms.common.metrics import reporting
 from metalearn.algorithms.common.wrappers import of_present_classes, with_fixed, with_present_classes
@@ -43,7 +43,7 @@ from metalearn.runs.metrics import KEY, SEEN_DRAWERS, UNKNOWN_OVERLAP, Seen, fro
 from metalearn.storage.files import is_folder
 from metalearn.tasks.common.episodes import Content, content_of, drawers_of, identities_of
 from metalearn.tasks.common.pictures import first_few
-from metalearn.training.chunks import chunk_functions, episodes_of, inputs_of_source, piece_functions, single_stages
+from metalearn.training.chunks import chunk_functions, episodes_of, inputs_of_source, piece_functions, single_stage
 from metalearn.training.on_device import DeviceWork, steps_on_device
 from metalearn.training.optimizers import OuterOptimizer
 from metalearn.training.settings import (
@@ -232,12 +232,12 @@ def check_unseen(seen: Seen, source: TaskSource, split: str, choice: str) -> dic
         return {KEY: UNKNOWN_OVERLAP} if choice == REPORT and has_classes else {}
     shared = overlap(seen, split, identities)
     if choice == REPORT:
-        return shown | {KEY: shared._asdict() | {"complete": seen.complete}}
-    if shared.trained_on or shared.validated_on:
-        also = f", and {shared.validated_on} more were validated on" if shared.validated_on else ""
+        return shown | {KEY: shared}
+    if shared["trained_on"] or shared["validated_on"]:
+        also = f", and {shared['validated_on']} more were validated on" if shared["validated_on"] else ""
         raise ConfigError(
-            f"dataset: {shared.trained_on} of its {shared.classes} {split} classes were trained on before{also}, as "
-            f"their names say; type the dataset and dataset.split of the training, or {KEY}={REPORT} to evaluate on "
+            f"dataset: {shared['trained_on']} of its {shared['classes']} {split} classes were trained on before{also}, "
+            f"as their names say; type the dataset and dataset.split of the training, or {KEY}={REPORT} to evaluate on "
             "them and count them in the result"
         )
     return shown
@@ -485,9 +485,8 @@ def steps_on_gpu(
     ahead = config.trainer.draw_ahead
     if plan.work.device.type in RESIDENT:
         every, dtype = config.logger.get("every", 1), type_of(config.precision)
-        return steps_on_device(
-            DeviceWork(algorithm, source, plan.work.device, dtype, tree_sum, every, plan.only_adds, pairs, ahead)
-        )
+        work = DeviceWork(algorithm, source, plan.work.device, dtype, tree_sum, every, plan.only_adds, pairs, ahead)
+        return partial(steps_on_device, work)
     if ahead not in (AUTO, 0):
         raise ConfigError(
             f"trainer.draw_ahead={ahead}: processes draw tasks ahead where workers compute on a GPU, and here they "
@@ -548,9 +547,11 @@ def make_work(
     device, dtype = own_device(config.device), type_of(config.precision)
     pieces = None
     if model.stages and algorithm.evaluated_on == "samples":
-        sizes = {name: value.numel() for name, value in start.items()}
-        ends = piece_functions(model, source, device, dtype)
-        pieces = Pieces(stages=single_stages(model), **ends._asdict(), start=outer.start, sizes=sizes)
+        stages = [
+            PipelineStage(stage.name, stage.params, sum(start[name].numel() for name in stage.params), stage.apply)
+            for stage in map(single_stage, model.stages)
+        ]
+        pieces = Pieces(stages, **piece_functions(model, source, device, dtype), start=outer.start)
     functions = chunk_functions(algorithm, source, device, dtype, tree_sum, seed=config.seed)
     return Work(**functions._asdict(), device=device, plain=algorithm.trained_on == "samples", pieces=pieces)
 

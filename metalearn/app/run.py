@@ -51,7 +51,7 @@ from metalearn.reporting.logging import detach, log_to_file, log_to_terminal
 from metalearn.reporting.page import Picture, episode_picture, has_pictures
 from metalearn.reporting.plots import adaptation, bits_by_position, learning_curve
 from metalearn.reporting.report import REPORT, ShownLearner, ShownTask, write_report
-from metalearn.runs.checkpoint import ORIGIN, Snapshot, WrittenElsewhere, fitted, from_bytes, rewind, to_bytes
+from metalearn.runs.checkpoint import ORIGIN, Checkpointer, Snapshot, fitted, rewind
 from metalearn.runs.folder import (
     PATIENCE,
     PAUSED,
@@ -95,7 +95,6 @@ COMMANDS = "commands"
 """The key of the commands that have made a run, in its checkpoints: pairs of the step from which on, and the words."""
 
 CHUNK = "chunk"  # what rank zero shares of its chunks, since they may depend on the kernels that a host can compile
-DONE = b"done"  # what rank zero shares in place of the learner if there is nothing left to do
 SHOWN_TASKS, SHOWN_SAMPLES = 4, 60  # how many test tasks, or test samples, the report shows
 
 log = logging.getLogger("metalearn")
@@ -206,7 +205,7 @@ def _report(parts: Parts, done: str) -> int:
     if on_several_hosts(parts.job.config):
         try:
             strategy = parts.connect()
-            strategy.share(DONE)
+            strategy.share(None)  # in place of the learner
             strategy.close()
         except (RuntimeError, ConnectionError, TimeoutError, MixedWorkersError) as error:
             log.debug("%s", error)  # they were not started, or have ended: nothing is lost
@@ -319,12 +318,11 @@ def follow(parts: Parts, strategy: Strategy) -> None:
         Paused: as on rank zero. If that is asked to stop, it ends this process.
         RunError: a value that is not finite.
     """
-    shared = strategy.share(b"")
-    if shared == DONE:
+    begun = strategy.share(None)
+    if begun is None:  # there is nothing left to do
         return
-    begun = from_bytes(shared)
     trainer = parts.trainer(strategy, parts.restored(begun))
-    trainer.checkpointer = WrittenElsewhere(parts.checkpointer.due)
+    trainer.checkpointer = Checkpointer(parts.checkpointer.due)
     if begun.meta[CHUNK] is not None:
         trainer.training = trainer.training._replace(chunk=begun.meta[CHUNK])
     trainer.fit()
@@ -452,7 +450,7 @@ def train_and_test(parts: Parts, trainer: Trainer) -> tuple[Result, Params]:
     job, settings, state, run_log = parts.job, parts.settings, trainer.state, trainer.log
     run_log.start(trainer.meta["config"], first_pictures(parts))
     size = trainer.training.chunk if isinstance(trainer.training.chunk, int) else None  # else it is computed anywhere
-    trainer.strategy.share(to_bytes(state.snapshot(trainer.meta | {CHUNK: size}, {})))
+    trainer.strategy.share(state.snapshot(trainer.meta | {CHUNK: size}, {}))
     trainer.fit()
     if trainer.ended_by_patience:
         log.info(

@@ -75,10 +75,10 @@ def tests_side_by_side(named: Sequence[tuple[str, Path]]) -> list[str]:
     for (name, _), test in zip(named, tests, strict=True):
         cells = [name, "no test yet" if test is None else shown(test.metric, *test.mean()), "", ""]
         if first is not None and test is not None and test is not first:
-            delta = difference(first, test)
-            cells[2] = shown(test.metric, delta.mean, delta.ci95, "+")
-            cells[3] = f"paired, {len(test.values)} tasks" if delta.paired else "not paired"
-            others += [] if delta.paired else [name]
+            mean, ci95, paired = difference(first, test)
+            cells[2] = shown(test.metric, mean, ci95, "+")
+            cells[3] = f"paired, {len(test.values)} tasks" if paired else "not paired"
+            others += [] if paired else [name]
         rows.append(cells)
     metric = next((METRIC_NAMES[test.metric] for test in tests if test is not None), "")
     lines = [text_columns([["run", f"test {metric}".rstrip(), f"difference to {named[0][0]}", ""], *rows])]

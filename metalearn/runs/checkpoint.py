@@ -7,7 +7,6 @@
 """
 
 import errno
-import io
 import logging
 import os
 import platform
@@ -44,6 +43,7 @@ from metalearn.saved.form import (
 )
 from metalearn.storage.files import (
     STANDS,
+    exchanged,
     read_json,
     read_object,
     room_at,
@@ -57,7 +57,6 @@ from metalearn.types import FIXED, Params
 log = logging.getLogger(__name__)
 
 CHECKPOINT = Kind("checkpoint", 1, {"step": int, "config": dict, "versions": dict})
-
 STATE = "state.pt"
 
 ORIGIN = "origin"
@@ -66,7 +65,7 @@ ORIGIN = "origin"
 _WENT_BACK = ".went_back"
 """The file in which `rewind` notes its job. A restart of that job must not go back a second time."""
 
-_STEP = re.compile(r"step_([0-9]+)")  # the name of a checkpoint's folder. Other folders beside it are the user's own.
+_STEP = re.compile(r"step_[0-9]+")  # the name of a checkpoint's folder. Other folders beside it are the user's own.
 _NO_LINKS = (errno.ENOSYS, errno.EPERM, errno.EOPNOTSUPP)  # what file systems without symbolic links answer
 _NEXT_BEST = re.compile(r"best_[0-9]+")  # the name of a link to the second best checkpoint, the third best, and so on
 
@@ -81,11 +80,11 @@ class Snapshot(NamedTuple):
 
 class Checkpointer:
     """The checkpoints of one run. This one keeps none: it is for ranks that take the same steps as rank zero, which
-    alone writes."""
+    alone writes. `due(step, validated)`: whether a checkpoint is wanted, whatever its validation says; ranks that share
+    their steps read figures at the same ones."""
 
-    def due(self, step: int, validated: bool) -> bool:
-        """Whether a checkpoint is wanted, whatever its validation says."""
-        return False
+    def __init__(self, due: Callable[[int, bool], bool] = lambda step, validated: False) -> None:
+        self.due = due
 
     def save(self, snapshot: Snapshot, best: bool) -> None:
         """Writes one, points `last` (and, if `best`, `best` too) to it, and removes old ones. Its validation, if it has
@@ -101,28 +100,13 @@ class Checkpointer:
         return False
 
 
-NO_CHECKPOINTS = Checkpointer()
-
-
-class WrittenElsewhere(Checkpointer):
-    """The checkpoints of a run that another rank writes: ranks that share their steps read figures at the same ones."""
-
-    def __init__(self, due: Callable[[int, bool], bool]) -> None:
-        self._due = due
-
-    def due(self, step: int, validated: bool) -> bool:
-        return self._due(step, validated)
-
-
 class _InFolder(Checkpointer):
     """Checkpoints in the run folder."""
 
     def __init__(self, run_dir: Path, every: int, keep: int, keep_best: int) -> None:
-        self._folder, self._every, self._keep, self._keep_best = run_dir / "checkpoints", every, keep, keep_best
-
-    def due(self, step: int, validated: bool) -> bool:
         # Whether a validation is among the best is known only later, so each one is saved.
-        return step % self._every == 0 or (validated and self._keep_best > 1)
+        super().__init__(lambda step, validated: step % every == 0 or (validated and keep_best > 1))
+        self._folder, self._keep, self._keep_best = run_dir / "checkpoints", keep, keep_best
 
     def save(self, snapshot: Snapshot, best: bool) -> None:
         folder, step = self._folder, snapshot.meta["step"]
@@ -134,7 +118,7 @@ class _InFolder(Checkpointer):
             # Last, so that what the links name stays. Checkpoints of later steps are damaged, or the run would have
             # gone on from them; they must not push out good ones.
             linked = {link.resolve() for link in (folder / "best", folder / "last", *_next_best(folder))}
-            for old in [old for old in _steps(folder) if _number(old) <= step][: -self._keep]:
+            for old in [path for number, path in _steps(folder).items() if number <= step][: -self._keep]:
                 if old.resolve() not in linked:
                     _remove(old)
 
@@ -149,9 +133,6 @@ class _InFolder(Checkpointer):
     def settle(self, step: int, best: int | None) -> bool:
         folder = self._folder
         with writing(folder):
-            for path in _replaced(folder):  # put back, if its replacement did not come
-                final = folder / _name(_number(path))
-                _remove(path) if final.exists() else path.rename(final)
             for path in folder.glob(".step_*.tmp"):
                 _remove(path)
             # A kill between a save and its links leaves `best` at an older step, which the test would take.
@@ -166,13 +147,8 @@ class _InFolder(Checkpointer):
 
 
 def checkpointing(*, every: int, keep: int, keep_best: int = 1) -> Callable[[Path], Checkpointer]:
-    """Returns a function from the run folder to its `Checkpointer`. Raises ValueError for a number below 1.
-
-    Args:
-        every: steps between checkpoints.
-        keep: number of latest checkpoints to keep; those of `best` and `last` always stay.
-        keep_best: number of checkpoints to keep by their validations. With 2 or more, each validated step is saved.
-    """
+    """Returns a function from the run folder to its `Checkpointer`. conf/config.yaml explains the keys; checkpoints of
+    `best` and `last` always stay. Raises ValueError for a number below 1."""
     for name, value in (("every", every), ("keep", keep), ("keep_best", keep_best)):
         whole_number(name, value, at_least=1)
     return lambda run_dir: _InFolder(run_dir, every, keep, keep_best)
@@ -182,7 +158,7 @@ def write(folder: Path, snapshot: Snapshot) -> Path:
     """Saves as `folder`/step_NNNNNN: writes a temporary folder, syncs it to disk, renames it. Raises RunError if it
     cannot be written. What was saved before is still there."""
     final = folder / _name(snapshot.meta["step"])
-    temporary, replaced = folder / f".{final.name}.tmp", folder / f".{final.name}.old"
+    temporary = folder / f".{final.name}.tmp"
     if not folder.parent.is_dir():
         raise DiskError(
             f"{folder.parent}: is not there any more ({room_at(folder.parent)}); move it back, and the same command "
@@ -196,13 +172,13 @@ def write(folder: Path, snapshot: Snapshot) -> Path:
             torch.save(snapshot.state, file)
         versions = {"torch": torch.__version__, "numpy": numpy.__version__, "python": platform.python_version()}
         form.fill(temporary, CHECKPOINT, snapshot.params, snapshot.meta | {"versions": versions})
-        # The old checkpoint goes last: after a kill at any line, one of the two is there and whole.
-        if final.exists() or final.is_symlink():
-            _remove(replaced)
-            final.rename(replaced)
-        temporary.rename(final)
+        # Exchanged, the temporary folder has the old checkpoint. Where the system cannot do that, a kill between the
+        # next two lines costs the steps since the checkpoint before.
+        if not (final.exists() and exchanged(final, temporary)):
+            _remove(final)
+            temporary.rename(final)
         sync(folder)
-        _remove(replaced)
+        _remove(temporary)
     except (OSError, SafetensorError, RuntimeError) as error:
         with suppress(OSError):
             _remove(temporary)  # gives back the space
@@ -230,18 +206,6 @@ def read(path: Path, *, later: bool = False) -> Snapshot:
     return Snapshot(saved.tensors, state, saved.meta)
 
 
-def to_bytes(snapshot: Snapshot) -> bytes:
-    """A snapshot for another process."""
-    buffer = io.BytesIO()
-    torch.save(tuple(snapshot), buffer)
-    return buffer.getvalue()
-
-
-def from_bytes(data: bytes) -> Snapshot:
-    """The snapshot that `to_bytes` has packed."""
-    return Snapshot(*torch.load(io.BytesIO(data), map_location="cpu", weights_only=True))
-
-
 def read_named(key: str, path: Path) -> Snapshot:
     """The checkpoint or the learner that the config's `key` names; a learner has no state. The file of the parameters
     is read for the first of them, and their shapes are known before. Raises ConfigError if it cannot be read."""
@@ -252,12 +216,8 @@ def read_named(key: str, path: Path) -> Snapshot:
             learner = read_learner(path, later=True)
             snapshot = Snapshot(learner.tensors, {}, learner.meta)
     unread: Any = snapshot.params
-
-    def tensors() -> Params:
-        with _naming(key, path):
-            return unread.read()  # type: ignore[no-any-return]
-
-    return snapshot._replace(params=cast(Params, Unread(unread.shapes, tensors)))
+    later = _naming(key, path)(unread.read)
+    return snapshot._replace(params=cast(Params, Unread(unread.shapes, later)))
 
 
 @contextmanager
@@ -274,7 +234,7 @@ def _naming(key: str, path: Path) -> Iterator[None]:
 def latest(run_dir: Path, check: Callable[[Snapshot], object] = lambda snapshot: None) -> Snapshot | None:
     """The newest usable checkpoint of a run, or None if it has no checkpoint yet. Damaged ones, and those for which
     `check` raises RunError, are skipped with a warning. Raises ConfigError if there are some, but none can be used."""
-    paths = _candidates(run_dir / "checkpoints")
+    paths = _steps(run_dir / "checkpoints").values()
     for path in reversed(paths):
         try:
             snapshot = read(path)
@@ -298,7 +258,7 @@ def origin_of(path: Path) -> str | None:
 
 def has_checkpoints(run_dir: Path) -> bool:
     """Whether a run has saved already; what it has saved may be damaged."""
-    return bool(_candidates(run_dir / "checkpoints"))
+    return bool(_steps(run_dir / "checkpoints"))
 
 
 def rewind(run_dir: Path, step: int) -> None:
@@ -307,8 +267,8 @@ def rewind(run_dir: Path, step: int) -> None:
     folder = run_dir / "checkpoints"
     with writing(run_dir):
         (run_dir / "result.json").unlink(missing_ok=True)
-        for path in reversed(_candidates(folder)):  # interrupted, it leaves a run that went on to an earlier step
-            if _number(path) > step:
+        for number, path in reversed(_steps(folder).items()):  # interrupted, it leaves a run of fewer steps
+            if number > step:
                 _remove(path)
         _point(folder / "last", _name(step))
         if job_id():
@@ -385,33 +345,17 @@ def _name(step: int) -> str:
     return f"step_{step:06d}"
 
 
-def _number(path: Path) -> int:
-    """The step in the name of a checkpoint's folder, or of one that was being replaced."""
-    match = _STEP.search(path.name)
-    assert match is not None
-    return int(match[1])
-
-
-def _steps(folder: Path) -> list[Path]:
-    return sorted((path for path in folder.glob("step_*") if _STEP.fullmatch(path.name) and path.is_dir()), key=_number)
-
-
-def _replaced(folder: Path) -> list[Path]:
-    """Checkpoints that were being replaced by one of the same step when the run was killed."""
-    return [path for path in folder.glob(".step_*.old") if _STEP.fullmatch(path.name[1:-4])]
-
-
-def _candidates(folder: Path) -> list[Path]:
-    # A kill between the two renames of `write` leaves only the old checkpoint of that step.
-    lost = [path for path in _replaced(folder) if not (folder / _name(_number(path))).exists()]
-    return sorted([*_steps(folder), *lost], key=_number)
+def _steps(folder: Path) -> dict[int, Path]:
+    """The checkpoints in a folder, by their steps in order."""
+    paths = (path for path in folder.glob("step_*") if _STEP.fullmatch(path.name) and path.is_dir())
+    return dict(sorted((int(path.name.removeprefix("step_")), path) for path in paths))
 
 
 def _point_to_next_best(folder: Path, count: int, step: int) -> None:
     """Sets the links `best_2` to `best_count` by the validations of the checkpoints up to `step`; removes others."""
     best = (folder / "best").resolve()
     ranked: list[tuple[dict[str, Any], Path]] = []  # the best first; of equal ones, the earlier step first
-    for path in [path for path in _steps(folder) if _number(path) <= step] if count > 1 else ():
+    for path in [path for number, path in _steps(folder).items() if number <= step] if count > 1 else ():
         value = read_json(path / META).get("validation")  # none in a damaged one
         if value is not None:
             metric = deciding(value)

@@ -33,10 +33,8 @@ STOP = "stop"
 
 _REPORTED_STEPS = (0, 1, 2, 3, 4, 5, 10, 20, 50, 100)
 
-
 PAUSED, PRUNED = "paused", "pruned"
 """Statuses of a paused run: `PAUSED` after the step `pause_after`, `PRUNED` for the file `STOP`."""
-
 
 PATIENCE = "patience"  # the key of a result whose training was ended by `trainer.patience`: its value
 
@@ -78,8 +76,9 @@ def inspect(run_dir: Path, config: DictConfig, start: Params, restore: Callable[
         try:
             fitted("checkpoint", Path(f"step_{done:06d}"), saved.params, start)
             restore(saved)
-        except Exception as error:  # torch's optimizers raise errors of any kind
-            raise RunError(f"step {done} cannot be restored: {error}") from error
+        except Exception as error:  # of any kind: state.pt may hold anything, and torch's optimizers raise many
+            why = f"it does not fit this run ({type(error).__name__}: {error})"
+            raise RunError(f"step {done} cannot be restored: {why}") from error
 
     def check_own(saved: Snapshot) -> None:
         started = saved.meta.get(ORIGIN)

@@ -4,7 +4,6 @@ validated on, which every checkpoint and published model names."""
 import csv
 import hashlib
 import math
-import statistics
 from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -193,18 +192,13 @@ class Tested(NamedTuple):
 
     def mean(self) -> tuple[float, float]:
         """The mean over the tasks, and half its 95% interval."""
-        spread = len(self.values) > 1 and all(map(math.isfinite, self.values))
-        deviation = statistics.stdev(self.values) if spread else math.nan
-        return statistics.fmean(self.values), 1.96 * deviation / math.sqrt(len(self.values))
+        column = torch.tensor(self.values, dtype=torch.float64)
+        return column.mean().item(), _ci95(column)
 
 
 def read_table(path: Path) -> Tested:
-    """The inverse of `write_table`, for the main metric.
-
-    Raises:
-        FileNotFoundError: there is no such file.
-        ValueError: it is damaged.
-    """
+    """The inverse of `write_table`, for the main metric. Raises FileNotFoundError if there is no such file, and
+    ValueError if it is damaged."""
     with path.open(encoding="utf-8", newline="") as file:
         rows = list(csv.DictReader(file))
     try:
@@ -215,24 +209,15 @@ def read_table(path: Path) -> Tested:
         raise ValueError(f"{path}: is no table of test tasks; bring back the one that the run wrote") from error
 
 
-class Difference(NamedTuple):
-    """The mean of another run's metric minus the first one's, half its 95% interval, and whether the tasks are the
-    same, and so the differences are those of each task."""
-
-    mean: float
-    ci95: float
-    paired: bool
-
-
-def difference(first: Tested, other: Tested) -> Difference:
-    """How far two runs differ. With the same test tasks the interval is that of the mean of their differences, which is
-    narrower: what makes a task hard is in both. Else it is that of two independent means."""
-    paired = first.digests == other.digests and all(first.digests)
-    if paired:
+def difference(first: Tested, other: Tested) -> tuple[float, float, bool]:
+    """The mean of another run's metric minus the first one's, half its 95% interval, and whether it is paired: with the
+    same test tasks the interval is that of the mean of their differences, which is narrower, since what makes a task
+    hard is in both. Else it is that of two independent means."""
+    if first.digests == other.digests and all(first.digests):
         deltas = [b - a for a, b in zip(first.values, other.values, strict=True)]
-        return Difference(*Tested(first.metric, deltas, first.digests).mean(), paired)
+        return *Tested(first.metric, deltas, first.digests).mean(), True
     (start, half), (end, other_half) = first.mean(), other.mean()
-    return Difference(end - start, math.hypot(half, other_half), paired)
+    return end - start, math.hypot(half, other_half), False
 
 
 def shown(metric: str, value: float, ci95: float | None = None, sign: str = "") -> str:
@@ -278,23 +263,17 @@ class Seen(NamedTuple):
         return Seen(self.train | other.train, self.val | other.val, complete, self.drawers | other.drawers)
 
 
-class Overlap(NamedTuple):
-    """Counts of classes to evaluate on: all of them, those trained on, and those only validated on."""
-
-    trained_on: int
-    validated_on: int
-    classes: int
-
-
 UNKNOWN_OVERLAP = {"trained_on": None, "validated_on": None, "classes": None, "complete": False}
 """The report on classes that have no identities."""
 
 
-def overlap(seen: Seen, split: str, identities: frozenset[str]) -> Overlap:
-    """Counts the classes of a split, `test` or `val`, that were seen. Validation classes may be validated on again."""
+def overlap(seen: Seen, split: str, identities: frozenset[str]) -> dict[str, Any]:
+    """The report on the classes of a split, `test` or `val`: how many of all `classes` were trained on, and how many
+    only validated on. Validation classes may be validated on again."""
     trained_on = identities & seen.train
     validated_on = identities & seen.val - trained_on if split == "test" else ()
-    return Overlap(len(trained_on), len(validated_on), len(identities))
+    counts = {"trained_on": len(trained_on), "validated_on": len(validated_on), "classes": len(identities)}
+    return counts | {"complete": seen.complete}
 
 
 def to_meta(seen: Seen) -> dict[str, Any]:

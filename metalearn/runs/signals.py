@@ -21,14 +21,13 @@ SAME_REQUEST_SECONDS = 2.0
 """Signals within this time are one request: a terminal signals the whole process group, and a launcher passes it on."""
 
 PREEMPTIONS = (signal.SIGUSR1, signal.SIGUSR2)  # signals that announce the end of the job. They count as SIGTERM.
-_PR_SET_PDEATHSIG = 1
 
 
 def end_with_parent() -> None:
     """Asks the kernel (Linux) to kill this process when its parent dies, for any reason. If that has died before, the
     process has another parent now."""
     if sys.platform.startswith("linux"):
-        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        ctypes.CDLL(None, use_errno=True).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
 
 
 _EXIT_CODES = {signal.SIGINT: INTERRUPTED, signal.SIGTERM: TERMINATED} | dict.fromkeys(PREEMPTIONS, TERMINATED)
@@ -37,9 +36,8 @@ log = logging.getLogger(__name__)
 
 
 class Interrupted(KeyboardInterrupt):
-    """The work was cut short by a request to stop."""
-
-    # A KeyboardInterrupt, since a remote call lets that of its caller through.
+    """The work was cut short by a request to stop. It is a KeyboardInterrupt, since a remote call lets that of its
+    caller through."""
 
 
 class Stops(NamedTuple):

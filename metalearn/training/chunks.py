@@ -41,21 +41,13 @@ DATA_SECONDS = "data_seconds"  # the metric of a chunk for the seconds that its 
 
 EPISODE = "metalearn.types.Episode(support=Batch(x, y), query=Batch(x, y)) of tensors"
 
-
-Add = Callable[[Sequence[Any]], Any]  # adds up values with tensors and numbers in them
-
 log = logging.getLogger("metalearn")
 
 
 class ChunkFunctions(NamedTuple):
-    """The computations on a chunk of task numbers. Parameters may lie on any device; gradients, metrics and losses are
-    returned on the device of the parameters.
-
-    `evaluate` gives per-task values, and for tasks a `digest` of their content. `diagnose` gives the `fault` of each
-    training task, see `faults_of`. `loss(params, indices, step)` gives the summed loss with its graph,
-    and (metrics, count); it is None if the algorithm's loss has no graph. From the gradients of that loss, and
-    (metrics, count), `result` makes the result that `map` gives.
-    """
+    """The computations on a chunk of task numbers that `distributed.strategies.common.work.Work` explains. Parameters
+    may lie on any device; gradients, metrics and losses are returned on the device of the parameters. For tasks,
+    `evaluate` also gives a `digest` of their content. Beside the loss, `loss` gives (metrics, count)."""
 
     map: Callable[[Params, Tensor, int], ChunkResult]
     evaluate: Callable[[Params, str, Tensor], Metrics]
@@ -64,27 +56,9 @@ class ChunkFunctions(NamedTuple):
     result: Callable[[Params, tuple[Metrics, int]], ChunkResult]
 
 
-class PieceFunctions(NamedTuple):
-    """The computations at both ends of a network that is cut into stages, on single samples.
-
-    `inputs` gives the inputs [1, support_size + n, …] of the first stage, and `support_size`. From the outputs
-    [1, n, …] of the last stage, `outcome` computes the summed loss with its graph and (metrics, count), and `values`
-    the values of every sample. From these values, `faults` computes the faults of the samples.
-    """
-
-    inputs: Callable[[str, Tensor], tuple[Tensor, int]]
-    outcome: Callable[[Tensor, str, Tensor], tuple[Tensor, tuple[Metrics, int]]]
-    values: Callable[[Tensor, str, Tensor], Metrics]
-    faults: Callable[[Metrics], Metrics]
-
-
-def single_stages(model: Model) -> tuple[Stage, ...]:
-    """The model's stages for parameters without a leading task dimension."""
-
-    def single(stage: Stage) -> Stage:
-        return stage._replace(apply=lambda params, h, support_size: stage.apply(per_task(params, 1), h, support_size))
-
-    return tuple(map(single, model.stages))
+def single_stage(stage: Stage) -> Stage:
+    """The stage for parameters without a leading task dimension."""
+    return stage._replace(apply=lambda params, h, support_size: stage.apply(per_task(params, 1), h, support_size))
 
 
 def episodes_of(source: TaskSource, split: str, indices: Tensor, loss: Loss | None = None) -> Episode:
@@ -96,14 +70,8 @@ def episodes_of(source: TaskSource, split: str, indices: Tensor, loss: Loss | No
 def chunk_of(
     source: TaskSource, split: str, indices: Tensor, loss: Loss | None = None, *, first: bool = True
 ) -> list[Episode]:
-    """The tasks with these numbers: one episode, or, where they differ in shape, an episode for each task.
-
-    Args:
-        first: whether it is the first chunk of its split; of the others, only the range of the labels is checked.
-
-    Raises:
-        DataError: as `episodes_of`.
-    """
+    """The tasks with these numbers: one episode, or, where they differ in shape, an episode for each task. Of a chunk
+    that is not the `first` of its split, only the range of the labels is checked. Raises DataError as `episodes_of`."""
     drawn: Any
     try:
         drawn = source.episodes(split, indices)
@@ -241,8 +209,11 @@ def placing(device: torch.device, dtype: torch.dtype) -> Callable[[Episode], Epi
     return lambda episode: Episode(batch(episode.support), batch(episode.query))
 
 
-def piece_functions(model: Model, source: TaskSource, device: torch.device, dtype: torch.dtype) -> PieceFunctions:
-    """The computations at both ends of a network that is cut into stages."""
+def piece_functions(
+    model: Model, source: TaskSource, device: torch.device, dtype: torch.dtype
+) -> dict[str, Callable[..., Any]]:
+    """The computations at both ends of a network that is cut into stages, on single samples, by name: those that
+    `distributed.strategies.common.work.Pieces` explains."""
     on_device, seen = placing(device, dtype), set[str]()
 
     def episodes(split: str, indices: Tensor) -> Episode:
@@ -266,12 +237,13 @@ def piece_functions(model: Model, source: TaskSource, device: torch.device, dtyp
     def faults(metrics: Metrics) -> Metrics:
         return {"fault": torch.where(torch.isfinite(metrics["loss"][:, 0]), 0, LOSS)}
 
-    return PieceFunctions(inputs, outcome, values, faults)
+    return {"inputs": inputs, "outcome": outcome, "values": values, "faults": faults}
 
 
 def chunk_functions(
-    algorithm: Algorithm, source: TaskSource, device: torch.device, dtype: torch.dtype, add: Add, *, seed: int = 0
-) -> ChunkFunctions:
+    algorithm: Algorithm, source: TaskSource, device: torch.device, dtype: torch.dtype,
+    add: Callable[[Sequence[Any]], Any], *, seed: int = 0,
+) -> ChunkFunctions:  # fmt: skip
     """The functions of an algorithm on the tasks of a source, computed on `device` in `dtype`.
 
     Tasks of a chunk that differ in shape are computed one by one, and `add` adds up their results as a strategy does
@@ -281,12 +253,6 @@ def chunk_functions(
     on_device = placing(device, dtype)
     one_by_one, halved, seen = list[str](), list[str](), set[str]()
 
-    def seeds_of(indices: Tensor, step: int, parts: int) -> list[PassSeeds]:
-        """For each of the parts in which a chunk is computed: the whole chunk, or its tasks."""
-        numbers = indices.tolist()
-        whole = PassSeeds(seed, step, numbers if algorithm.trained_on == "tasks" else numbers[:1])
-        return [whole] if parts == 1 else [whole.of_task(place) for place in range(parts)]
-
     def tasks_of(split: str, indices: Tensor) -> list[Episode]:
         tasks = chunk_of(source, split, indices, algorithm.computes, first=split not in seen)
         seen.add(split)
@@ -295,16 +261,21 @@ def chunk_functions(
             log.info("%s", *one_by_one)
         return tasks
 
-    def training(indices: Tensor) -> tuple[list[Episode], Metrics]:
+    def training(indices: Tensor, step: int) -> tuple[list[tuple[Episode, PassSeeds]], Metrics]:
+        """The parts in which a chunk is computed, the whole or its tasks, with the seeds of each; and their seconds."""
         began = time.perf_counter()
         tasks = [on_device(task) for task in tasks_of("train", indices)]
-        return tasks, {DATA_SECONDS: torch.tensor(time.perf_counter() - began, dtype=torch.float64)}
+        seconds = {DATA_SECONDS: torch.tensor(time.perf_counter() - began, dtype=torch.float64)}
+        numbers = indices.tolist()
+        whole = PassSeeds(seed, step, numbers if algorithm.trained_on == "tasks" else numbers[:1])
+        seeds = [whole] if len(tasks) == 1 else [whole.of_task(place) for place in range(len(tasks))]
+        return list(zip(tasks, seeds, strict=True)), seconds
 
     def map_chunk(params: Params, indices: Tensor, step: int) -> ChunkResult:
         origin = device_of(params)
-        tasks, seconds = training(indices)
+        tasks, seconds = training(indices, step)
         here, parts = moved(params, device), list[ChunkResult]()
-        for task, seeds in zip(tasks, seeds_of(indices, step, len(tasks)), strict=True):
+        for task, seeds in tasks:
             with surrounded(seeds=seeds):
                 parts.append(algorithm.meta_grad(here, task, step))
         result = add(parts)
@@ -333,17 +304,15 @@ def chunk_functions(
         return {name: torch.cat([values[name] for values in parts]) for name in parts[0]}
 
     def diagnose(params: Params, indices: Tensor, step: int) -> Metrics:
-        tasks, _ = training(indices)
-        here, seeds = moved(params, device), seeds_of(indices, step, len(tasks))
-        faults = [faults_of(algorithm, here, task, step, of_task) for task, of_task in zip(tasks, seeds, strict=True)]
-        return {"fault": torch.cat(faults)}
+        here, (tasks, _) = moved(params, device), training(indices, step)
+        return {"fault": torch.cat([faults_of(algorithm, here, task, step, seeds) for task, seeds in tasks])}
 
     def loss(params: Params, indices: Tensor, step: int) -> tuple[Tensor, tuple[Metrics, int]]:
         assert algorithm.outcome is not None
         origin = device_of(params)
-        tasks, seconds = training(indices)
+        tasks, seconds = training(indices, step)
         copies, parts = _copies(moved(params, device), len(tasks)), list[Metrics]()
-        for copy, task, seeds in zip(copies, tasks, seeds_of(indices, step, len(tasks)), strict=True):
+        for copy, (task, seeds) in zip(copies, tasks, strict=True):
             with surrounded(seeds=seeds):
                 parts.append(algorithm.outcome(copy, task, step))
         total = add([values["loss"].sum() for values in parts])
@@ -368,11 +337,9 @@ def _copies(params: Params, count: int) -> list[Params]:
 
 def digests(episode: Episode) -> Tensor:
     """A hash of the images and labels of every task, [t, 1] int64."""
-    values = [value for batch in episode for value in batch]
-    hashes = []
-    for task in zip(*values, strict=True):
-        content = hashlib.sha256(b"".join(value.contiguous().numpy().tobytes() for value in task))
-        hashes.append(int.from_bytes(content.digest()[:8], "big", signed=True))
+    tasks = zip(*(value for batch in episode for value in batch), strict=True)
+    contents = (b"".join(value.contiguous().numpy().tobytes() for value in task) for task in tasks)
+    hashes = [int.from_bytes(hashlib.sha256(content).digest()[:8], "big", signed=True) for content in contents]
     return torch.tensor(hashes).unsqueeze(1)
 
 
@@ -487,7 +454,7 @@ def _try_samples(classify: Apply, params: Params, source: TaskSource, first: Epi
         " in micro-batches of one sample; type a trainer.task_chunk that leaves none over, or a larger "
         "trainer.meta_batch_size (or other val_tasks and test_tasks)"
     )
-    (support, query) = _placed(params, first)
+    (support, query) = placing(first.query.x.device, next(iter(params.values())).dtype)(first)
     x, support_x = query.x, support.x if support.x.shape[1] else None
     outputs = _outputs(lambda: classify(per_task(params, 1), x, support_x), x, advice if x.shape[1] == 1 else "")
     _check_outputs(outputs, source.classes("train"), first.query)
@@ -495,7 +462,7 @@ def _try_samples(classify: Apply, params: Params, source: TaskSource, first: Epi
 
 
 def _try_task(algorithm: Algorithm, params: Params, source: TaskSource, task: Episode, split: str) -> None:
-    (support, query) = _placed(params, task)
+    (support, query) = placing(task.query.x.device, next(iter(params.values())).dtype)(task)
     with surrounded(present=sys.maxsize):  # all outputs of a head, for classes that this task does not have, too
         outputs = _outputs(lambda: algorithm.adapt(params, support, 0)(query.x), query.x)
     of_training, of_test = source.classes("train"), source.classes("test")
@@ -539,11 +506,6 @@ def _try_loss(measure: Callable[[Tensor, Tensor], Metrics] | None, outputs: Tens
         raise ConfigError(f"loss: fails for {shapes} ({type(error).__name__}: {error}); type loss=auto") from error
 
 
-def _placed(params: Params, episode: Episode) -> Episode:
-    """The episode as the chunks have it, for parameters of this type."""
-    return placing(episode.query.x.device, next(iter(params.values())).dtype)(episode)
-
-
 def _outputs(compute: Callable[[], Tensor], x: Tensor, why: str = "") -> Tensor:
     try:
         with torch.no_grad():
@@ -568,12 +530,10 @@ def _check_outputs(
             "numbers]; give y.unsqueeze(2)"
         )
     expected = query.y.shape[2] if classes is None else classes
-    ways = (
-        None
-        if classes is None or support is None or support.y.dim() != 2 or not support.y.numel()
-        else int(support.y.max()) + 1
-    )
-    few = ways is not None and ways < expected and outputs.shape[2] == ways
+    ways = expected
+    if classes is not None and support is not None and support.y.dim() == 2 and support.y.numel():
+        ways = int(support.y.max()) + 1
+    few = ways < expected and outputs.shape[2] == ways
     if outputs.shape[2] != expected and not (few and differ):
         reason = f" (the first support set has no sample of class {ways}: type more dataset.shots)" if few else ""
         raise ConfigError(

@@ -47,7 +47,6 @@ from metalearn.types import (
 
 MOST_STEPS = 1000  # steps whose figures are kept on the device at most
 SHARE = 0.25  # the part of the device's free memory that the pictures may take
-
 ALL = "all weights"
 ROWS = 256  # the rows in which the gradient's norm is computed
 WARM_UP = 2  # steps before the graph is recorded: kernels are compiled, and libraries take their memory
@@ -78,51 +77,41 @@ class NotRecordedError(Exception):
     """Why a step cannot be a graph."""
 
 
-def steps_on_device(work: DeviceWork) -> Callable[[Trainer], Updater]:
-    """A function that makes the `Updater` of a run: one on the device, or, where a step cannot stay there, that of the
-    host, which a line of the log explains. Where a chunk does not fit the device, the trainer gets smaller ones."""
-
-    def start(trainer: Trainer) -> Updater:
-        if trainer.settings.steps == 0:
+def steps_on_device(work: DeviceWork, trainer: Trainer) -> Updater:
+    """The `Updater` of a run: one on the device, or, where a step cannot stay there, that of the host, which a line of
+    the log explains. Where a chunk does not fit the device, the trainer gets smaller ones."""
+    if trainer.settings.steps == 0:
+        return HostUpdater(trainer)
+    if trainer.strategy.shares is None:
+        if work.draw_ahead not in (AUTO, 0):
+            why = "has no effect, since steps of this strategy pass through the host"
+            log.warning("trainer.draw_ahead=%s: %s", work.draw_ahead, why)
+        return HostUpdater(trainer)
+    while True:
+        try:
+            updater = DeviceUpdater(trainer, work)
+        except NotRecordedError as reason:
+            log.warning("every operation of a step is started by the host, which is slower: %s", reason)
             return HostUpdater(trainer)
-        if trainer.strategy.shares is None:
-            if work.draw_ahead not in (AUTO, 0):
-                log.warning(
-                    "trainer.draw_ahead=%s: has no effect, since steps of this strategy pass through the host",
-                    work.draw_ahead,
-                )
-            return HostUpdater(trainer)
-        while True:
-            try:
-                updater = DeviceUpdater(trainer, work)
-            except NotRecordedError as reason:
-                log.warning("every operation of a step is started by the host, which is slower: %s", reason)
-                return HostUpdater(trainer)
-            except torch.cuda.OutOfMemoryError as error:
-                chunk = trainer.training.chunk
-                if not isinstance(chunk, int):
-                    raise
-                # About half as many tasks at once, where that changes no bit.
-                stays = work.pairs() and (chunk >= trainer.settings.meta_batch_size or chunk.bit_count() == 1)
-                smaller = 2 ** max(0, (chunk - 1).bit_length() - 1)
-                what = f"{chunk} {trainer.training.unit} at once do not fit the memory of {work.device}"
-                if not stays or smaller == chunk:
-                    advice = f"type trainer.task_chunk={smaller}" if smaller < chunk else "type a smaller model"
-                    raise RunError(f"{what} ({first_line(error)}); {advice}") from error
-                log.warning("%s, so %d are computed at once; the parameters stay the same", what, smaller)
-                trainer.training = trainer.training._replace(chunk=smaller)
-            else:
-                log.info("%s; the host reads figures every %d steps", updater.line, updater.every)
-                return updater
-            gc.collect()  # where the end of a recording has failed, its error keeps what did not fit, and itself
-            if work.device.type == "cuda":  # now that nothing refers to it
-                torch.cuda.empty_cache()
-
-    return start
-
-
-class _NoNumber:
-    """Stands for the number of a step: a graph has none, so an algorithm that computes with it is found out."""
+        except torch.cuda.OutOfMemoryError as error:
+            chunk = trainer.training.chunk
+            if not isinstance(chunk, int):
+                raise
+            # About half as many tasks at once, where that changes no bit.
+            stays = work.pairs() and (chunk >= trainer.settings.meta_batch_size or chunk.bit_count() == 1)
+            smaller = 2 ** max(0, (chunk - 1).bit_length() - 1)
+            what = f"{chunk} {trainer.training.unit} at once do not fit the memory of {work.device}"
+            if not stays or smaller == chunk:
+                advice = f"type trainer.task_chunk={smaller}" if smaller < chunk else "type a smaller model"
+                raise RunError(f"{what} ({first_line(error)}); {advice}") from error
+            log.warning("%s, so %d are computed at once; the parameters stay the same", what, smaller)
+            trainer.training = trainer.training._replace(chunk=smaller)
+        else:
+            log.info("%s; the host reads figures every %d steps", updater.line, updater.every)
+            return updater
+        gc.collect()  # where the end of a recording has failed, its error keeps what did not fit, and itself
+        if work.device.type == "cuda":  # now that nothing refers to it
+            torch.cuda.empty_cache()
 
 
 class _NoSeeds(PassSeeds):
@@ -140,12 +129,11 @@ OPERATIONS = """bool eq ne lt le gt ge int float index hash str format repr neg 
     floordiv rfloordiv truediv rtruediv mod rmod pow rpow divmod and rand or ror xor rxor lshift rshift getattr"""
 """What can be done with a number."""
 
-for operation in OPERATIONS.split():
-    setattr(_NoNumber, f"__{operation}__", _refuse)
+_NoNumber = type("_NoNumber", (), {f"__{operation}__": _refuse for operation in OPERATIONS.split()})
+"""Stands for the number of a step: a graph has none, so an algorithm that computes with it is found out."""
 
 
 # Tasks of the next steps, drawn while the device computes: by a thread, or by processes
-
 
 AHEAD = 16  # steps whose tasks a thread draws ahead; two for each process
 MOST_PROCESSES = 16  # processes that draw with `trainer.draw_ahead=auto`
@@ -181,9 +169,11 @@ class Ahead:
             # Forks, since a source of the user's own may not be of use elsewhere. They only draw.
             context = multiprocessing.get_context("fork")
             try:
-                self._pool = ProcessPoolExecutor(processes, context, _begin, (made, os.getpid()))
-            except OSError as error:  # its locks lie in /dev/shm, which may be full or read-only
+                self._pool = ProcessPoolExecutor(processes, context, _begin, (made,))
+                self._pool.submit(int)  # starts them all
+            except OSError as error:  # locks lie in /dev/shm, which may be full; or there may be no more processes
                 log.warning(_NO_PROCESSES, error)
+                self.stop()
         elif thread:
             self._pool = ThreadPoolExecutor(1, "tasks ahead")
         self._most = 2 * processes or AHEAD
@@ -193,25 +183,19 @@ class Ahead:
         forks = isinstance(self._pool, ProcessPoolExecutor)
         try:
             while self._pool and self._next <= self._last and len(self._waiting) < self._most:
-                draw = _drawn if forks else self._made
-                try:
-                    self._waiting.append(self._pool.submit(draw, self._next))
-                except OSError as error:  # there may be no more processes
-                    raise BrokenExecutor(str(error)) from error
+                self._waiting.append(self._pool.submit(_drawn if forks else self._made, self._next))
                 self._next += 1
             if self._pool and self._waiting:
                 assert self._next - len(self._waiting) == step, "steps are taken in order"
                 tasks = self._waiting.popleft().result(PATIENCE if forks else None)
                 return [torch.from_numpy(value) for value in tasks] if forks else tasks
-        except (BrokenExecutor, TimeoutError) as error:  # they were killed or stopped, or could not be started
+        except Exception as error:
             if not forks:
                 raise
-            log.warning(_NO_PROCESSES, str(error) or f"none came within {PATIENCE} s")
-            self.stop()
-        except Exception:
-            if not forks:
-                raise
-            # Of the source: it is met again here. Not every error can be sent.
+            if isinstance(error, BrokenExecutor | TimeoutError):  # they were killed, or stopped
+                log.warning(_NO_PROCESSES, str(error) or f"none came within {PATIENCE} s")
+                self.stop()
+            # Else an error of the source: it is met again here. Not every error can be sent.
         return self._made(step)
 
     def stop(self) -> None:
@@ -227,12 +211,10 @@ class Ahead:
 _made: Made | None = None  # in a process that draws: how
 
 
-def _begin(made: Made, starter: int) -> None:
+def _begin(made: Made) -> None:
     """The first that a fork does. The run saves on these signals; a fork ends with the run."""
     global _made
     end_with_parent()
-    if os.getppid() != starter:  # it died before the line above
-        os._exit(1)
     for number in (signal.SIGINT, signal.SIGTERM, *PREEMPTIONS):
         signal.signal(number, signal.SIG_IGN)
     torch.set_num_threads(1)  # OpenMP's threads do not survive a fork
@@ -245,8 +227,7 @@ def _drawn(step: int) -> list[Any]:
 
 
 # The tasks
-
-
+#
 # `drawn(step)` makes the tasks of a step on the host; `buffers` are the tensors on the device that they are copied to;
 # `tasks()` is what a step computes with, from these tensors: an episode, or one for each task. `ways_of(drawn)` is the
 # number of classes of each of these tasks, or None: they differ, or targets are numbers; `ways` that of `buffers`.
@@ -287,7 +268,6 @@ class PicturesByNumber:
             labels.expand(tasks, ways, count).flatten(1).contiguous()
             for count in (self._shots, per_class - self._shots)
         ]
-
         expected = episodes_of(source, "train", torch.arange(share.start, share.stop), work.algorithm.computes)
         for ours, theirs in zip(*self.tasks(), expected, strict=True):
             if not (ours.x.cpu().equal(theirs.x.to(work.dtype)) and ours.y.cpu().equal(theirs.y)):
@@ -333,11 +313,8 @@ class WholeEpisodes:
         return most.pop() + 1 if len(most) == 1 else None
 
     def drawn(self, step: int) -> list[Tensor]:
-        parts = [
-            chunk_of(self._source, "train", part, self._loss, first=step == 1) for part in self._numbers(step)
-        ]  # fmt: skip
-        tasks = [task for part in parts for task in part]
-        return [value for task in tasks for batch in self._cast(task) for value in batch]
+        chunks = (chunk_of(self._source, "train", part, self._loss, first=step == 1) for part in self._numbers(step))
+        return [value for tasks in chunks for task in tasks for batch in self._cast(task) for value in batch]
 
     def tasks(self) -> list[Episode]:
         batches = [Batch(*pair) for pair in zip(self.buffers[::2], self.buffers[1::2], strict=True)]
@@ -390,16 +367,8 @@ def pinned(values: list[Tensor], device: torch.device) -> list[Tensor]:
     return [value.pin_memory() if device.type == "cuda" and not value.is_pinned() else value for value in values]
 
 
-# The step
-
-
 class DeviceUpdater:
-    """The `Updater` of a process whose steps stay on its device.
-
-    Attributes:
-        every: how many steps can be taken until the host must read their figures.
-        graph: the CUDA graph of a step; None on a CPU.
-    """
+    """The `Updater` of a process whose steps stay on its device. `graph` is the CUDA graph of a step; None on a CPU."""
 
     def __init__(self, trainer: Trainer, work: DeviceWork) -> None:
         """Raises NotRecordedError: a step cannot stay on the device."""
@@ -418,9 +387,9 @@ class DeviceUpdater:
         self._flat = joined([values[name] for name in self._names]) if self._names else torch.empty(0, device=device)
         self._params = self._with_weights(self._flat, values)
         self._average = state.average
-        self._averaged = self._flat if self._average is None else joined(
-            [self._average.params[name].to(device) for name in self._names]
-        )  # fmt: skip
+        self._averaged = self._flat
+        if self._average is not None:
+            self._averaged = joined(self._average.params[name].to(device) for name in self._names)
         self._weight = torch.zeros((), device=device)
         self._optimizer = trainer.outer.start(self._params)
         self._optimizer.load_state_dict(state.optimizer.state_dict())
@@ -440,37 +409,37 @@ class DeviceUpdater:
         chunks = tasks_in_chunks(0, batch, chunk)
         self._count, run = len(chunks), shares.run(len(chunks))
         first, end = (sum(map(len, chunks[:number])) for number in (run.start, run.stop))
-
         self._feed = self._on_all_ranks(lambda: feed_of(work, batch, range(first, end), chunk))
         self._on_all_ranks(self._terms)  # the first ones bring constants to the device
-        with self._agreed(), _trying():
-            figures = self._figures_of_step()
-        if not self._by_host:
-            before = self._grads.clone()
-            with self._agreed(), _trying(), without_waits(device):
-                self._figures_of_step()
-            if not before.view(torch.int32).equal(self._grads.view(torch.int32)):
-                raise NotRecordedError("the same tasks gave another gradient the second time; a graph would repeat one")
-        self._metrics = [name for name in figures if name not in ("finite", "norm")]
-        self._columns = [*self._metrics, "norm", "finite"]
-        self._ring = torch.zeros(self.every, len(self._columns), dtype=torch.float64, device=device)
-        self._read = torch.zeros(self.every, len(self._columns), dtype=torch.float64)
         self.graph: Any = None
-        if device.type == "cuda" and not self._by_host:
-            with self._agreed():
-                self.graph = self._on_all_ranks(self._recorded)
+        self._try_out()
 
-    @contextmanager
-    def _agreed(self) -> Iterator[None]:
-        """From here on ranks wait for each other, so one that runs out of memory cannot begin again by itself."""
+    def _try_out(self) -> None:
+        """Takes a step on trial, twice, and records one. From here on ranks wait for each other, so one that runs out
+        of memory cannot begin again by itself."""
+        device = self._work.device
         try:
-            yield
+            with _trying():
+                figures = self._figures_of_step()
+                if not self._by_host:
+                    before = self._grads.clone()
+                    with without_waits(device):
+                        self._figures_of_step()
+                    if not before.view(torch.int32).equal(self._grads.view(torch.int32)):
+                        why = "the same tasks gave another gradient the second time; a graph would repeat one"
+                        raise NotRecordedError(why)
+            self._metrics = [name for name in figures if name not in ("finite", "norm")]
+            self._columns = [*self._metrics, "norm", "finite"]
+            self._ring = torch.zeros(self.every, len(self._columns), dtype=torch.float64, device=device)
+            self._read = torch.zeros(self.every, len(self._columns), dtype=torch.float64)
+            if device.type == "cuda" and not self._by_host:
+                self.graph = self._on_all_ranks(self._recorded)
         except torch.cuda.OutOfMemoryError as error:
             if self._shares.ranks == 1:
                 raise
             raise RunError(
-                f"the sum of all ranks does not fit the memory of {self._work.device} ({first_line(error)}); type a "
-                "smaller trainer.task_chunk, or strategy=rpc"
+                f"the sum of all ranks does not fit the memory of {device} ({first_line(error)}); type a smaller "
+                "trainer.task_chunk, or strategy=rpc"
             ) from error
 
     def _on_all_ranks(self, attempt: Callable[[], T]) -> T:
@@ -482,23 +451,22 @@ class DeviceUpdater:
                 made = attempt()
         except (NotRecordedError, torch.cuda.OutOfMemoryError) as error:
             failure = error
-        kind = "" if failure is None else "memory" if isinstance(failure, torch.cuda.OutOfMemoryError) else "graph"
-        for rank, text in enumerate(self._shares.agree(f"{kind} {failure and first_line(failure)}" if kind else "")):
-            if text:
-                kind, _, line = text.partition(" ")
-                reason = line if self._shares.ranks == 1 else f"rank {rank}: {line}"
-                raise (torch.cuda.OutOfMemoryError if kind == "memory" else NotRecordedError)(reason) from failure
+        text = "" if failure is None else f"{type(failure).__name__} {first_line(failure)}"
+        for rank, met in enumerate(self._shares.agree(text)):
+            if met:
+                name, _, line = met.partition(" ")
+                kind = torch.cuda.OutOfMemoryError if name == "OutOfMemoryError" else NotRecordedError
+                raise kind(line if self._shares.ranks == 1 else f"rank {rank}: {line}") from failure
         return made
 
     @property
     def line(self) -> str:
         """What a step is, and where its tasks come from."""
-        resident, step = isinstance(self._feed, PicturesByNumber), "a step is one CUDA graph"
-        if self._by_host:
-            stays = "parameters and optimiser stay on the device"
-            why = "sums pass through the host" if self._shares.through_host else "tasks differ in shape"
-            step = f"{stays}; {why}, so the host starts the operations"
-        return f"{step}; {'the pictures lie on the device' if resident else 'the host makes the tasks'}"
+        why = "sums pass through the host" if self._shares.through_host else "tasks differ in shape"
+        by_host = f"parameters and optimiser stay on the device; {why}, so the host starts the operations"
+        resident = isinstance(self._feed, PicturesByNumber)
+        tasks = "the pictures lie on the device" if resident else "the host makes the tasks"
+        return f"{by_host if self._by_host else 'a step is one CUDA graph'}; {tasks}"
 
     def advance(self, tasks: Sequence[Tensor], step: int, rate: float) -> StepResult:
         if self._ahead is None:  # the first step: those of the recording were marked as bad

@@ -24,11 +24,13 @@ class OuterOptimizer(NamedTuple):
     in_words: Callable[[Params], str] = lambda params: ""
 
 
-SCHEDULES = ("constant", "cosine", "linear", "step")
-
-
 class Rates(NamedTuple):
-    """The keys of an optimiser that give the rate of a step; see `scheduled`."""
+    """The keys of an optimiser that give the rate of a step.
+
+    `lr` is the highest rate. `schedule` is `constant`; or from `lr` at the first step to `min_lr` after the last, by
+    `linear` or `cosine` (arXiv 1608.03983, equation 5, without restarts); or `step`: times `decay` after every
+    `decay_every` steps, but never below `min_lr`. Over `warmup` steps the rate rises linearly to its schedule.
+    """
 
     lr: float
     schedule: str = "constant"
@@ -61,12 +63,11 @@ class Clipping(NamedTuple):
 OptimizerSettings = dict[str, Any]
 STEPS = "step"  # the name of the number of steps in the state; it is one number for all parameters
 
-Step = Callable[[Tensor, Tensor, Params, OptimizerSettings], None]
+Guard = tuple[Tensor, Tensor]
+"""Of a step on a GPU: its rate [], and a number [] that is not 0 where the step changes nothing."""
+
+Step = Callable[[Tensor, Tensor, Params, OptimizerSettings, Guard | None], None]
 """From the values and gradients [P] of all parameters, the state and the settings. It changes values and state."""
-
-
-GuardedStep = Callable[[Tensor, Tensor, Params, OptimizerSettings, Tensor, Tensor], None]
-"""As `Step`, at a rate [] of its own, and it changes nothing where the last argument [] is not 0."""
 
 
 class FlatOptimizer:
@@ -78,19 +79,17 @@ class FlatOptimizer:
     Args:
         params: leaves. A step needs the `grad` of each, but for state (`metalearn.types.STATE`), which it leaves alone.
         settings: the settings of the only parameter group, with `lr`.
-        update: one step.
-        guarded: one step on a GPU, which may be skipped there.
+        update: one step. Before it, gradients are clipped (`clipping`), and parameters shrink by the factor
+            1 − rate · `weight_decay`.
         names: of the state once a step is done; each tensor is [P], but for the number `STEPS`.
-        weight_decay: before a step, parameters shrink by the factor 1 − rate · this.
-        clipping: before a step, gradients are clipped.
     """
 
     def __init__(
-        self, params: Params, settings: OptimizerSettings, update: Step, guarded: GuardedStep, names: Sequence[str],
-        weight_decay: float, clipping: Clipping,
+        self, params: Params, settings: OptimizerSettings, update: Step, names: Sequence[str], weight_decay: float,
+        clipping: Clipping,
     ) -> None:  # fmt: skip
         self._params = [param for name, param in params.items() if not name.startswith(STATE)]
-        self._settings, self._update, self._guarded, self._names = list(settings), update, guarded, list(names)
+        self._settings, self._update, self._names = list(settings), update, list(names)
         self._weight_decay, self._clipping = weight_decay, clipping
         self.param_groups: list[OptimizerSettings] = [settings | {"params": self._params}]
         self._state: Params = {}
@@ -102,7 +101,7 @@ class FlatOptimizer:
         values, grads = joined(self._params), joined(gradients)
         if self._weight_decay:
             values.mul_(1 - self.param_groups[0]["lr"] * self._weight_decay)
-        self._update(values, self._clipping.of(grads), self._state, self.param_groups[0])
+        self._update(values, self._clipping.of(grads), self._state, self.param_groups[0], None)
         for param, value in zip(self._params, self._parts(values), strict=True):
             param.copy_(value)
 
@@ -112,7 +111,7 @@ class FlatOptimizer:
         rate [] is its own; nothing changes where `skip` [] is not 0."""
         if self._weight_decay:
             values.mul_(torch.where(skip > 0, 1.0, 1 - rate.double() * self._weight_decay))
-        self._guarded(values, self._clipping.of(grads), self._state, self.param_groups[0], rate, skip)
+        self._update(values, self._clipping.of(grads), self._state, self.param_groups[0], (rate, skip))
 
     def _parts(self, flat: Tensor) -> list[Tensor]:
         """The state of each parameter, in its shape. A single number belongs to all."""
@@ -153,41 +152,24 @@ def joined(tensors: Iterable[Tensor]) -> Tensor:
     return torch.cat([tensor.flatten() for tensor in tensors])
 
 
-# The optimisers
-
-
 PIECE = 4096  # numbers that a GPU's multiprocessor updates in a step of Adam
 ADAM = ("step", "exp_avg", "exp_avg_sq")  # the state of Adam, by torch's names
 
 
 def adam(*, rates: Rates, beta1: float, beta2: float, eps: float, clipping: Clipping = Clipping()) -> OuterOptimizer:  # noqa: B008 (it is immutable)
-    """Adam, Kingma and Ba 2015 (arXiv 1412.6980).
-
-    Args:
-        rates: the keys of `scheduled`.
-        beta1, beta2, eps: as in the paper.
-        clipping: the keys of `Clipping`.
-
-    Raises:
-        ValueError: a rate or limit that is not above 0, a decay outside [0, 1), or an unknown schedule.
-    """
+    """Adam, Kingma and Ba 2015 (arXiv 1412.6980), with the names of the paper. Raises ValueError for a rate or limit
+    that is not above 0, a decay outside [0, 1), or an unknown schedule."""
     return adamw(rates=rates, beta1=beta1, beta2=beta2, eps=eps, weight_decay=0.0, clipping=clipping)
 
 
 def adamw(
     *, rates: Rates, beta1: float, beta2: float, eps: float, weight_decay: float, clipping: Clipping = Clipping()  # noqa: B008
 ) -> OuterOptimizer:  # fmt: skip
-    """Adam with decoupled weight decay, Loshchilov and Hutter 2019 (arXiv 1711.05101): torch.optim.AdamW.
-
-    Args:
-        rates, beta1, beta2, eps, clipping: as for `adam`.
-        weight_decay: λ. Each step first shrinks all meta-parameters by the factor 1 − rate · λ.
-
-    Raises:
-        ValueError: as for `adam`; or a weight decay below 0.
-    """
+    """Adam with decoupled weight decay, Loshchilov and Hutter 2019 (arXiv 1711.05101): torch.optim.AdamW. Each step
+    first shrinks all meta-parameters by the factor 1 − rate · `weight_decay`. Raises ValueError as `adam`, and for a
+    weight decay below 0."""
     settings = _settings_of_adam(rates, beta1, beta2, eps)
-    return _outer(rates, clipping, weight_decay, lambda params: (settings, _adam_step, _guarded_adam_step, ADAM))
+    return _outer(rates, clipping, weight_decay, settings, ADAM, lambda params: _adam_step)
 
 
 def sgd(
@@ -195,18 +177,13 @@ def sgd(
 ) -> OuterOptimizer:  # fmt: skip
     """Gradient descent, with momentum if it is above 0.
 
-    Args:
-        rates, clipping: as for `adam`; the rate is Reptile's ε.
-        momentum: μ in m ← μ m + g; θ ← θ − lr · m.
-        weight_decay: as for `adamw`: decoupled (SGDW of that paper), and no part of the gradient as in torch.optim.SGD.
-
-    Raises:
-        ValueError: as for `adamw`; or a momentum outside [0, 1).
+    The rate is Reptile's ε, and `momentum` is μ in m ← μ m + g; θ ← θ − lr · m. `weight_decay` is decoupled as that of
+    `adamw` (SGDW of that paper), and no part of the gradient as in torch.optim.SGD. Raises ValueError as `adamw`, and
+    for a momentum outside [0, 1).
     """
     fraction("momentum", momentum)
     settings = {"lr": rates.lr, "momentum": momentum}
-    names = ("momentum_buffer",)
-    return _outer(rates, clipping, weight_decay, lambda params: (settings, _sgd_step, _guarded_sgd_step, names))
+    return _outer(rates, clipping, weight_decay, settings, ("momentum_buffer",), lambda params: _sgd_step)
 
 
 def muon(
@@ -217,23 +194,15 @@ def muon(
 
     Matrices are the parameters of two or more dimensions; a filter [out, in, h, w] is one of [out, in · h · w]. Their
     step is that of torch.optim.Muon with `adjust_lr_fn="match_rms_adamw"` (Liu et al. 2025, arXiv 2502.16982), so that
-    one rate suits both; but it rounds to the type of the parameters, where torch rounds to bfloat16.
-
-    Args:
-        rates, clipping: as for `adam`.
-        momentum: of matrices, Nesterov's.
-        beta1, beta2, eps: as for `adam`, of all others.
-        weight_decay: as for `adamw`, of all.
-
-    Raises:
-        ValueError: as for `adamw`; or a momentum outside [0, 1).
+    one rate suits both; but it rounds to the type of the parameters, where torch rounds to bfloat16. `momentum` is
+    Nesterov's, of matrices; `beta1`, `beta2` and `eps` are those of all others, and `weight_decay` that of all. Raises
+    ValueError as `adamw`, and for a momentum outside [0, 1).
     """
     fraction("momentum", momentum)
     settings = _settings_of_adam(rates, beta1, beta2, eps) | {"momentum": momentum}
 
-    def step_of(params: Params) -> _Steps:
-        shapes = [value.shape for name, value in params.items() if not name.startswith(STATE)]
-        return settings, partial(_muon_step, shapes), partial(_guarded_muon_step, shapes), ADAM
+    def update_of(params: Params) -> Step:
+        return partial(_muon_step, [value.shape for name, value in params.items() if not name.startswith(STATE)])
 
     def in_words(params: Params) -> str:
         names = [name for name in params if not name.startswith(STATE)]
@@ -241,11 +210,7 @@ def muon(
         others = [name for name in names if name not in matrices]
         return f"Muon updates {', '.join(matrices) or 'nothing'}; AdamW updates {', '.join(others) or 'nothing'}"
 
-    return _outer(rates, clipping, weight_decay, step_of)._replace(in_words=in_words)
-
-
-_Steps = tuple[OptimizerSettings, Step, GuardedStep, Sequence[str]]
-"""Of `FlatOptimizer`: settings, update, guarded and names."""
+    return _outer(rates, clipping, weight_decay, settings, ADAM, update_of)._replace(in_words=in_words)
 
 
 def _settings_of_adam(rates: Rates, beta1: float, beta2: float, eps: float) -> OptimizerSettings:
@@ -256,8 +221,9 @@ def _settings_of_adam(rates: Rates, beta1: float, beta2: float, eps: float) -> O
 
 
 def _outer(
-    rates: Rates, clipping: Clipping, weight_decay: float, steps_of: Callable[[Params], _Steps]
-) -> OuterOptimizer:
+    rates: Rates, clipping: Clipping, weight_decay: float, settings: OptimizerSettings, names: Sequence[str],
+    update_of: Callable[[Params], Step],
+) -> OuterOptimizer:  # fmt: skip
     """The optimiser with these steps, before which gradients are clipped and parameters shrink."""
     real_number("weight_decay", weight_decay, at_least=0)
     for name, limit in clipping._asdict().items():
@@ -265,9 +231,9 @@ def _outer(
             real_number(name, limit, above=0)
 
     def start(params: Params) -> Optimizer:
-        return FlatOptimizer(params, *steps_of(params), weight_decay, clipping)
+        return FlatOptimizer(params, settings, update_of(params), names, weight_decay, clipping)
 
-    return OuterOptimizer(start, scheduled(**rates._asdict()), by_norm=clipping.clip_norm is not None)
+    return OuterOptimizer(start, scheduled(rates), by_norm=clipping.clip_norm is not None)
 
 
 _Piece = tuple[Tensor, Tensor, Tensor, Tensor]
@@ -275,33 +241,37 @@ _Piece = tuple[Tensor, Tensor, Tensor, Tensor]
 
 
 def _muon_step(
-    shapes: Sequence[torch.Size], params: Tensor, grads: Tensor, state: Params, settings: OptimizerSettings
-) -> None:
+    shapes: Sequence[torch.Size], params: Tensor, grads: Tensor, state: Params, settings: OptimizerSettings,
+    guard: Guard | None,
+) -> None:  # fmt: skip
     """Changes `params` [P] and `state`: matrices by Muon, whose momentum is in `exp_avg`; the others as
     torch.optim.Adam does."""
     _begin_adam(params, state)
-    matrices, others = _matrices_and_others(shapes, params, grads, state)
-    if others:
-        columns = [list(column) for column in zip(*others, strict=True)]
-        values, slopes, first, second = (torch.cat(column) for column in columns)
-        _adam_of((values, slopes, first, second), state["step"].clone(), settings)
-        for column, whole in zip(columns, (values, slopes, first, second), strict=True):
-            torch._foreach_copy_(column, list(whole.split([piece.numel() for piece in column])))
-    state["step"].add_(1)
-    _move_matrices(matrices, 1 - settings["momentum"], settings["lr"], settings["momentum"])
-
-
-def _matrices_and_others(
-    shapes: Sequence[torch.Size], params: Tensor, grads: Tensor, state: Params
-) -> tuple[list[_Piece], list[_Piece]]:
-    flat = (params, grads, state["exp_avg"], state["exp_avg_sq"])
+    if guard is not None:
+        grads = torch.where(guard[1] > 0, 0.0, grads)  # what is not finite stays so, times 0
+    flat, momentum = (params, grads, state["exp_avg"], state["exp_avg_sq"]), settings["momentum"]
     pieces: list[_Piece] = list(zip(*(value.split([shape.numel() for shape in shapes]) for value in flat), strict=True))
     matrices = [
         (value.view(shape[0], -1), slope.view(shape[0], -1), average.view(shape[0], -1), square)
         for (value, slope, average, square), shape in zip(pieces, shapes, strict=True)
         if len(shape) >= 2
     ]
-    return matrices, [piece for piece, shape in zip(pieces, shapes, strict=True) if len(shape) < 2]
+    others = [piece for piece, shape in zip(pieces, shapes, strict=True) if len(shape) < 2]
+    if guard is None:
+        if others:
+            columns = [list(column) for column in zip(*others, strict=True)]
+            values, slopes, first, second = (torch.cat(column) for column in columns)
+            _adam_of((values, slopes, first, second), state["step"].clone(), settings)
+            for column, whole in zip(columns, (values, slopes, first, second), strict=True):
+                torch._foreach_copy_(column, list(whole.split([piece.numel() for piece in column])))
+        state["step"].add_(1)
+        _move_matrices(matrices, 1 - momentum, settings["lr"], momentum)
+    else:
+        rate, keep = guard[0], 1 - guard[1]
+        state["step"].add_(keep)
+        if others:
+            _fused_adam(others, state["step"], settings, guard)
+        _move_matrices(matrices, keep * (1 - momentum), keep * rate, momentum)
 
 
 def _move_matrices(matrices: Sequence[_Piece], share: float | Tensor, rate: float | Tensor, momentum: float) -> None:
@@ -341,36 +311,27 @@ def _adam_of(piece: _Piece, step: Tensor, settings: OptimizerSettings) -> None:
     )  # fmt: skip
 
 
-def _adam_step(params: Tensor, grads: Tensor, state: Params, settings: OptimizerSettings) -> None:
+def _adam_step(params: Tensor, grads: Tensor, state: Params, settings: OptimizerSettings, guard: Guard | None) -> None:
     """Changes `params` [P] and `state` as torch.optim.Adam does."""
     _begin_adam(params, state)
-    _adam_of((params, grads, state["exp_avg"], state["exp_avg_sq"]), state["step"], settings)
+    flat = (params, grads, state["exp_avg"], state["exp_avg_sq"])
+    if guard is None:
+        _adam_of(flat, state["step"], settings)
+    else:
+        state["step"].add_(1 - guard[1])
+        # In pieces, since torch gives each tensor of up to 65,536 numbers to one multiprocessor.
+        _fused_adam([*zip(*(whole.split(PIECE) for whole in flat), strict=True)], state["step"], settings, guard)
 
 
 def _begin_adam(params: Tensor, state: Params) -> None:
     if not state:
-        state |= {
-            "step": torch.zeros((), device=params.device),
-            "exp_avg": torch.zeros_like(params),
-            "exp_avg_sq": torch.zeros_like(params),
-        }
+        state["step"] = torch.zeros((), device=params.device)
+        state |= {name: torch.zeros_like(params) for name in ADAM[1:]}
 
 
-def _guarded_adam_step(
-    params: Tensor, grads: Tensor, state: Params, settings: OptimizerSettings, rate: Tensor, skip: Tensor
-) -> None:
-    """As `_adam_step`, for `FlatOptimizer.step_of_device`: torch's fused Adam, which can skip a step."""
-    _begin_adam(params, state)
-    state["step"].add_(1 - skip)
-    # In pieces, since torch gives each tensor of up to 65,536 numbers to one multiprocessor.
-    flat = (params, grads, state["exp_avg"], state["exp_avg_sq"])
-    _fused_adam([*zip(*(whole.split(PIECE) for whole in flat), strict=True)], state["step"], settings, rate, skip)
-
-
-def _fused_adam(
-    pieces: Sequence[_Piece], step: Tensor, settings: OptimizerSettings, rate: Tensor, skip: Tensor
-) -> None:
-    beta1, beta2 = settings["betas"]
+def _fused_adam(pieces: Sequence[_Piece], step: Tensor, settings: OptimizerSettings, guard: Guard) -> None:
+    """torch's fused Adam, which can skip a step."""
+    (beta1, beta2), (rate, skip) = settings["betas"], guard
     values, slopes, first, second = (list(parts) for parts in zip(*pieces, strict=True))
     torch._fused_adam_(
         values, slopes, first, second, [], [step] * len(values), lr=rate, beta1=beta1, beta2=beta2, weight_decay=0.0,
@@ -378,34 +339,16 @@ def _fused_adam(
     )  # fmt: skip
 
 
-def _guarded_muon_step(
-    shapes: Sequence[torch.Size], params: Tensor, grads: Tensor, state: Params, settings: OptimizerSettings,
-    rate: Tensor, skip: Tensor,
-) -> None:  # fmt: skip
-    """As `_muon_step`, for `FlatOptimizer.step_of_device`."""
-    _begin_adam(params, state)
-    grads = torch.where(skip > 0, 0.0, grads)  # what is not finite stays so, times 0
-    matrices, others = _matrices_and_others(shapes, params, grads, state)
-    state["step"].add_(1 - skip)
-    if others:
-        _fused_adam(others, state["step"], settings, rate, skip)
-    keep = 1 - skip
-    _move_matrices(matrices, keep * (1 - settings["momentum"]), keep * rate, settings["momentum"])
-
-
-def _guarded_sgd_step(
-    params: Tensor, grads: Tensor, state: Params, settings: OptimizerSettings, rate: Tensor, skip: Tensor
-) -> None:
-    """As `_sgd_step`, for `FlatOptimizer.step_of_device`."""
-    if settings["momentum"]:
-        kept = state.setdefault("momentum_buffer", torch.zeros_like(params))
-        grads = settings["momentum"] * kept + grads
-        kept.copy_(torch.where(skip > 0, kept, grads))
-    params.sub_(torch.where(skip > 0, 0.0, rate * grads))
-
-
-def _sgd_step(params: Tensor, grads: Tensor, state: Params, settings: OptimizerSettings) -> None:
+def _sgd_step(params: Tensor, grads: Tensor, state: Params, settings: OptimizerSettings, guard: Guard | None) -> None:
     """Changes `params` [P] and `state` as torch.optim.SGD does."""
+    if guard is not None:
+        rate, skip = guard
+        if settings["momentum"]:
+            kept = state.setdefault("momentum_buffer", torch.zeros_like(params))
+            grads = settings["momentum"] * kept + grads
+            kept.copy_(torch.where(skip > 0, kept, grads))
+        params.sub_(torch.where(skip > 0, 0.0, rate * grads))
+        return
     buffers = [state.get("momentum_buffer")]
     functional_sgd(
         [params], [grads], buffers, weight_decay=0.0, momentum=settings["momentum"], lr=settings["lr"], dampening=0.0,
@@ -415,34 +358,18 @@ def _sgd_step(params: Tensor, grads: Tensor, state: Params, settings: OptimizerS
         state["momentum_buffer"] = buffers[0]
 
 
-_LARGEST_RATE = 1e30
-"""Far above any use. Beyond it, torch's Adam cannot make the rate of its first step a number of 32 bits."""
-
-
-def scheduled(
-    *, lr: float, schedule: str, min_lr: float, decay: float, decay_every: int, warmup: int
-) -> Callable[[int, int], float]:
-    """The rate of a step, as `rate(step, steps)`: steps count from 1, and a run has `steps` of them.
-
-    Args:
-        lr: the highest rate.
-        schedule: `constant`; or from `lr` at the first step to `min_lr` after the last, by `linear` or `cosine`
-            (arXiv 1608.03983, equation 5, without restarts); or `step`: times `decay` after every `decay_every` steps.
-        min_lr: the rate at which `cosine` and `linear` end; the rate of `step` never falls below it.
-        decay, decay_every: for `step`.
-        warmup: steps over which the rate rises linearly to its schedule.
-
-    Raises:
-        ValueError: a number out of range, or an unknown schedule.
-    """
+def scheduled(rates: Rates) -> Callable[[int, int], float]:
+    """The rate of a step, as `rate(step, steps)`: steps count from 1, and a run has `steps` of them. Raises ValueError
+    for a number out of range, or an unknown schedule."""
+    lr, schedule, min_lr, decay, decay_every, warmup = rates
     real_number("lr", lr, above=0)
-    if lr > _LARGEST_RATE:
-        raise Invalid("lr", lr, f"must be at most {_LARGEST_RATE:g}", "type KEY=0.001, for example")
+    if lr > 1e30:  # beyond it, torch's Adam cannot make the rate of its first step a number of 32 bits
+        raise Invalid("lr", lr, "must be at most 1e+30", "type KEY=0.001, for example")
     real_number("min_lr", min_lr, at_least=0)
     fraction("decay", decay)
     whole_number("decay_every", decay_every, at_least=1)
     whole_number("warmup", warmup, at_least=0)
-    one_of("schedule", schedule, SCHEDULES)
+    one_of("schedule", schedule, ("constant", "cosine", "linear", "step"))
     if schedule != "constant" and min_lr > lr:
         allowed = f"must be at most lr={lr:g}, the highest rate"
         raise Invalid("min_lr", f"{min_lr:g}", allowed, f"type KEY={lr:g}", quoted=False)

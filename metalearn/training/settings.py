@@ -45,31 +45,14 @@ CHUNK_FLOATS = {"cpu": 1_400_000, "cuda": 45_000_000}
 FEW, FEW_FLOATS = 8, 12_000_000  # chunks of up to 8 tasks may use 12M floats: each chunk has a fixed cost
 PAIR_FLOATS = 80_000_000  # chunks of two tasks may use 80M floats, so that two threads have a task each
 
-
 AUTO = "auto"  # stands for a number that the program chooses
 
 
 @dataclass(frozen=True)
 class TrainerSettings:
-    """The settings of the loop.
-
-    Attributes:
-        steps: meta-steps.
-        meta_batch_size: tasks of a meta-step.
-        task_chunk: tasks computed together, or `auto`.
-        val_every: steps between validations; the last step always has one.
-        val_tasks, test_tasks: tasks of a validation, and of the test.
-        ema_decay: decay of the average of the meta-parameters (`Average` of the loop) that is validated and saved;
-            None: the latest are.
-        patience: scheduled validations without a better one after which training ends; None: it goes to the last step.
-        best_by: what decides which validation is the best: `metric` or `loss`.
-        draw_ahead: processes that draw the tasks of later steps where these stay on a GPU, or `auto`, see
-            `metalearn.training.on_device.Ahead`.
-        eval_seed: is checked here, as the other keys of `trainer`; the task source alone keeps it.
-
-    Raises:
-        ValueError: a number out of range, a patience that can end nothing, or an unknown `best_by`.
-    """
+    """The settings of the loop, by the keys of conf/trainer/default.yaml, which explains them. `eval_seed` is checked
+    here as the others; the task source alone keeps it. Raises ValueError for a number out of range, a patience that can
+    end nothing, or an unknown `best_by`."""
 
     steps: int
     meta_batch_size: int
@@ -121,7 +104,8 @@ def chunk_size(
     if isinstance(settings.task_chunk, int):
         return settings.task_chunk
     tasks = settings.meta_batch_size
-    shared = max(_small_chunk(model, images, device), tasks // (2 if model.at_once else 4), 2)
+    small = CHUNK_FLOATS[device.type] // (images * model.activations)
+    shared = max(small, tasks // (2 if model.at_once else 4), 2)
     chunks = math.ceil(tasks / min(shared, tasks_that_fit(model, images, device)))
     chunk = math.ceil(tasks / chunks)
     if not pairs or (chunks > 1 and chunk.bit_count() > 1):
@@ -160,9 +144,4 @@ def tasks_that_fit(model: Model, images: int, device: torch.device) -> int:
     fit `PAIR_FLOATS`; at least one."""
     floats = images * model.activations
     few = min(FEW, FEW_FLOATS // floats)
-    return max(_small_chunk(model, images, device), few, 2 if 2 * floats <= PAIR_FLOATS else 1)
-
-
-def _small_chunk(model: Model, images: int, device: torch.device) -> int:
-    """The number of tasks that fit `CHUNK_FLOATS`."""
-    return CHUNK_FLOATS[device.type] // (images * model.activations)
+    return max(CHUNK_FLOATS[device.type] // floats, few, 2 if 2 * floats <= PAIR_FLOATS else 1)

@@ -9,9 +9,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from metalearn.errors import DivergedError, RunError
+from metalearn.errors import DivergedError
 from metalearn.reporting.logging import SILENT, RunLog
-from metalearn.runs.checkpoint import NO_CHECKPOINTS, Checkpointer, Snapshot
+from metalearn.runs.checkpoint import Checkpointer, Snapshot
 from metalearn.runs.metrics import BEST_BY, better, deciding, summary
 from metalearn.runs.signals import NEVER, Interrupted, Stops
 from metalearn.training.chunks import DATA_SECONDS, explain
@@ -32,7 +32,6 @@ from metalearn.types import (
 
 Reduce = Callable[[Sequence[Params], Sequence[int]], Params]
 """From summed gradients and numbers of tasks to the meta-gradient: of the chunks in their order, or of their sum."""
-StartOptimizer = Callable[[Params], Optimizer]
 
 
 class Stopped(Exception):  # noqa: N818 (it is no error)
@@ -43,19 +42,12 @@ class Paused(Stopped):
     """The run has come to the step after which it was to pause."""
 
 
-# The state
-
-
 class Average:
     """An exponential moving average of meta-parameters θ: after k steps Σᵢ dᵏ⁻ⁱ θᵢ / Σᵢ dᵏ⁻ⁱ, over i = 1 … k.
 
     Its start has no weight: Kingma and Ba 2015 (arXiv 1412.6980), section 7.2. Of state (`metalearn.types.STATE`) it
-    has the present value.
-
-    Args:
-        decay: d, 0 or above, and below 1.
-        params: the average so far; before the first step, the parameters at their start. They are copied.
-        steps: k.
+    has the present value. `decay` is d in [0, 1), `steps` is k, and `params` are copied: the average so far, or before
+    the first step the parameters at their start.
     """
 
     def __init__(self, decay: float, params: Params, steps: int = 0) -> None:
@@ -77,28 +69,19 @@ class Average:
 
 @dataclass(eq=False)
 class TrainState:
-    """All that a run changes.
+    """All that a run changes. Parameters and optimiser change in place."""
 
-    Attributes:
-        params, optimizer: the meta-parameters, sorted by name, and their optimiser. They change in place.
-        average: of the meta-parameters over the steps, if the settings ask for it.
-        step: the last one done.
-        seconds: spent so far.
-        best, latest: the figures of the best and of the latest validation, with their step.
-        stands_in: the best validation is that of a pause, and the next scheduled one replaces it.
-    """
-
-    params: Params
+    params: Params  # the meta-parameters, sorted by name
     optimizer: Optimizer
-    average: Average | None = None
-    step: int = 0
-    seconds: float = 0.0
-    best: dict[str, Any] | None = None
-    latest: dict[str, Any] | None = None
-    stands_in: bool = False
+    average: Average | None = None  # of the meta-parameters over the steps, if the settings ask for it
+    step: int = 0  # the last one done
+    seconds: float = 0.0  # spent so far
+    best: dict[str, Any] | None = None  # the figures of the best validation, with its step
+    latest: dict[str, Any] | None = None  # the same of the latest validation
+    stands_in: bool = False  # the best validation is that of a pause, and the next scheduled one replaces it
 
     @classmethod
-    def new(cls, params: Params, start: StartOptimizer, ema_decay: float | None = None) -> "TrainState":
+    def new(cls, params: Params, start: Callable[[Params], Optimizer], ema_decay: float | None = None) -> "TrainState":
         """The state before the first step."""
         # Sorted, since the optimiser keeps its state by position. In one layout in memory, as checkpoints and messages
         # give it: the last bits may depend on that.
@@ -107,25 +90,22 @@ class TrainState:
         return cls(fresh, start(fresh), None if ema_decay is None else Average(ema_decay, fresh))
 
     @classmethod
-    def restored(cls, saved: Snapshot, start: StartOptimizer, ema_decay: float | None = None) -> "TrainState":
+    def restored(
+        cls, saved: Snapshot, start: Callable[[Params], Optimizer], ema_decay: float | None = None
+    ) -> "TrainState":
         """The state as it was when `saved` was taken. The optimiser has the settings of `start`. An average goes on
-        with `ema_decay`, and begins at the next step if none was saved. Raises RunError if `saved` holds the state of
+        with `ema_decay`, and begins at the next step if none was saved. Raises Exception if `saved` holds the state of
         another optimiser, or no state."""
-        try:
-            averaged = saved.state.get("average")  # then the latest parameters are beside the average
-            state = cls.new(averaged["latest"] if averaged else saved.params, start, ema_decay)
-            if ema_decay is not None and averaged:
-                state.average = Average(ema_decay, saved.params, averaged["steps"])
-            groups = state.optimizer.param_groups
-            settings = [{k: v for k, v in group.items() if k != "params"} for group in groups]
-            state.optimizer.load_state_dict(saved.state["optimizer"])
-            for group, configured in zip(state.optimizer.param_groups, settings, strict=True):
-                group.update(configured)
-            return cls(state.params, state.optimizer, state.average, **saved.state["progress"])
-        except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
-            raise RunError(
-                f"step {saved.meta['step']}: the checkpoint's state.pt does not fit this run ({error!r})"
-            ) from error
+        averaged = saved.state.get("average")  # then the latest parameters are beside the average
+        state = cls.new(averaged["latest"] if averaged else saved.params, start, ema_decay)
+        if ema_decay is not None and averaged:
+            state.average = Average(ema_decay, saved.params, averaged["steps"])
+        groups = state.optimizer.param_groups
+        settings = [{k: v for k, v in group.items() if k != "params"} for group in groups]
+        state.optimizer.load_state_dict(saved.state["optimizer"])
+        for group, configured in zip(state.optimizer.param_groups, settings, strict=True):
+            group.update(configured)
+        return cls(state.params, state.optimizer, state.average, **saved.state["progress"])
 
     def snapshot(self, meta: dict[str, Any], logged: dict[str, Any]) -> Snapshot:
         """All that the run needs to go on from here. `meta` is added to meta.json. `logged` has what its log needs: the
@@ -133,8 +113,7 @@ class TrainState:
 
         An average takes the place of the latest parameters, and these are in the state.
         """
-        names = ("step", "seconds", "best", "latest", "stands_in")
-        progress = {name: getattr(self, name) for name in names}
+        progress = {name: getattr(self, name) for name in ("step", "seconds", "best", "latest", "stands_in")}
         state = {"optimizer": self.optimizer.state_dict(), "progress": progress, **logged}
         if self.average is not None:
             latest = {name: value.detach() for name, value in self.params.items()}
@@ -166,9 +145,6 @@ class TrainState:
             self.average.add(self.params)
 
 
-# The loop
-
-
 class TakenStep(NamedTuple):
     """A step whose figures are not in the log yet: its results, its further figures, and its seconds on the host."""
 
@@ -180,46 +156,29 @@ class TakenStep(NamedTuple):
 
 @dataclass(eq=False)
 class Trainer:
-    """Trains a learner: takes the steps, validates, and saves.
-
-    Attributes:
-        settings: of the loop.
-        state: what it changes.
-        strategy: where chunks are computed.
-        outer: the outer optimiser, for its rate.
-        reduce: from the chunks' gradients to the meta-gradient.
-        training, evaluation: what a chunk has, in training and in validation and test.
-        checkpointer, log, stops: what it saves to, logs to, and is stopped by; by default nothing.
-        meta: what its checkpoints say of the run, such as its config.
-        pause_after: a step, or None.
-        updates: makes what takes the steps on this process's device; `HostUpdater` unless they stay on a GPU.
-    """
+    """Trains a learner: takes the steps, validates, and saves."""
 
     settings: TrainerSettings
     state: TrainState
     strategy: Strategy
     outer: OuterOptimizer
     reduce: Reduce
-    training: Units
-    evaluation: Units
-    checkpointer: Checkpointer = NO_CHECKPOINTS
+    training: Units  # what a chunk has
+    evaluation: Units  # the same in validation and test
+    checkpointer: Checkpointer = field(default_factory=Checkpointer)
     log: RunLog = SILENT
     stops: Stops = NEVER
-    meta: dict[str, Any] = field(default_factory=dict)
+    meta: dict[str, Any] = field(default_factory=dict)  # what checkpoints say of the run, such as its config
     pause_after: int | None = None
-    updates: "Callable[[Trainer], Updater] | None" = None
+    updates: "Callable[[Trainer], Updater] | None" = None  # None: steps do not stay on a GPU
     _taken: list[TakenStep] = field(default_factory=list, init=False)
     _saved: int = field(default=0, init=False)
 
     def fit(self) -> None:
-        """Trains from where the state stands to the last step.
-
-        Raises:
-            Stopped: the run was asked to stop; a checkpoint of the last step done is saved.
-            Paused: the step `pause_after` is done and validated, and its checkpoint is saved.
-            DivergedError: a loss or gradient is not finite; the step is not applied. It names the task that spoils the
-                step, and the worker that computes it.
-        """
+        """Trains from where the state stands to the last step. Raises Stopped if the run was asked to stop, and Paused
+        if the step `pause_after` is done and validated; a checkpoint of the last step done is saved. Raises
+        DivergedError if a loss or gradient is not finite; the step is not applied, and the error names the task that
+        spoils it, and the worker that computes it."""
         state, last = self.state, self.last
         self._saved = state.step
         # No attribute: with it goes what it holds on a device, before the test is evaluated.
@@ -383,9 +342,6 @@ def figures(results: Sequence[ChunkResult]) -> dict[str, float]:
     count = sum(result.count for result in results)
     sums = {name: sum(r.metrics[name].item() for r in results) for name in results[0].metrics}
     return {name: value if name == DATA_SECONDS else value / count for name, value in sums.items()}
-
-
-# One step
 
 
 class HostUpdater:

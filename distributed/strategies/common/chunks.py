@@ -1,12 +1,11 @@
 """What the strategies by remote calls share: chunks are dealt out by number, any worker computes them, and the results
 come back in chunk order, or as partial sums. Parameters and results travel as flat buffers."""
 
-import itertools
 import logging
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -16,11 +15,12 @@ from distributed.api import parts_of, remote_sync_call
 from distributed.calls.message import Traffic, traffic
 from distributed.calls.session import start_rpc, stop_rpc
 from distributed.calls.worker import pure
-from distributed.info import get_world_info, get_world_rank, get_world_size
+from distributed.info import check_timeout, get_world_rank, get_world_size
 from distributed.launch.isolation import exposure
 from distributed.partition import Args, PartitionFunction, TensorDimensionPartitioner, Whole, whole
 from distributed.reduce import partials_of_terms
 from distributed.strategies.common.work import (
+    ROUND,
     ChunkStrategy,
     Done,
     Flat,
@@ -33,7 +33,6 @@ from distributed.strategies.common.work import (
     evaluated,
     even_runs,
     flatten,
-    in_rounds,
     unflatten,
     unnoticed,
 )
@@ -45,23 +44,21 @@ _work: Work | None = None  # the work of this process, for remote calls; set bef
 
 def current_work() -> Work:
     """The work that this process was given when its session started."""
-    if _work is None:
-        raise RuntimeError("this worker got a call before its strategy was started")
+    assert _work is not None
     return _work
 
 
-def check_partitioner(partitioner: PartitionFunction) -> None:
-    """Raises ValueError for a partitioner that would split chunks."""
-    if isinstance(partitioner, TensorDimensionPartitioner) and partitioner.dim != 0:
-        raise ValueError(f"partitioner.dim={partitioner.dim}: chunks lie along dimension 0; type partitioner.dim=0")
+def check_plan(plan: WorkPlan, timeout: float) -> None:
+    """Raises ValueError for a partitioner that would split chunks, or a time limit that is not above 0."""
+    check_timeout(timeout)
+    if isinstance(plan.partitioner, TensorDimensionPartitioner) and plan.partitioner.dim != 0:
+        dim = plan.partitioner.dim
+        raise ValueError(f"partitioner.dim={dim}: chunks lie along dimension 0; type partitioner.dim=0")
 
 
-Dealt = list[tuple[int | str, list[int]]]  # parts of a call: (worker, the numbers of its chunks)
-
-
-def deal(partitioner: PartitionFunction, count: int) -> Dealt:
-    """Which worker computes which chunks. Raises ValueError if the partitioner leaves a chunk out, or gives it out
-    twice."""
+def deal(partitioner: PartitionFunction, count: int) -> list[tuple[int | str, list[int]]]:
+    """Which worker computes which chunks, by their numbers. Raises ValueError if the partitioner leaves a chunk out, or
+    gives it out twice."""
     plain = type(partitioner) is TensorDimensionPartitioner and not partitioner.exclusive and not partitioner.workers
     if plain:  # whose last part would have the whole remainder: of 8 workers and 15 chunks, 8 chunks
         return [(worker, list(run)) for worker, run in enumerate(even_runs(range(count), get_world_size())) if run]
@@ -72,120 +69,64 @@ def deal(partitioner: PartitionFunction, count: int) -> Dealt:
         if not isinstance(numbers, Tensor):
             raise ValueError(f"partitioner={partitioner!r}: a part must hold a tensor with the numbers of its chunks")
         dealt.append((worker, numbers.reshape(-1).tolist()))
-    chunks = sorted(number for _, numbers in dealt for number in numbers)
-    twice = {number for number, after in itertools.pairwise(chunks) if number == after}
-    everything = set(range(count))
-    faults = {"to no worker": everything - set(chunks), "twice": twice, "that do not exist": set(chunks) - everything}
+    times, chunks = Counter(number for _, numbers in dealt for number in numbers), set(range(count))
+    twice = {number for number in times if times[number] > 1}
+    faults = {"to no worker": chunks - times.keys(), "twice": twice, "that do not exist": times.keys() - chunks}
     for what, wrong in faults.items():
         if wrong:
             raise ValueError(f"partitioner={partitioner!r}: of {count} chunks it gave out {sorted(wrong)} {what}")
     return dealt
 
 
-class PartResult(NamedTuple):
-    """The results of one or more workers, by chunk number or by subtree, as flat buffers while they travel; and seconds
-    of compute, by rank."""
-
-    results: dict[Any, Any] | Flat
-    seconds: Counter[int]
-
-    def flat(self) -> "PartResult":
-        """The same with flat buffers, and without graphs."""
-        return self._replace(results=flatten(self.results))
-
-    def unpacked(self) -> dict[Any, Any]:
-        """The results, whether they are flat or not."""
-        values: dict[Any, Any] = unflatten(self.results) if isinstance(self.results, Flat) else self.results
-        return values
+Answer = tuple[dict[Any, Any] | Flat, Counter[int]]
+"""The results of one or more workers, by chunk number or by subtree; and seconds of compute, by rank."""
 
 
-PartFunction = Callable[..., PartResult]
-"""Called with the numbers of a worker's chunks, the chunks, and further arguments."""
-
-
-def compute(numbers: list[int], results: Iterable[Any], adds: int | None = None) -> PartResult:
-    """Runs on a worker: computes the results of its chunks, one after the other.
-
-    `adds`: the number of all workers' chunks if results are added up as far as possible; None if they are not.
-    """
+def compute(numbers: list[int], results: Iterable[Any], adds: int | None = None, *, flat: bool = True) -> Answer:
+    """Runs on a worker: computes the results of its chunks, one after the other. They are added up as far as possible
+    if `adds` is the number of all workers' chunks. If `flat`, they travel as flat buffers, and without graphs."""
     began = time.perf_counter()
     numbered = zip(numbers, results, strict=True)
     computed: dict[Any, Any] = dict(numbered) if adds is None else partials_of_terms(numbered, adds)
-    return PartResult(computed, Counter({get_world_rank(): time.perf_counter() - began}))
+    seconds = Counter({get_world_rank(): time.perf_counter() - began})
+    return flatten(computed) if flat else computed, seconds
 
 
 def call(
-    func: PartFunction, partitioner: PartitionFunction, chunks: Sequence[Tensor], args: Callable[[list[int]], Args],
-    timeout: float,
-) -> PartResult:  # fmt: skip
-    """Calls `func` on the workers from here; returns all results, by chunk number or by subtree.
-
-    Args:
-        func: called on a worker with the numbers of its chunks, the chunks, and `args(numbers)`.
-        partitioner: deals the numbers of the chunks out to the workers.
-        chunks: the indices of each chunk's samples.
-        args: gives the further arguments for a worker's chunks.
-        timeout: seconds that the error names if a worker does not answer.
-    """
+    func: Callable[..., Answer], partitioner: PartitionFunction, chunks: Sequence[Tensor],
+    args: Callable[[list[int]], Args], timeout: float,
+) -> tuple[dict[Any, Any], Counter[int]]:  # fmt: skip
+    """Calls `func(numbers, chunks, *args(numbers))` on the workers from here: the numbers of a worker's chunks, as the
+    partitioner deals them out, and the indices of their samples. Returns all results, in the order of the chunks or
+    subtrees, and seconds of compute, by rank. `timeout` is what the error names if a worker does not answer."""
     dealt = deal(partitioner, len(chunks))
     parts = [(worker, (numbers, [chunks[i] for i in numbers], *args(numbers)), None) for worker, numbers in dealt]
     try:
         answers = remote_sync_call(func, partitioner=lambda: parts)
     except TimeoutError as error:
         raise TimeoutError(f"{error}; type strategy.timeout=SECONDS to allow more than {timeout:g}") from error
-    items = [item for answer in answers for item in answer.unpacked().items()]
-    return PartResult(dict(items), sum((answer.seconds for answer in answers), Counter[int]()))
-
-
-def in_order(result: PartResult) -> list[Any]:
-    """The results in the order of the chunks."""
-    by_number = result.unpacked()
-    return [by_number[number] for number in sorted(by_number)]
+    results, seconds = dict[Any, Any](), Counter[int]()
+    for of_worker, took in answers:
+        results |= unflatten(of_worker) if isinstance(of_worker, Flat) else of_worker
+        seconds += took
+    return {key: results[key] for key in sorted(results)}, seconds
 
 
 @pure
-def _evaluate(numbers: list[int], chunks: list[Tensor], flat: Flat, split: str) -> PartResult:
+def _evaluate(numbers: list[int], chunks: list[Tensor], flat: Flat, split: str) -> Answer:
     params = unflatten(flat)
-    return compute(numbers, (current_work().evaluate(params, split, chunk) for chunk in chunks)).flat()
+    return compute(numbers, (current_work().evaluate(params, split, chunk) for chunk in chunks))
 
 
 @pure
-def _diagnose(numbers: list[int], chunks: list[Tensor], flat: Flat, step: int) -> PartResult:
+def _diagnose(numbers: list[int], chunks: list[Tensor], flat: Flat, step: int) -> Answer:
     params, rank = unflatten(flat), get_world_rank()
-    return compute(numbers, (diagnose_chunk(current_work(), params, chunk, step, rank) for chunk in chunks)).flat()
-
-
-class Meter:
-    """Measures the cost of a step on rank zero, from its own calls and the workers' answers."""
-
-    def __init__(self) -> None:
-        self._began = 0.0
-        self._before = traffic()
-        self._cost: dict[str, float] = {}
-
-    def start(self) -> None:
-        self._before = traffic()
-        self._began = time.perf_counter()
-
-    def stop(self, seconds: Counter[int], beside: Traffic | None = None) -> None:
-        """`seconds`: of each worker's compute. `beside`: bytes that the counter of remote calls does not see."""
-        duration = time.perf_counter() - self._began
-        (sent, received) = traffic().since(self._before)
-        (more_sent, more_received) = beside or Traffic(0, Counter())
-        by_rank = received + more_received + Counter({0: sent + more_sent})
-        costs = [WorkerCost(seconds[rank], by_rank[rank]) for rank in range(get_world_info().world_size)]
-        self._cost = as_metrics(duration, costs)
-
-    def cost(self) -> dict[str, float]:
-        return self._cost
+    return compute(numbers, (diagnose_chunk(current_work(), params, chunk, step, rank) for chunk in chunks))
 
 
 def to_cpu(values: Any) -> Any:
     """Moves parameters and results to the CPU, where they travel, and where the loop keeps its parameters."""
     return pytree.tree_map(lambda leaf: leaf.cpu() if isinstance(leaf, Tensor) else leaf, values)
-
-
-# The session
 
 
 def start_session(work: Work, timeout: float) -> bool:
@@ -199,40 +140,45 @@ def start_session(work: Work, timeout: float) -> bool:
     return leads
 
 
-MapChunks = Callable[[Tensors, Sequence[Tensor], int], list[Any]]
+MapChunks = Callable[[Tensors, Sequence[Tensor], int], tuple[list[Any], Counter[int], Traffic]]
+"""From parameters, chunks and step to the results, the seconds of each worker's compute, and bytes that the counter of
+remote calls does not see."""
 
 
 class ByCalls(ChunkStrategy):
     """A strategy that maps chunks by remote calls of rank zero, from the start of the session to its end."""
 
-    def __init__(self, plan: WorkPlan, timeout: float, map_chunks: MapChunks, meter: Meter) -> None:
-        self._partitioner, self._timeout = plan.partitioner, timeout
-        self._map_chunks, self._meter = map_chunks, meter
+    def __init__(self, plan: WorkPlan, timeout: float, map_chunks: MapChunks) -> None:
+        self._partitioner, self._timeout, self._map_chunks = plan.partitioner, timeout, map_chunks
         self.drives = start_session(plan.work, timeout)
 
     def map(self, params: Tensors, chunks: Sequence[Tensor], step: int) -> list[Any]:
-        return [to_cpu(result) for result in self._map_chunks(params, chunks, step)]
+        before, began = traffic(), time.perf_counter()
+        results, seconds, beside = self._map_chunks(params, chunks, step)
+        duration = time.perf_counter() - began
+        sent, received = traffic().since(before)
+        by_rank = received + beside.received + Counter({0: sent + beside.sent})
+        costs = [WorkerCost(seconds[rank], by_rank[rank]) for rank in range(get_world_size())]
+        self._cost = as_metrics(duration, costs)
+        return [to_cpu(result) for result in results]
 
     def evaluate(self, params: Tensors, split: str, chunks: Sequence[Tensor], done: Done = unnoticed) -> Tensors:
         return self._values(_evaluate, params, split, chunks, done)
 
     def diagnose(self, params: Tensors, chunks: Sequence[Tensor], step: int) -> Tensors:
-        return self._values(_diagnose, params, step, chunks)
+        return self._values(_diagnose, params, step, chunks, unnoticed)
 
     def _values(
-        self, func: PartFunction, params: Tensors, argument: Any, chunks: Sequence[Tensor], done: Done = unnoticed
+        self, func: Callable[..., Answer], params: Tensors, argument: Any, chunks: Sequence[Tensor], done: Done
     ) -> Tensors:
         """The values of every sample by `func`, in order."""
         shared = whole(flatten(to_cpu(params))), argument  # the parameters go to each worker once
 
         def of_round(part: Sequence[Tensor]) -> list[Any]:
-            return in_order(call(func, self._partitioner, part, lambda _: shared, self._timeout))
+            return list(call(func, self._partitioner, part, lambda _: shared, self._timeout)[0].values())
 
-        values: Tensors = to_cpu(evaluated(in_rounds(chunks, get_world_info().world_size), of_round, done))
+        values: Tensors = to_cpu(evaluated(chunks, ROUND * get_world_size(), of_round, done))
         return values
-
-    def cost(self) -> dict[str, float]:
-        return self._meter.cost()
 
     def close(self, failure: BaseException | None = None) -> None:
         stop_rpc(failure)

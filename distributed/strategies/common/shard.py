@@ -18,9 +18,7 @@ from distributed.calls.worker import fetched
 from distributed.errors import says_timeout
 from distributed.reduce import Combine, Subtree, combine, partials
 from distributed.strategies.common.chunks import to_cpu
-from distributed.strategies.common.work import Pieces, Tensors, WorkerCost
-
-Window = tuple[float, float]
+from distributed.strategies.common.work import Pieces, Tensors, Windows, WorkerCost, watch
 
 
 class Missed(NamedTuple):
@@ -37,17 +35,25 @@ class State(NamedTuple):
     per_param: dict[str, dict[str, Any]]
     group: dict[str, Any]
 
+    @classmethod
+    def of(cls, params: Tensors, optimizer: dict[str, Any]) -> "State":
+        """Of parameters, and the `state_dict` of their optimiser, which numbers them by sorted names."""
+        saved, (group,) = optimizer["state"], optimizer["param_groups"]
+        per_param = {name: saved[i] for i, name in enumerate(sorted(params)) if i in saved}
+        values = {name: value.detach() for name, value in params.items()}
+        return cls(values, per_param, {key: value for key, value in group.items() if key != "params"})
+
+    def optimizer(self) -> dict[str, Any]:
+        """The `state_dict` of the optimiser."""
+        numbered = {i: self.per_param[name] for i, name in enumerate(sorted(self.params)) if name in self.per_param}
+        return {"state": numbered, "param_groups": [self.group | {"params": list(range(len(self.params)))}]}
+
 
 class Shard:
     """Stages `first` to `last` (exclusive) of a network, with their parameters and optimiser.
 
-    Args:
-        pieces: the whole network.
-        reduce: from the micro-batches' summed gradients and numbers of samples to the gradient.
-        first, last: this shard's stages.
-        state: parameters and optimiser state at the start.
-        device: the device that it computes on; it sends tensors through the CPU.
-        timeout: seconds that the previous shard may take to send.
+    `reduce` makes the gradient of the micro-batches' summed gradients and numbers of samples. The shard computes on
+    `device`, and sends tensors through the CPU. The previous shard may take `timeout` seconds to send.
     """
 
     def __init__(
@@ -63,14 +69,12 @@ class Shard:
         }
         self._optimizer = pieces.start(self._params)
         if state.per_param:
-            numbered = {i: state.per_param[name] for i, name in enumerate(self._params) if name in state.per_param}
-            group = state.group | {"params": list(range(len(self._params)))}
-            self._optimizer.load_state_dict({"state": numbered, "param_groups": [group]})
+            self._optimizer.load_state_dict(state.optimizer())
         self._one_at_a_time = threading.Lock()
         self._copies: dict[int, Tensors] = {}
         self._sums: dict[Subtree, Tensors] = {}
         self._seconds = 0.0
-        self._backward: dict[int, Window] = {}
+        self._backward: Windows = {}  # by micro-batch
         self._sent_back = 0
 
     def param_refs(self) -> list["rpc.RRef[Tensor]"]:
@@ -81,17 +85,11 @@ class Shard:
         self._optimizer.step()
 
     def run(self, before: list[Any], split: str, indices: Tensor, number: int, params: Tensors | None) -> Any:
-        """Computes a micro-batch.
+        """Computes micro-batch `number`, which has the samples `indices` of a split.
 
-        Args:
-            before: a reference to the previous shard's outputs; none: this is the first shard.
-            split, indices: the samples of the micro-batch.
-            number: of the micro-batch.
-            params: the parameters to evaluate; None: train this shard's own.
-
-        Returns:
-            The inputs of the next shard; of the last shard, the value of `Pieces.outcome` or `Pieces.values`; or a
-            `Missed`.
+        `before` has a reference to the previous shard's outputs, or nothing on the first shard. With `params` it
+        evaluates by these; without, it trains this shard's own. Returns the inputs of the next shard; on the last
+        shard, the value of `Pieces.outcome` or `Pieces.values`; or a `Missed`.
         """
         use_own_gpu()
         first = not before
@@ -122,28 +120,15 @@ class Shard:
             for stage in self._stages:
                 outputs = stage.apply(params, outputs, support_size)
             if training:
-                self._watch(number, outputs, [*params.values(), *([h] if h.requires_grad else [])])
-            result = self._result(outputs, split, indices, support_size)
+                watch(self._backward, number, [outputs, *params.values(), *([h] if h.requires_grad else [])])
+            if self._ends:
+                compute = self._pieces.outcome if training else self._pieces.values
+                result: Any = to_cpu(compute(outputs[:, support_size:], split, indices))
+            else:
+                result = outputs.cpu(), support_size
             if training:
                 self._seconds += time.perf_counter() - began
         return result
-
-    def _result(self, outputs: Tensor, split: str, indices: Tensor, support_size: int) -> Any:
-        if not self._ends:
-            return outputs.cpu(), support_size
-        compute = self._pieces.outcome if torch.is_grad_enabled() else self._pieces.values
-        return to_cpu(compute(outputs[:, support_size:], split, indices))
-
-    def _watch(self, number: int, outputs: Tensor, inputs: Sequence[Tensor]) -> None:
-        """Records when the backward pass reaches this shard, and when it has computed the latest gradient."""
-
-        def note(gradient: Tensor) -> None:
-            now = time.perf_counter()
-            began, _ = self._backward.get(number, (now, now))
-            self._backward[number] = (began, now)
-
-        for tensor in (outputs, *inputs):
-            tensor.register_hook(note)
 
     def collect(self, ctx: int, count: int) -> None:
         """Takes the gradients of a backward pass from its context, and adds them to those of the step's `count`
@@ -159,9 +144,7 @@ class Shard:
 
     def prepare(self, counts: Sequence[int], rate: float) -> str | None:
         """Sets the gradients and the learning rate of a step; returns a parameter whose gradient is not finite.
-
-        `counts`: of every micro-batch, the number of samples.
-        """
+        `counts` are the micro-batches' numbers of samples."""
         sums, self._sums = self._sums, {}
         for name, gradient in self._reduce([combine(sums.items(), len(counts))], counts).items():
             if not torch.isfinite(gradient).all():
@@ -173,22 +156,13 @@ class Shard:
 
     def cost(self) -> WorkerCost:
         """Since the last call: seconds of training, and bytes of gradients sent back to the previous shard."""
-        cost = WorkerCost(self._seconds + _covered(self._backward.values()), self._sent_back)
+        covered, until = 0.0, 0.0
+        for began, ended in sorted(self._backward.values()):  # passes of several micro-batches overlap
+            covered += max(0.0, ended - max(began, until))
+            until = max(until, ended)
+        cost = WorkerCost(self._seconds + covered, self._sent_back)
         self._seconds, self._backward, self._sent_back = 0.0, {}, 0
         return cost
 
     def state(self) -> State:
-        saved = self._optimizer.state_dict()
-        per_param = {name: saved["state"][i] for i, name in enumerate(self._params) if i in saved["state"]}
-        group = {key: value for key, value in saved["param_groups"][0].items() if key != "params"}
-        state = State({name: value.detach() for name, value in self._params.items()}, per_param, group)
-        return State(*to_cpu(tuple(state)))
-
-
-def _covered(windows: Any) -> float:
-    """Seconds that are in at least one window."""
-    covered, until = 0.0, 0.0
-    for began, ended in sorted(windows):
-        covered += max(0.0, ended - max(began, until))
-        until = max(until, ended)
-    return covered
+        return State(*to_cpu(tuple(State.of(self._params, self._optimizer.state_dict()))))

@@ -41,11 +41,8 @@ def sum_over_ranks(
         count: the number of terms on all ranks.
         beside: this rank's row [r], which travels with the sum.
 
-    Returns:
-        The buffers of the sum, and the rows [ranks, r].
-
-    Raises:
-        RuntimeError: a rank has died, or does not answer within the group's time limit.
+    Returns the buffers of the sum, and the rows [ranks, r]. Raises RuntimeError if a rank has died, or does not answer
+    within the group's time limit.
     """
     rank, size = dist.get_rank(), dist.get_world_size()
     if size == 1:
@@ -54,9 +51,9 @@ def sum_over_ranks(
     lengths = [_slice_length(buffer.numel(), size) for buffer in like]
     width = sum(length * buffer.itemsize for length, buffer in zip(lengths, like, strict=True))
     rows = [_by_rank(partials[subtree], lengths, size) for subtree in subtrees[rank]]
-    outgoing = torch.stack(rows, dim=1) if rows else _bytes_like(like[0], size, 0, width)
+    outgoing = torch.stack(rows, dim=1) if rows else like[0].new_empty(size, 0, width, dtype=torch.uint8)
     counts = [len(theirs) for theirs in subtrees]
-    incoming = _bytes_like(like[0], sum(counts), width)
+    incoming = like[0].new_empty(sum(counts), width, dtype=torch.uint8)
     dist.all_to_all_single(incoming, outgoing.view(-1, width), counts, [len(rows)] * size)
     everyones = [subtree for theirs in subtrees for subtree in theirs]
     totals = [combine(zip(everyones, part, strict=True), count) for part in _typed(incoming, lengths, like)]
@@ -109,10 +106,6 @@ def _typed(rows: Tensor, lengths: Sequence[int], like: Sequence[Tensor]) -> list
     return [part.view(buffer.dtype) for part, buffer in zip(rows.split(sizes, dim=1), like, strict=True)]
 
 
-def _bytes_like(like: Tensor, *shape: int) -> Tensor:
-    return torch.empty(shape, dtype=torch.uint8, device=like.device)
-
-
 class SharesOfRanks:
     """The ranks share a step that stays on their devices; for the methods see `metalearn.types.Shares`.
 
@@ -120,10 +113,8 @@ class SharesOfRanks:
     follows from the number of chunks alone. For B bytes and n ranks, each receives (n − 1)·B for every partial sum of a
     rank: more than by `sum_over_ranks`, but at one collective's latency, and under NCCL the host waits for nothing.
 
-    Args:
-        device: of this rank's results.
-        timeout: seconds that a step of all ranks may take.
-        naming: a context in which an error of a collective names the missing ranks.
+    This rank's results lie on `device`, a step of all ranks may take `timeout` seconds, and in a context of `naming` an
+    error of a collective names the missing ranks.
     """
 
     def __init__(
@@ -149,30 +140,28 @@ class SharesOfRanks:
         most = max(map(len, subtrees))
         width = sum(length * buffer.itemsize for length, buffer in zip(lengths, like.buffers, strict=True))
         rows.append(torch.zeros(most - len(rows), width, dtype=torch.uint8, device=like.buffers[0].device))
+        outgoing = torch.cat(rows)
         with self._naming():
-            gathered = self._gathered(torch.cat(rows)).view(-1, width)
+            if self._nccl:
+                gathered = outgoing.new_empty(self.ranks, *outgoing.shape)
+                # Not `wait`: by TORCH_NCCL_BLOCKING_WAIT that holds up the host, which no recording of a graph allows.
+                work = dist.all_gather_into_tensor(gathered, outgoing, async_op=True)
+                assert work is not None
+                work.synchronize()
+            else:
+                gathered = gather_rows(outgoing.cpu().flatten()).to(outgoing.device)
         everyones = [
             (subtree, rank * most + place)
             for rank, theirs in enumerate(subtrees)
             for place, subtree in enumerate(theirs)
         ]
+        typed = _typed(gathered.view(-1, width), lengths, like.buffers)
         totals = [
             combine([(subtree, values[row]) for subtree, row in everyones], count)[: buffer.numel()]
-            for values, buffer in zip(_typed(gathered, lengths, like.buffers), like.buffers, strict=True)
+            for values, buffer in zip(typed, like.buffers, strict=True)
         ]
         total: T = unflatten(Flat(totals, like.form))
         return total
-
-    def _gathered(self, rows: Tensor) -> Tensor:
-        """The rows of bytes [ranks, r, width] of all ranks, in one dimension or as they are."""
-        if not self._nccl:
-            return gather_rows(rows.cpu().flatten()).to(rows.device)
-        gathered = rows.new_empty(self.ranks, *rows.shape)
-        # Not `wait`: by TORCH_NCCL_BLOCKING_WAIT that holds up the host, which no recording of a graph allows.
-        work = dist.all_gather_into_tensor(gathered, rows, async_op=True)
-        assert work is not None
-        work.synchronize()
-        return gathered
 
     def agree(self, text: str) -> list[str]:
         texts: list[Any] = [None] * self.ranks

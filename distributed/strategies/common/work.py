@@ -4,9 +4,10 @@ cost of a step; and flat buffers, as which parameters and results travel.
 None of them knows of learning.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -25,32 +26,15 @@ def unnoticed(samples: int) -> None:
     """Ignore progress."""
 
 
-class PipelineStage(Protocol):
-    """One step of a network that is a sequence of steps, with the names of its parameters.
+class PipelineStage(NamedTuple):
+    """One step of a network that is a sequence of steps: the names of its parameters, the number of their elements, and
+    `apply(params, h, support_size)`, which gets the outputs `h` of the previous stage, and the number from
+    `Pieces.inputs`."""
 
-    `apply(params, h, support_size)` gets the outputs `h` of the previous stage, and the number from `Pieces.inputs`.
-    """
-
-    @property
-    def name(self) -> str: ...
-
-    @property
-    def params(self) -> tuple[str, ...]: ...
-
-    @property
-    def apply(self) -> Callable[[Tensors, Tensor, int], Tensor]: ...
-
-
-class ShardOptimizer(Protocol):
-    """An optimiser, with this much of the interface of torch's."""
-
-    param_groups: list[dict[str, Any]]
-
-    def step(self) -> Any: ...
-
-    def state_dict(self) -> dict[str, Any]: ...
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None: ...
+    name: str
+    params: tuple[str, ...]
+    size: int
+    apply: Callable[[Tensors, Tensor, int], Tensor]
 
 
 class Pieces(NamedTuple):
@@ -59,7 +43,7 @@ class Pieces(NamedTuple):
     `inputs(split, indices)` gives the first stage's input [1, support_size + n, …] and the `support_size` that all
     stages get. From the last stage's outputs [1, n, …], `values(outputs, split, indices)` gives a value per sample, and
     `outcome` gives the same as `Work.loss`. From these values `faults` gives the same as `Work.diagnose`.
-    `start(params)` makes an optimiser. `sizes` are the parameters' numbers of elements.
+    `start(params)` makes an optimiser with `param_groups`, `step`, `state_dict` and `load_state_dict` as torch's.
     """
 
     stages: Sequence[PipelineStage]
@@ -67,11 +51,7 @@ class Pieces(NamedTuple):
     outcome: Callable[[Tensor, str, Tensor], tuple[Tensor, Any]]
     values: Callable[[Tensor, str, Tensor], Tensors]
     faults: Callable[[Tensors], Tensors]
-    start: Callable[[Tensors], ShardOptimizer]
-    sizes: Mapping[str, int]
-
-    def size(self, stage: PipelineStage) -> int:
-        return sum(self.sizes[name] for name in stage.params)
+    start: Callable[[Tensors], Any]
 
 
 class Work(NamedTuple):
@@ -122,13 +102,6 @@ def even_runs(chunks: Sequence[T], ranks: int) -> list[Sequence[T]]:
     return [chunks[begin:end] for begin, end in zip([0, *ends], ends, strict=False)]
 
 
-def in_rounds(chunks: Sequence[Tensor], workers: int) -> list[Sequence[Tensor]]:
-    """The chunks of an evaluation in rounds. So workers wait for each other for a few chunks only, however many there
-    are, and a time limit is for a few chunks too."""
-    size = ROUND * workers
-    return [chunks[first : first + size] for first in range(0, len(chunks), size)]
-
-
 class Alone:
     """One process takes the whole of a step that stays on its device; for the methods see `metalearn.types.Shares`."""
 
@@ -158,6 +131,7 @@ class ChunkStrategy:
 
     drives = True
     shares: Any = None
+    _cost: dict[str, float] | None = None  # of the last step, by `as_metrics`
 
     def map(self, params: Tensors, chunks: Sequence[Tensor], step: int) -> list[Any]:
         raise NotImplementedError
@@ -168,13 +142,13 @@ class ChunkStrategy:
     def diagnose(self, params: Tensors, chunks: Sequence[Tensor], step: int) -> Tensors:
         raise NotImplementedError
 
-    def updater(self, here: Any, params: Tensors, optimizer: ShardOptimizer) -> Any:
+    def updater(self, here: Any, params: Tensors, optimizer: Any) -> Any:
         return here
 
     def cost(self) -> dict[str, float]:
-        return {}
+        return self._cost or {}
 
-    def share(self, value: bytes) -> bytes:
+    def share(self, value: Any) -> Any:
         return value
 
     def dismiss(self) -> None:
@@ -195,11 +169,13 @@ def diagnose_chunk(work: Work, params: Tensors, chunk: Tensor, step: int, rank: 
 
 
 def evaluated(
-    groups: Iterable[Sequence[Tensor]], compute: Callable[[Sequence[Tensor]], Sequence[Tensors]], done: Done
+    chunks: Sequence[Tensor], size: int, compute: Callable[[Sequence[Tensor]], Sequence[Tensors]], done: Done
 ) -> Tensors:
-    """The per-sample values of groups of chunks, which are computed one group after the other."""
+    """The per-sample values of the chunks, of which `size` are computed together. So workers wait for each other for a
+    few chunks only, however many there are, and a time limit is for a few chunks too."""
     values: list[Tensors] = []
-    for group in groups:
+    for first in range(0, len(chunks), size):
+        group = chunks[first : first + size]
         values += compute(group)
         done(sum(map(len, group)))
     return join(values)
@@ -234,6 +210,22 @@ def as_metrics(seconds: float, costs: Sequence[WorkerCost]) -> dict[str, float]:
         metrics[f"worker{rank}/communication_seconds"] = max(0.0, seconds - slowest)
         metrics[f"worker{rank}/bytes_sent"] = cost.sent
     return metrics
+
+
+Windows = dict[int, tuple[float, float]]
+
+
+def watch(windows: Windows, key: int, tensors: Iterable[Tensor]) -> None:
+    """Notes in `windows`, by this key, the times when the backward pass, which torch runs, has computed the first and
+    the latest gradient of these tensors."""
+
+    def note(gradient: Tensor) -> None:
+        now = time.perf_counter()
+        began, _ = windows.get(key, (now, now))
+        windows[key] = (began, now)
+
+    for tensor in tensors:
+        tensor.register_hook(note)
 
 
 # Flat buffers: all tensors and numbers of a nested value in one tensor for each type, so that few tensors travel

@@ -33,7 +33,7 @@ def unused(*_: Any) -> Any:
 
 
 def after(outputs: Callable[[], Any]) -> Any:
-    pieces = Pieces((), unused, unused, unused, unused, lambda params: torch.optim.SGD([Tensor()]), {})  # type: ignore[arg-type, return-value]
+    pieces = Pieces((), unused, unused, unused, unused, lambda params: torch.optim.SGD([Tensor()]))
     shard = Shard(pieces, mean_reducer, 0, 0, State({}, {}, {}), device=torch.device("cpu"), timeout=8)
     return shard.run([Earlier(outputs)], "train", torch.arange(2), 0, None)
 

@@ -44,8 +44,7 @@ def test_handler_threads_are_given_the_gpu_of_their_rank() -> None:
 
 
 def stages_of(*sizes: int) -> Any:
-    return SimpleNamespace(stages=[SimpleNamespace(name=f"s{i}", params=(size,)) for i, size in enumerate(sizes)],
-                           size=lambda stage: stage.params[0])  # fmt: skip
+    return SimpleNamespace(stages=[SimpleNamespace(name=f"s{i}", size=size) for i, size in enumerate(sizes)])
 
 
 @pytest.mark.parametrize("sizes", [(1, 1, 1, 1), (9, 1, 1, 1), (1, 1, 1, 9), (5, 4, 3, 2, 1), (0, 0, 7, 0)])

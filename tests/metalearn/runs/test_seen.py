@@ -234,8 +234,8 @@ def test_the_same_classes_are_known_again_in_another_division(omniglot_root: Pat
         found[make] = [classes_without_pictures(source, split) for split in ("train", "val", "test")]
     train, val, _ = found[cifar_fs]
     common = overlap(Seen(train, val), "test", found[fc100][2])
-    assert common.trained_on == len(names["cifar_fs"]["train"] & names["fc100"]["test"]) > 0
-    assert common.validated_on == len(names["cifar_fs"]["val"] & names["fc100"]["test"])
+    assert common["trained_on"] == len(names["cifar_fs"]["train"] & names["fc100"]["test"]) > 0
+    assert common["validated_on"] == len(names["cifar_fs"]["val"] & names["fc100"]["test"])
 
     supervised = omniglot_characters(
         place=DataPlace(str(omniglot_root), download=False), split="paper", ways=1100, train_drawings=15,

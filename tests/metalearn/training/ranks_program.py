@@ -3,6 +3,7 @@ prints where a run ends, of which one has a step that is not finite, and a diges
 
 import hashlib
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -40,7 +41,7 @@ def trained(source: TaskSource) -> str:
     strategy = (local if ranks == 1 else ddp)(plan=plan, timeout=30)()
     trainer = trainer_of(algorithm, source, BATCH, CHUNK, CPU)
     trainer.settings = replace(trainer.settings, steps=STEPS, val_every=100)
-    trainer.strategy, trainer.updates = strategy, steps_on_device(work_of(algorithm, source, EVERY))
+    trainer.strategy, trainer.updates = strategy, partial(steps_on_device, work_of(algorithm, source, EVERY))
     try:
         trainer.fit()
         end = "ended"

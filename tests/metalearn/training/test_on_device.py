@@ -9,6 +9,7 @@ import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
@@ -191,7 +192,7 @@ def whole_run(source: TaskSource, steps: int, every: int) -> tuple[Noted, Traine
     algorithm, log = learner_of(waves()), Noted()
     trainer = trainer_of(algorithm, source, TASKS, TASKS, CPU)
     trainer.settings, trainer.log = replace(trainer.settings, steps=steps, val_every=100), log
-    trainer.updates = steps_on_device(work_of(algorithm, source, every)) if every else None
+    trainer.updates = partial(steps_on_device, work_of(algorithm, source, every)) if every else None
     return log, trainer
 
 
@@ -238,7 +239,7 @@ def taken_by_host(caplog: pytest.LogCaptureFixture, algorithm: Algorithm, source
     """Why the host takes the steps of a run."""
     trainer = trainer_of(algorithm, source, TASKS, TASKS, CPU)
     with caplog.at_level("WARNING", "metalearn"):
-        assert type(steps_on_device(work_of(algorithm, source, **others))(trainer)) is HostUpdater
+        assert type(steps_on_device(work_of(algorithm, source, **others), trainer)) is HostUpdater
     return caplog.text
 
 
@@ -372,7 +373,7 @@ def started_as(
     source, algorithm = waves(), learner_of(waves())
     trainer = trainer_of(algorithm, source, 6, chunk, CPU)
     monkeypatch.setattr(module, "DeviceUpdater", kind)
-    assert isinstance(steps_on_device(work_of(algorithm, source, pairs=lambda: pairs))(trainer), kind)
+    assert isinstance(steps_on_device(work_of(algorithm, source, pairs=lambda: pairs), trainer), kind)
     return [len(tasks) for tasks in trainer.tasks_of(1)]
 
 
@@ -484,7 +485,7 @@ def test_the_host_computes_the_chunks_that_fit_the_device(monkeypatch: pytest.Mo
         trainer.strategy, "map",
         lambda params, tasks, step: counts.append([len(t) for t in tasks]) or computed(params, tasks, step),
     )  # fmt: skip
-    trainer.updates = steps_on_device(work_of(learner_of(waves()), waves(), pairs=lambda: True))
+    trainer.updates = partial(steps_on_device, work_of(learner_of(waves()), waves(), pairs=lambda: True))
     trainer.fit()
     assert counts == [[2, 2]] and len(log.steps) == 1
 
@@ -568,7 +569,7 @@ def test_tasks_that_come_in_groups_stay_on_the_device(caplog: pytest.LogCaptureF
         trainer.training = trainer.training._replace(chunk=end)
         trainer.settings = replace(trainer.settings, steps=6)
     with caplog.at_level("INFO", "metalearn"):
-        updater = steps_on_device(work_of(algorithm, source)._replace(every=3))(device)
+        updater = steps_on_device(work_of(algorithm, source)._replace(every=3), device)
     assert isinstance(updater, DeviceUpdater)
     assert "stay on the device; tasks differ in shape, so the host starts the operations" in caplog.text
     shapes = set()

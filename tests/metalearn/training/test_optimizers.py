@@ -34,17 +34,17 @@ from metalearn.types import Params
     ],
 )
 def test_the_rate_falls_as_its_schedule_says(schedule: str, rates: list[float]) -> None:
-    rate = scheduled(lr=1.0, schedule=schedule, min_lr=0.1, decay=0.3, decay_every=2, warmup=0)
+    rate = scheduled(Rates(lr=1.0, schedule=schedule, min_lr=0.1, decay=0.3, decay_every=2, warmup=0))
     assert [rate(step, 4) for step in range(1, 5)] == pytest.approx(rates)
 
 
 def test_a_step_stays_above_the_lowest_rate() -> None:
-    rate = scheduled(lr=1.0, schedule="step", min_lr=0.2, decay=0.5, decay_every=3, warmup=0)
+    rate = scheduled(Rates(lr=1.0, schedule="step", min_lr=0.2, decay=0.5, decay_every=3, warmup=0))
     assert [rate(step, 12) for step in (1, 3, 4, 6, 7, 9, 10, 12)] == [1, 1, 0.5, 0.5, 0.25, 0.25, 0.2, 0.2]
 
 
 def test_warm_up_rises_to_the_schedule() -> None:
-    rate = scheduled(lr=0.6, schedule="constant", min_lr=0, decay=0.5, decay_every=1, warmup=2)
+    rate = scheduled(Rates(lr=0.6, schedule="constant", min_lr=0, decay=0.5, decay_every=1, warmup=2))
     assert [rate(step, 10) for step in range(1, 5)] == pytest.approx([0.2, 0.4, 0.6, 0.6])
 
 

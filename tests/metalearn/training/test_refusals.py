@@ -95,7 +95,7 @@ def test_a_tuple_of_tuples_is_an_episode() -> None:
 
 def rate(**wrong: Any) -> None:
     right = {"lr": 0.1, "schedule": "linear", "min_lr": 0, "decay": 0.5, "decay_every": 1, "warmup": 0}
-    scheduled(**right | wrong)
+    scheduled(Rates(**right | wrong))
 
 
 def state_of_others(**others: Tensor) -> None:
