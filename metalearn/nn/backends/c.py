@@ -21,7 +21,6 @@ Number = ctypes.c_int64
 GEOMETRY = Number * 12
 """tasks, samples, height, width, inputs, out height, out width, outputs, kernel height and width, stride, padding."""
 
-
 MULTIPLE = 16
 """Channels are filled with zeros up to a multiple of this, the widest vector of the kernels. They stay zero: their
 gradients are zero."""
@@ -88,21 +87,6 @@ class NetworkCall:
     product: Tensor | None = None
     result: Tensor | None = None
 
-    def in_c(self) -> CALL:
-        """The call in the form that network.c takes."""
-        rows = self.parameters
-        call = CALL(
-            tasks=rows.shape[0], support_size=self.support_size, outputs=self.outputs, parameters_step=rows.stride(0),
-        )  # fmt: skip
-        if self.rate is not None:
-            call.steps, call.rate = 1, self.rate
-        if self.y is not None:
-            setattr(call, "targets" if self.y.is_floating_point() else "labels", self.y.data_ptr())
-        for name in ("parameters", "x", "direction", "loss", "score", "gradient", "kept", "product", "result"):
-            if (value := getattr(self, name)) is not None:
-                setattr(call, name, value.data_ptr())
-        return call
-
 
 class ATTENTION(ctypes.Structure):
     """`struct attention` of attention.c."""
@@ -116,12 +100,6 @@ class ATTENTION(ctypes.Structure):
             "q", "k", "v", "mask", "u", "a", "b", "c", "o", "gq", "gk", "gv", "gu",
         )),
     ]  # fmt: skip
-
-
-class _NormFields(ctypes.Structure):
-    """`struct norm` of norm.h; its subclasses add `epsilon` and `slope` as float or double, and the addresses."""
-
-    _fields_ = [(name, Number) for name in ("tasks", "rows", "measured", "channels", "scale_step")]
 
 
 _NORM_ADDRESSES = (
@@ -149,8 +127,10 @@ class Kernels:
         region = getattr(ctypes.CDLL(None), "GOMP_parallel", None)
         if region is not None:
             library.use_parallel_region(ctypes.cast(region, Address))
-        fields = [("epsilon", real), ("slope", real), ("depth", Number), *((name, Address) for name in _NORM_ADDRESSES)]
-        self._norm_type: Any = type("_Norm", (_NormFields,), {"_fields_": fields})
+        sizes = ((name, Number) for name in ("tasks", "rows", "measured", "channels", "scale_step"))
+        addresses = ((name, Address) for name in _NORM_ADDRESSES)
+        fields = [*sizes, ("epsilon", real), ("slope", real), ("depth", Number), *addresses]
+        self._norm_type: Any = type("_Norm", (ctypes.Structure,), {"_fields_": fields})  # `struct norm` of norm.h
         for function in (library.pack_row, library.unpack_row):
             function.argtypes = [Number, Address, Number, Address, Address, Address, Number]
         library.sum_rows.argtypes = [Number, Number, Address, Address, Number]
@@ -240,8 +220,16 @@ class Kernels:
     def network(self, what: str, plan: int, call: NetworkCall) -> None:
         """Computes, of all tasks, losses and gradients (`loss`), Hessian-vector products (`product`), last values
         (`outputs`), or from the gradients of these to those of the parameters (`outputs_gradient`)."""
-        function = getattr(self._library, "network_" + what)
-        function(plan, ctypes.byref(call.in_c()), torch.get_num_threads())
+        rows, y = call.parameters, call.y
+        arguments = CALL(len(rows), call.support_size, call.outputs, rows.stride(0))
+        if call.rate is not None:
+            arguments.steps, arguments.rate = 1, call.rate
+        if y is not None:
+            setattr(arguments, "targets" if y.is_floating_point() else "labels", y.data_ptr())
+        for name in ("parameters", "x", "direction", "loss", "score", "gradient", "kept", "product", "result"):
+            if (value := getattr(call, name)) is not None:
+                setattr(arguments, name, value.data_ptr())
+        getattr(self._library, "network_" + what)(plan, ctypes.byref(arguments), torch.get_num_threads())
 
 
 class CompiledPlan:
