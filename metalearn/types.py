@@ -205,14 +205,8 @@ class Model(NamedTuple):
         return per_task(params, tasks)
 
     def metrics(self, theta: Params, batch: Batch, support_x: Tensor | None = None, *, twice: bool = False) -> Metrics:
-        """The `loss` and the metric of each task [t].
-
-        Args:
-            theta: the parameters of all tasks.
-            batch: the samples, and what is to be predicted.
-            support_x: the support set, whose statistics normalise if the model is not transductive.
-            twice: whether the loss will be differentiated twice.
-        """
+        """The `loss` and the metric of each task [t]. The statistics of `support_x` normalise if the model is not
+        transductive. `twice`: the loss will be differentiated twice."""
         if self.network is not None and is_packed(theta):
             return self.network.metrics(theta, *batch, support_x, twice=twice)
         outputs = self.apply(theta, batch.x, support_x)
@@ -351,13 +345,11 @@ def ways_differ(source: TaskSource) -> bool:
 @runtime_checkable
 class ComesInGroups(Protocol):
     """An optional part of a source of tasks that differ in shape: those with the numbers 0 to G − 1, G to 2 G − 1, …
-    are a group, and share their shape. A chunk is a part of a group."""
+    are a `group` of G, and share their shape. A chunk is a part of a group. `cells` are the numbers of inputs and
+    targets of a task."""
 
-    def group(self, split: str) -> int:
-        """How many tasks a group has."""
-
-    def cells(self, split: str, index: int) -> int:
-        """The numbers of inputs and targets of the task with this number."""
+    def group(self, split: str) -> int: ...
+    def cells(self, split: str, index: int) -> int: ...
 
 
 @runtime_checkable
@@ -388,13 +380,12 @@ class NamesDrawers(Protocol):
 
 @runtime_checkable
 class OfSets(Protocol):
-    """An optional part of a task source: its tasks are of several data sets, with these names."""
+    """An optional part of a task source: its tasks are of several data sets, named `sets`; task number `index` of a
+    split is of `set_of` it."""
 
     @property
     def sets(self) -> Sequence[str]: ...
-
-    def set_of(self, split: str, index: int) -> str:
-        """The name of the set that task number `index` of a split is of."""
+    def set_of(self, split: str, index: int) -> str: ...
 
 
 @runtime_checkable
@@ -432,9 +423,7 @@ class Optimizer(Protocol):
     param_groups: list[dict[str, Any]]
 
     def step(self) -> Any: ...
-
     def state_dict(self) -> dict[str, Any]: ...
-
     def load_state_dict(self, state_dict: dict[str, Any]) -> None: ...
 
 

@@ -119,7 +119,7 @@ def attention(
     lead = query.shape[:-2]
     mask = _mask_of(attn_mask, query, (*lead, query.shape[-2], key.shape[-2]))
     q, k, v = (part.flatten(0, -3).contiguous() for part in (query, key, value))
-    (o,) = _Attention.apply(q, k, v, *mask, scale)  # type: ignore[misc]
+    (o,) = _Attention.apply(q, k, v, *mask, scale)
     result: Tensor = o.view(*lead, *o.shape[-2:])
     return result
 
@@ -278,15 +278,8 @@ EXPANSION = 4  # the width of a block's MLP, in widths of the transformer
 
 
 def set_attention(queries: Tensor, keys: Tensor, values: Tensor, context_size: int) -> Tensor:
-    """Scaled dot-product attention (Vaswani et al. 2017, arXiv 1706.03762, equation 1) over the context samples.
-
-    Args:
-        queries, keys, values: [t, h, n, d], for h heads of d numbers.
-        context_size: how many samples, the first of the n, all samples attend to.
-
-    Returns:
-        [t, h, n, d]. Time and memory grow as n · context_size.
-    """
+    """Scaled dot-product attention (Vaswani et al. 2017, arXiv 1706.03762, equation 1) to the first `context_size`
+    samples: [t, h, n, d], for h heads of d numbers. Time and memory grow as n · context_size."""
     to_context = queries @ keys[:, :, :context_size].transpose(2, 3)
     to_itself = (queries * keys)[:, :, context_size:].sum(dim=3, keepdim=True)
     context_mask = to_itself.new_full((*queries.shape[:2], context_size, 1), -math.inf)  # a context sample counts once
@@ -297,17 +290,8 @@ def set_attention(queries: Tensor, keys: Tensor, values: Tensor, context_size: i
 
 def transformer(params: Params, x: Tensor, *, context_size: int, heads: int, layers: int) -> Tensor:
     """Pre-norm blocks (Xiong et al. 2020, arXiv 2002.04745, figure 1b) of attention and an MLP with GELU; a last norm.
-
-    Args:
-        params: as `draw_transformer` draws them.
-        x: the samples [t, n, width].
-        context_size: as for `set_attention`.
-        heads: heads of the attention; they divide the width.
-        layers: the number of blocks.
-
-    Returns:
-        [t, n, width].
-    """
+    Samples `x` [t, n, width] become [t, n, width]; `heads` divide the width. `params` are those of
+    `draw_transformer`."""
     for number in range(layers):
         block = f"block{number}"
         h = shared_linear(_norm(params, f"{block}.norm1", x), params[f"{block}.attention.in"])

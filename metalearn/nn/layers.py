@@ -162,18 +162,8 @@ def max_pool2d(x: Tensor, size: int) -> Tensor:
 
 
 def conv2d(x: Tensor, weight: Tensor, *, stride: int = 1, padding: int = 0) -> Tensor:
-    """Cross-correlates each task's images with its kernels.
-
-    Args:
-        x: [t, n, h, w, i].
-        weight: [t, o, i, kh, kw]; may be expanded over the tasks.
-
-    Returns:
-        [t, n, h', w', o].
-
-    Raises:
-        ValueError: images and kernels do not fit each other.
-    """
+    """Cross-correlates each task's images `x` [t, n, h, w, i] with its kernels `weight` [t, o, i, kh, kw], which may be
+    expanded over the tasks, to [t, n, h', w', o]. Raises ValueError if they do not fit each other."""
 
     def shapes() -> str:  # no text is made on the way of every call
         return f"images [tasks, samples, height, width, channels] {list(x.shape)} and kernels {list(weight.shape)}"
@@ -230,19 +220,15 @@ class _Product(Function):
             if by == "gy":
                 return torch_ops.product(x, weight, g)
             return torch_ops.input_gradient(gy, weight, shape, g) if by == "x" else torch_ops.weight_gradient(gy, x, g)
-        numbers = _numbers(shape, outputs, g)
         if by == "w":
-            gw: Tensor = gy.new_empty(shape[0], g.height, g.width, shape[-1], outputs)
-            kernels.weight_gradient(numbers, gy.contiguous(), x.contiguous(), gw)
-            return gw.permute(0, 4, 3, 1, 2)
-        rows, step = rows_of_kernels(weight)
-        if by == "x":
-            gx: Tensor = gy.new_empty(shape)
-            kernels.input_gradient(numbers, gy.contiguous(), rows, step, gx)
-            return gx
-        y: Tensor = x.new_empty(*shape[:2], *g.out(*shape[2:4]), outputs)
-        kernels.product(numbers, x.contiguous(), rows, step, y)
-        return y
+            weight, step = gy.new_empty(shape[0], g.height, g.width, shape[-1], outputs), 0
+        else:
+            weight, step = rows_of_kernels(weight)
+        gy = gy.contiguous() if by != "gy" else x.new_empty(*shape[:2], *g.out(*shape[2:4]), outputs)
+        x = x.contiguous() if by != "x" else gy.new_empty(shape)
+        kernels.convolution(by, _numbers(shape, outputs, g), gy, x, weight, step)
+        result: Tensor = gy if by == "gy" else x if by == "x" else weight.permute(0, 4, 3, 1, 2)
+        return result
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
@@ -295,18 +281,13 @@ def batch_norm(
     x: Tensor, weight: Tensor, bias: Tensor, *, slope: float = LINEAR, statistics_of: int | None = None,
     epsilon: float = EPSILON,
 ) -> Tensor:  # fmt: skip
-    """Normalises each channel of each task, scales and shifts it, and multiplies what is below 0 by `slope`.
+    """Normalises each channel of each task of `x` [t, n, h, w, c], scales it by `weight` [t, c] and shifts it by `bias`
+    [t, c].
 
     Args:
-        x: [t, n, h, w, c].
-        weight: scale [t, c].
-        bias: shift [t, c].
         slope: the slope of the leaky ReLU behind the norm: 0 is the ReLU, 1 is no activation.
         statistics_of: how many samples, the first of the n, mean and variance are taken of; None: all.
         epsilon: what is added to the variance.
-
-    Returns:
-        [t, n, h, w, c].
 
     Raises:
         ValueError: parameters or `statistics_of` do not fit the images, or statistics would be of a single number.

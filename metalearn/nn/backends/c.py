@@ -14,10 +14,8 @@ from torch import Tensor
 
 SOURCES = sorted(Path(__file__).with_name("kernels").glob("*.[ch]"))
 REALS = {torch.float32: "float", torch.float64: "double"}
-
 Address = ctypes.c_void_p
 Number = ctypes.c_int64
-
 GEOMETRY = Number * 12
 """tasks, samples, height, width, inputs, out height, out width, outputs, kernel height and width, stride, padding."""
 
@@ -67,11 +65,9 @@ class CALL(ctypes.Structure):
 
 @dataclass
 class NetworkCall:
-    """What is computed of a network, and where its results go, as `struct call` of network.h explains.
-
-    `parameters` are rows [t, P], or one row that all tasks share. `y` has classes or numbers. With a `rate`, a step
-    takes the place of the gradient.
-    """
+    """What is computed of a network, and where its results go, as `struct call` of network.h explains. `parameters` are
+    rows [t, P], or one row that all tasks share. `y` has classes or numbers. With a `rate`, a step takes the place of
+    the gradient."""
 
     parameters: Tensor
     x: Tensor
@@ -144,19 +140,16 @@ class Kernels:
         self._library, self.real = library, real
         self.lanes = int(library.lanes())
 
-    def product(self, geometry: Any, x: Tensor, weight: Tensor, step: int, y: Tensor) -> None:
-        """y = x ∗ w; `step` is the distance from one task's kernels to the next task's, 0 if they share them."""
-        self._library.product(geometry, x.data_ptr(), weight.data_ptr(), step, y.data_ptr(), torch.get_num_threads())
-
-    def input_gradient(self, geometry: Any, gy: Tensor, weight: Tensor, step: int, gx: Tensor) -> None:
-        """The derivative of ⟨gy, x ∗ w⟩ by x."""
-        threads = torch.get_num_threads()
-        self._library.input_gradient(geometry, gy.data_ptr(), weight.data_ptr(), step, gx.data_ptr(), threads)
-
-    def weight_gradient(self, geometry: Any, gy: Tensor, x: Tensor, gw: Tensor) -> None:
-        """The derivative of ⟨gy, x ∗ w⟩ by w."""
-        threads = torch.get_num_threads()
-        self._library.weight_gradient(geometry, gy.data_ptr(), x.data_ptr(), gw.data_ptr(), threads)
+    def convolution(self, by: str, geometry: Any, gy: Tensor, x: Tensor, weight: Tensor, step: int) -> None:
+        """The derivative of ⟨gy, x ∗ w⟩ by the one of "gy", "x" and "w" that `by` names, which goes into its tensor.
+        `step` is the distance from one task's kernels to the next task's, 0 if they share them."""
+        threads, (of_gy, of_x, of_w) = torch.get_num_threads(), (part.data_ptr() for part in (gy, x, weight))
+        if by == "gy":
+            self._library.product(geometry, of_x, of_w, step, of_gy, threads)
+        elif by == "x":
+            self._library.input_gradient(geometry, of_gy, of_w, step, of_x, threads)
+        else:
+            self._library.weight_gradient(geometry, of_x, of_gy, of_w, threads)
 
     def norm(self, name: str, sizes: Sequence[int], epsilon: float, slope: float, **tensors: Tensor) -> None:
         """Calls `norm`, `norm_backward` or `norm_second`; `sizes` are tasks, rows, measured rows, channels and
@@ -198,17 +191,8 @@ class Kernels:
         return y
 
     def plan(self, layers: Any, image: Sequence[int], parameters: int, samples: int) -> "CompiledPlan":
-        """A network's plan.
-
-        Args:
-            layers: an array of `LAYER`.
-            image: channels, height and width of an input.
-            parameters: numbers of a task's parameters.
-            samples: inputs of a task.
-
-        Raises:
-            ValueError: the network has too many layers, or its inputs are too large.
-        """
+        """A network's plan, for an array of `LAYER`, an `image` of channels, height and width, and the numbers of a
+        task's `parameters` and inputs. Raises ValueError if there are too many layers, or the inputs are too large."""
         address = self._library.new_plan(layers, len(layers), (Number * 3)(*image), parameters, samples)
         if not address:
             raise ValueError(
@@ -233,13 +217,8 @@ class Kernels:
 
 
 class CompiledPlan:
-    """Owns a plan of network.h, which is freed with this object.
-
-    Attributes:
-        address: of the plan.
-        kept: how many numbers of a task the product needs.
-        values: how many numbers of a task the gradient of its outputs needs.
-    """
+    """Owns a plan of network.h at `address`, which is freed with this object. Of a task, the product needs `kept`
+    numbers, the gradient of its outputs `values`."""
 
     def __init__(self, library: ctypes.CDLL, address: int) -> None:
         self.address = address

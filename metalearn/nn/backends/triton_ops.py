@@ -253,16 +253,8 @@ def norm_second(
 def gathered(
     pictures: Tensor, turns: Tensor, values: Tensor, numbers: Tensor, shots: int, shape: tuple[int, int, int]
 ) -> tuple[Tensor, Tensor]:
-    """Support and query pictures of episodes, [t, n, c, h, w].
-
-    Args:
-        pictures: bytes [n, h · w · c], colours last.
-        turns: [4, h · w] int64: the places from which a picture turned by 0 to 3 quarters takes its pixels.
-        values: [256]: the numbers for bytes.
-        numbers: [t, ways, 1 + shots + queries] int64: of each class the quarter turns, then its pictures.
-        shots: support pictures of a class.
-        shape: (h, w, c).
-    """
+    """Support and query pictures of episodes, [t, n, c, h, w], from `pictures` of bytes [n, h · w · c], with `shots`
+    support pictures of a class; `shape` is (h, w, c). For `turns`, `values` and `numbers` see `kernels.gather`."""
     (tasks, ways), per_class, (height, width, channels) = numbers.shape[:2], numbers.shape[2] - 1, shape
     support, query = (
         torch.empty(tasks, ways * count, channels, height, width, device=pictures.device, dtype=values.dtype)
@@ -290,12 +282,7 @@ class _ValuePlaces:
 
 
 class GpuPlan:
-    """A network's plan for tasks of `samples` samples.
-
-    Attributes:
-        kept: how many numbers of a task the product needs.
-        values: how many numbers of a task the gradient of its outputs needs.
-    """
+    """A network's plan for tasks of `samples` samples, as `metalearn.nn.backends.c.CompiledPlan`."""
 
     def __init__(self, layers: Any, image: Sequence[int], parameters: int, samples: int) -> None:
         self.layers, self.image, self.samples = list(layers), tuple(image), samples
@@ -420,12 +407,8 @@ class _Sweep:
                         bias=_from(self.parameters, layer.bias) if layer.bias >= 0 else None,
                     )  # fmt: skip
                 case LayerKind.NORM:
-                    extra, channels = self.plan.places[v].extra, layer.channels
-                    norm(
-                        self.tasks, self._norm_sizes(number), layer.epsilon, layer.slope, x=self.value(x),
-                        scale=_from(self.parameters, layer.weight), shift=_from(self.parameters, layer.bias),
-                        mean=self.at(extra), rstd=self.at(extra + channels), y=self.value(v),
-                    )  # fmt: skip
+                    sizes, reads = self._of_norm(number)
+                    norm(self.tasks, sizes, layer.epsilon, layer.slope, **reads, y=self.value(v))
                 case LayerKind.ACTIVATION:
                     before, after = self.images_of(self.value, x), self.images_of(self.value, v)
                     match ACTIVATIONS[layer.activation]:
@@ -496,15 +479,12 @@ class _Sweep:
                     )  # fmt: skip
                 case LayerKind.NORM:
                     assert tangent is not None
-                    place, channels = self.plan.places[v], layer.channels
+                    (sizes, reads), (scale_gradient, shift_gradient) = self._of_norm(number), self._norm_sums(number)
                     norm_second(
-                        self.tasks, self._norm_sizes(number), layer.slope, x=self.value(x), gy=self.gradient(v),
-                        v=tangent, v_scale=_from(direction, layer.weight), v_shift=_from(direction, layer.bias),
-                        scale=_from(self.parameters, layer.weight), shift=_from(self.parameters, layer.bias),
-                        mean=self.at(place.extra), rstd=self.at(place.extra + channels),
-                        scale_gradient=self.at(place.extra + 2 * channels),
-                        shift_gradient=self.at(place.extra + 3 * channels), ggy=self.tangent(v),
-                        hx=self.at(place.moved), h_scale=_from(changes, layer.weight),
+                        self.tasks, sizes, layer.slope, **reads, gy=self.gradient(v), v=tangent,
+                        v_scale=_from(direction, layer.weight), v_shift=_from(direction, layer.bias),
+                        scale_gradient=scale_gradient, shift_gradient=shift_gradient, ggy=self.tangent(v),
+                        hx=self.at(self.plan.places[v].moved), h_scale=_from(changes, layer.weight),
                     )  # fmt: skip
                 case LayerKind.ACTIVATION:
                     before, value = self.images_of(self.value, x), self.images_of(self.value, v)
@@ -541,14 +521,12 @@ class _Sweep:
                         self._convolution_backward(number, of(v), gx, parameters, add, direction)
                     case LayerKind.NORM:
                         assert gx is not None
-                        place, channels = self.plan.places[v], layer.channels
-                        sums = self.at(place.extra + 2 * channels), self.at(place.extra + 3 * channels)
+                        sizes, reads = self._of_norm(number)
                         norm_backward(
-                            self.tasks, self._norm_sizes(number), layer.slope, gy=of(v), x=self.value(x),
-                            scale=_from(self.parameters, layer.weight), shift=_from(self.parameters, layer.bias),
-                            mean=self.at(place.extra), rstd=self.at(place.extra + channels), gx=gx,
+                            self.tasks, sizes, layer.slope, **reads, gy=of(v), gx=gx,
                             g_scale=_from(parameters, layer.weight), g_shift=_from(parameters, layer.bias),
-                            moved=self.at(place.moved) if changes else None, kept=None if changes else sums,
+                            moved=self.at(self.plan.places[v].moved) if changes else None,
+                            kept=None if changes else self._norm_sums(number),
                         )  # fmt: skip
                     case LayerKind.ACTIVATION:
                         before, value = self.images_of(self.value, x), self.images_of(self.value, v)
@@ -594,10 +572,20 @@ class _Sweep:
             weights = _from(self.parameters, layer.weight)
             input_gradient(self.tasks, samples, window, gy, weights, gx, second=by_image, add=add)
 
-    def _norm_sizes(self, number: int) -> tuple[int, int, int]:
-        layer, samples = self.plan.layers[number], self.plan.samples
-        pixels = layer.height * layer.width
-        return samples * pixels, (self.call.support_size or samples) * pixels, layer.channels
+    def _of_norm(self, number: int) -> tuple[tuple[int, int, int], dict[str, Tasks]]:
+        """The sizes of a norm, and what it and its derivatives read."""
+        layer, samples, extra = self.plan.layers[number], self.plan.samples, self.plan.places[number + 1].extra
+        pixels, channels = layer.height * layer.width, layer.channels
+        sizes = samples * pixels, (self.call.support_size or samples) * pixels, channels
+        return sizes, {
+            "x": self.value(self.plan.reads(number)), "mean": self.at(extra), "rstd": self.at(extra + channels),
+            "scale": _from(self.parameters, layer.weight), "shift": _from(self.parameters, layer.bias),
+        }  # fmt: skip
+
+    def _norm_sums(self, number: int) -> tuple[Tasks, Tasks]:
+        """Where the gradients of γ and β are kept for the second derivative."""
+        extra, channels = self.plan.places[number + 1].extra, self.plan.layers[number].channels
+        return self.at(extra + 2 * channels), self.at(extra + 3 * channels)
 
 
 def _from(values: Tasks, place: int) -> Tasks:
@@ -676,24 +664,19 @@ class GpuKernels:
     real = ctypes.c_float
     gathered = staticmethod(gathered)
 
-    def product(self, geometry: Any, x: Tensor, weight: Tensor, step: int, y: Tensor) -> None:
-        """y = x ∗ w; `step` is the distance from one task's kernels to the next task's, 0 if they share them."""
-        tasks, samples, window = _of(geometry)
-        product(tasks, samples, window, window.dense, _dense(x), Tasks(weight, step), _dense(y))
-
-    def input_gradient(self, geometry: Any, gy: Tensor, weight: Tensor, step: int, gx: Tensor) -> None:
-        """The derivative of ⟨gy, x ∗ w⟩ by x."""
-        tasks, samples, window = _of(geometry)
-        input_gradient(tasks, samples, window, _dense(gy), Tasks(weight, step), _dense(gx))
-
-    def weight_gradient(self, geometry: Any, gy: Tensor, x: Tensor, gw: Tensor) -> None:
-        """The derivative of ⟨gy, x ∗ w⟩ by w."""
-        tasks, samples, window = _of(geometry)
-        weight_gradient(tasks, samples, window, window.dense, _dense(x), _dense(gy), _dense(gw))
+    def convolution(self, by: str, geometry: Any, gy: Tensor, x: Tensor, weight: Tensor, step: int) -> None:
+        """As `metalearn.nn.backends.c.Kernels.convolution`."""
+        tasks, samples, height, width, inputs, *rest = (int(number) for number in geometry)
+        g = ConvolutionSizes(height, width, inputs, *rest)
+        if by == "gy":
+            product(tasks, samples, g, g.dense, _dense(x), Tasks(weight, step), _dense(gy))
+        elif by == "x":
+            input_gradient(tasks, samples, g, _dense(gy), Tasks(weight, step), _dense(x))
+        else:
+            weight_gradient(tasks, samples, g, g.dense, _dense(x), _dense(gy), _dense(weight))
 
     def norm(self, name: str, sizes: Sequence[int], epsilon: float, slope: float, **tensors: Tensor) -> None:
-        """Calls `norm`, `norm_backward` or `norm_second`; `sizes` are tasks, rows, measured rows, channels and
-        scale_step."""
+        """As `metalearn.nn.backends.c.Kernels.norm`."""
         tasks, *of, scale_step = sizes
         values: dict[str, Any] = {key: _dense(value) for key, value in tensors.items()}
         values |= {key: Tasks(tensors[key], scale_step) for key in ("scale", "shift")}
@@ -727,7 +710,7 @@ class GpuKernels:
         attention.attention_columns[(by_columns,)](q, k, v, *others, sums, gk, gv, *numbers, **sizes, **options)
 
     def sum_rows(self, x: Tensor) -> Tensor:
-        """The sum of rows [r, n], in pairs: neighbours first, then pairs of pairs."""
+        """As `metalearn.nn.backends.c.Kernels.sum_rows`."""
         while len(x) > MOST_SUMMED:
             x = in_pairs(x)
         rows, count = x.shape
@@ -771,12 +754,6 @@ class GpuKernels:
                 slope[:, : call.support_size].zero_()
                 slope[:, call.support_size :].copy_(call.result.unflatten(2, slope.shape[2:4]))
                 sweep.backward(call.gradient)
-
-
-def _of(geometry: Any) -> tuple[int, int, ConvolutionSizes]:
-    """Tasks, samples and window of a geometry as `metalearn.nn.layers` gives it."""
-    tasks, samples, height, width, inputs, *rest = (int(number) for number in geometry)
-    return tasks, samples, ConvolutionSizes(height, width, inputs, *rest)
 
 
 def _dense(x: Tensor) -> Tasks:
