@@ -17,7 +17,7 @@ from torch.autograd import Function
 
 from metalearn.nn.backends import kernels_for, kernels_of_products, torch_ops
 from metalearn.nn.backends.c import GEOMETRY
-from metalearn.nn.backends.torch_ops import Geometry, NormSettings, dense
+from metalearn.nn.backends.torch_ops import Geometry, dense
 from metalearn.nn.surroundings import rounds_products
 
 Params: TypeAlias = dict[str, Tensor]
@@ -276,6 +276,8 @@ class _LaidOut(Function):
 # 1502.03167, Algorithm 1). Nothing here runs under `torch.func.vmap`: there the second derivative of torch's own batch
 # norm in training mode is wrong (pytorch/functorch#534). Called directly, it is right.
 
+NormSettings = tuple[float, int, float]  # the slope behind the norm, the samples that are measured, and epsilon
+
 
 def batch_norm(
     x: Tensor, weight: Tensor, bias: Tensor, *, slope: float = LINEAR, statistics_of: int | None = None,
@@ -305,10 +307,10 @@ def batch_norm(
                 f"{name} [tasks, channels] {list(parameter.shape)} ({parameter.dtype}, {parameter.device}) does not "
                 f"fit images [tasks, samples, height, width, channels] {list(x.shape)} ({x.dtype}, {x.device})"
             )
-    native, settings = kernels_for(x), NormSettings(slope, measured, epsilon)
+    native = kernels_for(x)
     if native is None or x.shape[-1] % native.lanes:
-        return torch_ops.norm(x, weight, bias, settings)
-    result: Tensor = _Norm.apply(x.contiguous(), weight, bias, settings)
+        return torch_ops.norm(x, weight, bias, slope, measured, epsilon)
+    result: Tensor = _Norm.apply(x.contiguous(), weight, bias, (slope, measured, epsilon))
     return result
 
 
@@ -390,7 +392,7 @@ class _NormSecond(Function):
             # Views, so that none of them lies upstream of another.
             inputs = [x.view_as(x) if x.requires_grad else x.detach().requires_grad_() for x in ctx.saved_tensors]
             v, v_scale, v_shift, gy, x, weight, bias = inputs
-            y = torch_ops.norm(x, weight, bias, ctx.settings)
+            y = torch_ops.norm(x, weight, bias, *ctx.settings)
             first = torch.autograd.grad(y, (x, weight, bias), gy, create_graph=True)
             second = torch.autograd.grad(first, (gy, x, weight), (v, v_scale, v_shift), create_graph=True)
             third = torch.autograd.grad(

@@ -222,11 +222,8 @@ class Products(NamedTuple):
     weight: str
 
 
-class Step(NamedTuple):
-    """A layer of the compiled network, and the values that it reads: 0 is the inputs, and i what step i gives."""
-
-    layer: Layer | Windows | Products
-    reads: tuple[int, ...]
+Step = tuple[Layer | Windows | Products, tuple[int, ...]]
+"""A layer of the compiled network, and the values that it reads: 0 is the inputs, and i what step i gives."""
 
 
 def steps_of(layers: Sequence[Layer]) -> list[Step]:
@@ -234,7 +231,7 @@ def steps_of(layers: Sequence[Layer]) -> list[Step]:
     steps: list[Step] = []
 
     def add(layer: Layer | Windows | Products, *reads: int) -> int:
-        steps.append(Step(layer, reads))
+        steps.append((layer, reads))
         return len(steps)
 
     def through(layers: Sequence[Layer], value: int) -> int:
@@ -257,7 +254,7 @@ def steps_of(layers: Sequence[Layer]) -> list[Step]:
 def refusal(steps: Sequence[Step], shapes: Mapping[str, tuple[int, ...]]) -> str | None:
     """Why a network of these steps cannot be compiled, whatever its inputs; None: it can. `shapes` are those of the
     parameters, as far as they are known."""
-    readers = Counter(value for step in steps for value in step.reads)
+    readers = Counter(value for _, reads in steps for value in reads)
     for layer, reads in steps:
         match layer:
             case Residual() if 0 in reads:

@@ -43,15 +43,6 @@ class Tasks(NamedTuple):
     step: int
 
 
-class Images(NamedTuple):
-    """How far apart an image's samples, rows, columns and channels lie."""
-
-    sample: int
-    row: int
-    column: int
-    channel: int
-
-
 class ConvolutionSizes(NamedTuple):
     """A convolution: the images' height, width and channels, those of the result, the kernels' height and width, the
     stride and the padding."""
@@ -68,10 +59,10 @@ class ConvolutionSizes(NamedTuple):
     padding: int = 0
 
     @property
-    def dense(self) -> Images:
-        """Images [samples][row][column][channel]."""
+    def dense(self) -> tuple[int, ...]:
+        """How far apart samples, rows, columns and channels of images [samples][row][column][channel] lie."""
         row = self.width * self.inputs
-        return Images(self.height * row, row, self.inputs, 1)
+        return self.height * row, row, self.inputs, 1
 
     def sizes(self) -> dict[str, int]:
         names = ("H", "W", "C", "OH", "OW", "CO", "KH", "KW", "STRIDE", "PADDING")
@@ -109,7 +100,7 @@ def _power(count: int, least: int, most: int) -> int:
 
 
 def product(
-    tasks: int, samples: int, g: ConvolutionSizes, images: Images, x: Tasks, w: Tasks, y: Tasks, *,
+    tasks: int, samples: int, g: ConvolutionSizes, images: tuple[int, ...], x: Tasks, w: Tasks, y: Tasks, *,
     second: tuple[Tasks, Tasks] | None = None, bias: Tasks | None = None,
 ) -> None:  # fmt: skip
     """y = x ∗ w (+ x2 ∗ w2) (+ bias)."""
@@ -156,7 +147,7 @@ def input_gradient(
 
 
 def weight_gradient(
-    tasks: int, samples: int, g: ConvolutionSizes, images: Images, x: Tasks, gy: Tasks, gw: Tasks, *,
+    tasks: int, samples: int, g: ConvolutionSizes, images: tuple[int, ...], x: Tasks, gy: Tasks, gw: Tasks, *,
     second: tuple[Tasks, Tasks] | None = None, gb: Tasks | None = None,
 ) -> None:  # fmt: skip
     """gw = the derivative of ⟨gy, x ∗ w⟩ (+ ⟨gy2, x2 ∗ w⟩) by w, and gb that of ⟨gy, bias⟩ by the bias."""
@@ -331,12 +322,12 @@ class GpuPlan:
         """Whether a value has a derivative."""
         return value > 0 and self.layers[value - 1].kind != LayerKind.WINDOWS
 
-    def images(self, number: int) -> Images:
-        """How the images lie that a convolution reads: inputs are [channel][row][column]."""
+    def images(self, number: int) -> tuple[int, ...]:
+        """As `ConvolutionSizes.dense`, for the images that a convolution reads: inputs are [channel][row][column]."""
         if getattr(self.layers[number], "from") == self.reads(number):
             return self.windows[number].dense
         channels, height, width = self.image
-        return Images(channels * height * width, width, 1, height * width)
+        return channels * height * width, width, 1, height * width
 
     def _window(self, number: int) -> ConvolutionSizes:
         layer = self.layers[number]
