@@ -38,29 +38,28 @@ class LayerKind(IntEnum):
 ACTIVATIONS = ("leaky_relu", "softplus", "tanh")  # by their numbers in kernels/network.h
 
 
+def _fields(kind: Any, names: str) -> list[tuple[str, Any]]:
+    """Fields of one type, in the order of the struct."""
+    return [(name, kind) for name in names.split()]
+
+
 class LAYER(ctypes.Structure):
     """`struct layer` of network.h."""
 
     _fields_ = [
-        *((name, Number) for name in (
-            "kind", "from", "other", "height", "width", "channels", "used", "kernel", "stride", "padding", "weight",
-            "bias", "activation",
-        )),
-        ("slope", ctypes.c_double), ("epsilon", ctypes.c_double),
-    ]  # fmt: skip
+        *_fields(Number, "kind from other height width channels used kernel stride padding weight bias activation"),
+        *_fields(ctypes.c_double, "slope epsilon"),
+    ]
 
 
 class CALL(ctypes.Structure):
     """`struct call` of network.h."""
 
     _fields_ = [
-        *((name, Number) for name in ("tasks", "support_size", "outputs", "parameters_step", "steps")),
+        *_fields(Number, "tasks support_size outputs parameters_step steps"),
         ("rate", ctypes.c_double),
-        *((name, Address) for name in (
-            "parameters", "x", "labels", "targets", "direction", "loss", "score", "gradient", "kept", "product",
-            "result",
-        )),
-    ]  # fmt: skip
+        *_fields(Address, "parameters x labels targets direction loss score gradient kept product result"),
+    ]
 
 
 @dataclass
@@ -88,21 +87,21 @@ class ATTENTION(ctypes.Structure):
     """`struct attention` of attention.c."""
 
     _fields_ = [
-        *((name, Number) for name in (
-            "heads", "queries", "keys", "width", "values", "masks", "mask_every", "mask_step",
-        )),
+        *_fields(Number, "heads queries keys width values masks mask_every mask_step"),
         ("scale", ctypes.c_double),
-        *((name, Address) for name in (
-            "q", "k", "v", "mask", "u", "a", "b", "c", "o", "gq", "gk", "gv", "gu",
-        )),
-    ]  # fmt: skip
+        *_fields(Address, "q k v mask u a b c o gq gk gv gu"),
+    ]
 
 
-_NORM_ADDRESSES = (
-    "windows", "kernels", "g_kernels",
-    "x", "scale", "shift", "gy", "v", "v_scale", "v_shift", "scale_gradient", "shift_gradient",
-    "mean", "rstd", "y", "gx", "g_scale", "g_shift", "ggy", "hx", "h_scale",
-)  # fmt: skip
+def _norm_type(real: type) -> Any:
+    """`struct norm` of norm.h."""
+    addresses = (
+        "windows kernels g_kernels x scale shift gy v v_scale v_shift scale_gradient shift_gradient mean rstd y gx "
+        "g_scale g_shift ggy hx h_scale"
+    )
+    fields = [*_fields(Number, "tasks rows measured channels scale_step"), *_fields(real, "epsilon slope")]
+    fields += [("depth", Number), *_fields(Address, addresses)]
+    return type("_Norm", (ctypes.Structure,), {"_fields_": fields})
 
 
 class Kernels:
@@ -123,10 +122,6 @@ class Kernels:
         region = getattr(ctypes.CDLL(None), "GOMP_parallel", None)
         if region is not None:
             library.use_parallel_region(ctypes.cast(region, Address))
-        sizes = ((name, Number) for name in ("tasks", "rows", "measured", "channels", "scale_step"))
-        addresses = ((name, Address) for name in _NORM_ADDRESSES)
-        fields = [*sizes, ("epsilon", real), ("slope", real), ("depth", Number), *addresses]
-        self._norm_type: Any = type("_Norm", (ctypes.Structure,), {"_fields_": fields})  # `struct norm` of norm.h
         for function in (library.pack_row, library.unpack_row):
             function.argtypes = [Number, Address, Number, Address, Address, Address, Number]
         library.sum_rows.argtypes = [Number, Number, Address, Address, Number]
@@ -137,7 +132,7 @@ class Kernels:
             function.argtypes, function.restype = [Address], Number
         for name in ("loss", "product", "outputs", "outputs_gradient"):
             getattr(library, "network_" + name).argtypes = [Address, Address, Number]
-        self._library, self.real = library, real
+        self._library, self.real, self._norm_type = library, real, _norm_type(real)
         self.lanes = int(library.lanes())
 
     def convolution(self, by: str, geometry: Any, gy: Tensor, x: Tensor, weight: Tensor, step: int) -> None:
@@ -149,7 +144,7 @@ class Kernels:
         elif by == "x":
             self._library.input_gradient(geometry, of_gy, of_w, step, of_x, threads)
         else:
-            self._library.weight_gradient(geometry, of_x, of_gy, of_w, threads)
+            self._library.weight_gradient(geometry, of_gy, of_x, of_w, threads)
 
     def norm(self, name: str, sizes: Sequence[int], epsilon: float, slope: float, **tensors: Tensor) -> None:
         """Calls `norm`, `norm_backward` or `norm_second`; `sizes` are tasks, rows, measured rows, channels and
