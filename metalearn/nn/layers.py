@@ -233,12 +233,18 @@ class _Product(Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         by, shape, g = ctx.settings
-        tensors = dict(zip(("gy", "x", "w"), ctx.saved_tensors, strict=True)) | {by: grads[0]}
-        of = [
-            _Product.apply(name, *(tensors | {name: None}).values(), shape, g) if needed else None
-            for name, needed in zip(tensors, ctx.needs_input_grad[1:4], strict=True)
-        ]
-        return (None, *of, None, None)
+        gy, x, weight = ctx.saved_tensors
+        if by == "gy":
+            (gy,) = grads
+        elif by == "x":
+            (x,) = grads
+        else:
+            (weight,) = grads
+        _, needs_gy, needs_x, needs_w, _, _ = ctx.needs_input_grad
+        of_gy = _Product.apply("gy", None, x, weight, shape, g) if needs_gy else None
+        of_x = _Product.apply("x", gy, None, weight, shape, g) if needs_x else None
+        of_w = _Product.apply("w", gy, x, None, shape, g) if needs_w else None
+        return None, of_gy, of_x, of_w, None, None
 
 
 # The order of kernels in memory

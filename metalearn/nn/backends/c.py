@@ -138,7 +138,7 @@ class Kernels:
     def convolution(self, by: str, geometry: Any, gy: Tensor, x: Tensor, weight: Tensor, step: int) -> None:
         """The derivative of ⟨gy, x ∗ w⟩ by the one of "gy", "x" and "w" that `by` names, which goes into its tensor.
         `step` is the distance from one task's kernels to the next task's, 0 if they share them."""
-        threads, (of_gy, of_x, of_w) = torch.get_num_threads(), (part.data_ptr() for part in (gy, x, weight))
+        threads, of_gy, of_x, of_w = torch.get_num_threads(), gy.data_ptr(), x.data_ptr(), weight.data_ptr()
         if by == "gy":
             self._library.product(geometry, of_x, of_w, step, of_gy, threads)
         elif by == "x":
