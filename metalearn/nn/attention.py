@@ -224,9 +224,8 @@ class _Second(_OfHeads):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Any:
         def second(q: Tensor, k: Tensor, v: Tensor, added: Tensor | None, u: Tensor, *cotangents: Tensor) -> Any:
-            return vjp(lambda q, k, v, u: _written_out_backward(q, k, v, added, u, *ctx.settings), q, k, v, u)[1](
-                cotangents
-            )
+            back = vjp(lambda q, k, v, u: _written_out_backward(q, k, v, added, u, *ctx.settings), q, k, v, u)[1]
+            return back(cotangents)
 
         return _by_definition(second, ctx, grads)  # third and higher derivatives need not be fast
 

@@ -545,8 +545,8 @@ class CompiledNetwork:
     def _of(self, values: Sequence[Tensor]) -> ShapedNetwork:
         """The network for the shapes of these parameters."""
         shapes = tuple([tuple(value.shape) for value in values])
-        if shapes not in self._shaped:
-            with self._making:  # two threads may come here at once
+        if shapes not in self._shaped:  # asked again under the lock: two threads may come here at once
+            with self._making:
                 by_name = dict(zip(self._names, shapes, strict=True))
                 shaped = self._shaped.get(shapes) or ShapedNetwork(self.layers, by_name, f"{PACKED}{len(self._shaped)}")
                 self._packed[shaped.key] = self._shaped[shapes] = shaped
