@@ -654,6 +654,7 @@ class GpuKernels:
     widest_head = 128.0  # numbers of a head of attention: wider tiles would not fit the shared memory
     real = ctypes.c_float
     gathered = staticmethod(gathered)
+    plan = staticmethod(GpuPlan)
 
     def convolution(self, by: str, geometry: Any, gy: Tensor, x: Tensor, weight: Tensor, step: int) -> None:
         """As `metalearn.nn.backends.c.Kernels.convolution`."""
@@ -709,10 +710,6 @@ class GpuKernels:
         block = max(16, min(256, 8192 >> halvings))
         kernels.sum_rows[(triton.cdiv(count, block),)](x, y, rows, count, HALVINGS=halvings, B=block, num_warps=4)
         return y
-
-    def plan(self, layers: Any, image: Sequence[int], parameters: int, samples: int) -> GpuPlan:
-        """A network's plan, as `metalearn.nn.backends.c.Kernels.plan`."""
-        return GpuPlan(layers, image, parameters, samples)
 
     def network(self, what: str, plan: GpuPlan, call: NetworkCall) -> None:
         """As `metalearn.nn.backends.c.Kernels.network`."""
