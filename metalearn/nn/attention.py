@@ -289,8 +289,8 @@ def set_attention(queries: Tensor, keys: Tensor, values: Tensor, context_size: i
 
 def transformer(params: Params, x: Tensor, *, context_size: int, heads: int, layers: int) -> Tensor:
     """Pre-norm blocks (Xiong et al. 2020, arXiv 2002.04745, figure 1b) of attention and an MLP with GELU; a last norm.
-    Samples `x` [t, n, width] become [t, n, width]; `heads` divide the width. `params` are those of
-    `draw_transformer`."""
+    Samples `x` [t, n, width] become [t, n, width]; `heads` divide the width. `params` are those of `draw_transformer`,
+    `context_size` is that of `set_attention`."""
     for number in range(layers):
         block = f"block{number}"
         h = shared_linear(_norm(params, f"{block}.norm1", x), params[f"{block}.attention.in"])
