@@ -27,7 +27,6 @@ __all__ = [
 
 Tree = Any
 InnerLoss = Callable[[Tree, Tree, int], Tensor]
-OuterLoss = Callable[[Tree, Tree], Tensor]
 Rate = float | Callable[[Tree, int], Any]
 
 
@@ -108,7 +107,7 @@ def forward(
 @second_order_attention()
 def implicit(
     inner: InnerLoss,
-    objective: OuterLoss,
+    objective: Callable[[Tree, Tree], Tensor],
     w: Tree,
     outer: Tree,
     *,
@@ -204,14 +203,10 @@ def _why_unsolved(left: float, steps: int, rate: float | None = None) -> str:
     if left <= TOLERANCE:
         return ""
     if rate is None:
-        return (
-            f"after steps={steps} of conjugate gradient {left:.1g} of the right-hand side is left: type more steps, if "
-            "the Hessian of the inner loss is positive definite at w"
-        )
-    return (
-        f"the last of steps={steps} terms of the series is {left:.1g} times the first: type more steps, or a smaller "
-        "rate where it grows"
-    )
+        text = f"after steps={steps} of conjugate gradient {left:.1g} of the right-hand side is left: type more steps"
+        return f"{text}, if the Hessian of the inner loss is positive definite at w"
+    text = f"the last of steps={steps} terms of the series is {left:.1g} times the first: type more steps"
+    return f"{text}, or a smaller rate where it grows"
 
 
 # The steps
@@ -236,7 +231,11 @@ def _step_of(inner: InnerLoss, rate: Rate, optimizer: InnerOptimizer, plain: boo
         directions, state = optimizer.direct(_named(slopes), state, number)
         rates = rate(outer, number) if callable(rate) else rate
         leaves, form = pytree.tree_flatten(w)
-        each = [rates] * len(leaves) if isinstance(rates, float | int | Tensor) else _like(rates, form)
+        try:  # a tree of rates goes by the names of the variables
+            each = [rates] * len(leaves) if isinstance(rates, float | int | Tensor) else form.flatten_up_to(rates)
+        except ValueError as error:
+            text = f"rate: gives other rates than one for each inner variable ({first_line(error)})"
+            raise ValueError(text) from error
         moved = [leaf - size * way for leaf, size, way in zip(leaves, each, directions.values(), strict=True)]
         return pytree.tree_unflatten(moved, form), state
 
@@ -258,14 +257,6 @@ def _check_depends(inner: InnerLoss, w: Tree, outer: Tree, slopes: Tree) -> None
         return
     if learns and all(slope is None for slope in grads):
         raise ValueError("inner: its loss at step 0 does not depend on w; compute it from the first argument")
-
-
-def _like(rates: Tree, form: pytree.TreeSpec) -> list[Any]:
-    """The rates in the order of the variables, by whose names they go."""
-    try:
-        return form.flatten_up_to(rates)
-    except ValueError as error:
-        raise ValueError(f"rate: gives other rates than one for each inner variable ({first_line(error)})") from error
 
 
 def _slope(inner: InnerLoss, w: Tree, outer: Tree, number: int) -> Tree:

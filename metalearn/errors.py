@@ -12,15 +12,10 @@ from typing import Any, TextIO
 
 
 class Invalid(ValueError):  # noqa: N818 (it reads as what it is where it is raised)
-    """An argument with a value that is not allowed; its text is `KEY=VALUE: ALLOWED; ADVICE`.
-
-    Args:
-        key: the argument; also a part of one, such as `network._target_`.
-        value: what it has.
-        allowed: what it must be, or why it cannot be this value.
-        advice: what to type. `KEY` stands for the key, and `GROUP.` before another key for the group of both.
-        quoted: whether a text is shown in quotes.
-    """
+    """An argument with a value that is not allowed; its text is `KEY=VALUE: ALLOWED; ADVICE`. The `key` may be a part
+    of an argument, such as `network._target_`. `allowed` is what the value must be, or why it cannot be this one. In
+    the `advice`, what to type, `KEY` stands for the key, and `GROUP.` before another key for the group of both. A text
+    stands in quotes if it is `quoted`."""
 
     def __init__(self, key: str, value: object, allowed: str, advice: str = "", quoted: bool = True) -> None:
         super().__init__(key, value, allowed, advice, quoted)  # so that it can be sent to another process
@@ -206,7 +201,6 @@ def nearest(name: str, names: Iterable[str]) -> str:
 
 
 # Log messages on the terminal
-
 
 log = logging.getLogger("metalearn")
 

@@ -96,7 +96,6 @@ class Apply(Protocol):
         `support_x` [t, s, …] is the support set that the parameters were adapted on; a model that is
         not transductive takes its normalisation statistics from there.
         """
-        ...
 
 
 class Stage(NamedTuple):
@@ -116,7 +115,6 @@ class Stage(NamedTuple):
 class Features(Protocol):
     def __call__(self, x: Tensor, support_x: Tensor | None = None, /) -> Tensor:
         """The features [t, n, d] of samples, by the statistics of a support set if one is given."""
-        ...
 
 
 class Predictive(NamedTuple):
@@ -207,14 +205,8 @@ class Model(NamedTuple):
         return per_task(params, tasks)
 
     def metrics(self, theta: Params, batch: Batch, support_x: Tensor | None = None, *, twice: bool = False) -> Metrics:
-        """The `loss` and the metric of each task [t].
-
-        Args:
-            theta: the parameters of all tasks.
-            batch: the samples, and what is to be predicted.
-            support_x: the support set, whose statistics normalise if the model is not transductive.
-            twice: whether the loss will be differentiated twice.
-        """
+        """The `loss` and the metric of each task [t]. The statistics of `support_x` normalise if the model is not
+        transductive. `twice`: the loss will be differentiated twice."""
         if self.network is not None and is_packed(theta):
             return self.network.metrics(theta, *batch, support_x, twice=twice)
         outputs = self.apply(theta, batch.x, support_x)
@@ -267,7 +259,6 @@ class Model(NamedTuple):
 class Adapt(Protocol):
     def __call__(self, params: Params, support: Batch, steps: int | None = None) -> Callable[[Tensor], Tensor]:
         """A predictor for one task (`support.x` [1, n, …]) after `steps` inner steps (default: `eval_steps`)."""
-        ...
 
 
 class Stream(Protocol):
@@ -276,15 +267,12 @@ class Stream(Protocol):
     def read(self, symbols: Tensor) -> Tensor:
         """Reads further symbols [n]; returns the loss of each, predicted by those before it, in nats: [n], or [n − 1]
         at the beginning, where the first one cannot be predicted."""
-        ...
 
     def scores(self) -> Tensor:
         """The outputs [d] for the next symbol; at least one must have been read."""
-        ...
 
     def copy(self) -> "Stream":
         """One that goes on by itself from here."""
-        ...
 
 
 class Algorithm(NamedTuple):
@@ -330,7 +318,6 @@ class Algorithm(NamedTuple):
 class TaskSource(Protocol):
     def classes(self, split: str) -> int | None:
         """The number of classes; None for regression."""
-        ...
 
     def episodes(self, split: str, indices: Tensor) -> Episode:
         """The tasks of `split` with the numbers `indices` (int64 [t]). The same numbers always give the same tasks.
@@ -341,15 +328,12 @@ class TaskSource(Protocol):
         A source of plain samples gives one episode. Its queries are the samples with these numbers. Its support set is
         empty in training; in evaluation it is a fixed set of training samples, for normalisation statistics.
         """
-        ...
 
     def unit(self, split: str) -> Unit:
         """Whether a number stands for a task or for a sample."""
-        ...
 
     def size(self, split: str) -> int | None:
         """The number of tasks or samples to evaluate on; None: there is no limit."""
-        ...
 
 
 def ways_differ(source: TaskSource) -> bool:
@@ -361,15 +345,11 @@ def ways_differ(source: TaskSource) -> bool:
 @runtime_checkable
 class ComesInGroups(Protocol):
     """An optional part of a source of tasks that differ in shape: those with the numbers 0 to G − 1, G to 2 G − 1, …
-    are a group, and share their shape. A chunk is a part of a group."""
+    are a `group` of G, and share their shape. A chunk is a part of a group. `cells` are the numbers of inputs and
+    targets of a task."""
 
-    def group(self, split: str) -> int:
-        """How many tasks a group has."""
-        ...
-
-    def cells(self, split: str, index: int) -> int:
-        """The numbers of inputs and targets of the task with this number."""
-        ...
+    def group(self, split: str) -> int: ...
+    def cells(self, split: str, index: int) -> int: ...
 
 
 @runtime_checkable
@@ -378,7 +358,6 @@ class NamesClasses(Protocol):
 
     def identities(self, split: str) -> Sequence[str]:
         """The identities of the split's classes: texts without blanks, the same for a class wherever it appears."""
-        ...
 
 
 @runtime_checkable
@@ -388,7 +367,6 @@ class TellsClasses(Protocol):
     def class_names(self, split: str, index: int) -> Sequence[str]:
         """The names of the classes of task number `index` of a split, by their labels; of plain samples, of all
         classes. Empty if they are not known."""
-        ...
 
 
 @runtime_checkable
@@ -398,19 +376,16 @@ class NamesDrawers(Protocol):
     def drawers(self, split: str) -> Mapping[str, str]:
         """What people call them, by identities: texts without blanks. Of a test that holds drawers back, only these;
         of other tests, none."""
-        ...
 
 
 @runtime_checkable
 class OfSets(Protocol):
-    """An optional part of a task source: its tasks are of several data sets, with these names."""
+    """An optional part of a task source: its tasks are of several data sets, named `sets`; task number `index` of a
+    split is of `set_of` it."""
 
     @property
     def sets(self) -> Sequence[str]: ...
-
-    def set_of(self, split: str, index: int) -> str:
-        """The name of the set that task number `index` of a split is of."""
-        ...
+    def set_of(self, split: str, index: int) -> str: ...
 
 
 @runtime_checkable
@@ -420,7 +395,6 @@ class KnowsOptimum(Protocol):
     def optimum(self, episode: Episode, last: int | None = None) -> Tensor:
         """The loss of the best prediction of every query symbol [t, n], in nats; with `last`, of one by that
         number of last symbols alone."""
-        ...
 
 
 @runtime_checkable
@@ -429,7 +403,6 @@ class TellsWrongLabels(Protocol):
 
     def wrong_labels(self) -> Tensor:
         """Whether the label of each training example is wrong, bool [n]."""
-        ...
 
 
 @runtime_checkable
@@ -450,9 +423,7 @@ class Optimizer(Protocol):
     param_groups: list[dict[str, Any]]
 
     def step(self) -> Any: ...
-
     def state_dict(self) -> dict[str, Any]: ...
-
     def load_state_dict(self, state_dict: dict[str, Any]) -> None: ...
 
 
@@ -462,20 +433,16 @@ class DrawsByNumber(Protocol):
 
     def shots_of(self, split: str) -> int | None:
         """The support pictures of a class of a task; None where they differ, and then no task is drawn by numbers."""
-        ...
 
     def bytes_of(self, split: str) -> int:
         """How many bytes `pictures_of` takes."""
-        ...
 
     def pictures_of(self, split: str) -> Tensor:
         """All pictures of a split, uint8 [n, h, w] or [n, h, w, 3]."""
-        ...
 
     def numbers(self, split: str, indices: Tensor) -> Tensor:
         """[t, ways, 1 + shots + queries] int64: of each class the quarter turns, then the numbers of its pictures. The
         tasks are those of `TaskSource.episodes`."""
-        ...
 
 
 StepResult = tuple[Sequence[ChunkResult], dict[str, float]]
@@ -498,7 +465,6 @@ class Updater(Protocol):
         Raises:
             FloatingPointError: a loss or gradient is not finite; the step is not applied.
         """
-        ...
 
     def settle(self) -> None:
         """Waits for the steps so far.
@@ -506,11 +472,9 @@ class Updater(Protocol):
         Raises:
             NotFiniteError: a loss or gradient is not finite; that step and the later ones are not applied.
         """
-        ...
 
     def fetch(self) -> None:
         """Brings the parameters and the optimiser in this process up to date."""
-        ...
 
 
 class NotFiniteError(FloatingPointError):
@@ -531,20 +495,16 @@ class Shares(Protocol):
     def run(self, count: int) -> range:
         """The numbers of the chunks that this rank computes, of `count`: consecutive. A rank that gets none computes
         chunk 0, which is not added."""
-        ...
 
     def add(self, terms: Sequence[T], count: int) -> T:
         """The sum of the terms of all ranks, in the order of `distributed.reduce.tree_sum`. This rank's are those of
         `run`, nested in any way, with tensors as leaves."""
-        ...
 
     def agree(self, text: str) -> list[str]:
         """The text of every rank."""
-        ...
 
     def started(self) -> None:
         """Called when the operations of a step have been started on the device."""
-        ...
 
     def wait(self) -> None:
         """Waits for the steps that have been started.
@@ -552,7 +512,6 @@ class Shares(Protocol):
         Raises:
             ConnectionError, TimeoutError: a rank is lost, or does not take part.
         """
-        ...
 
 
 class Strategy(Protocol):
@@ -564,41 +523,32 @@ class Strategy(Protocol):
     @property
     def drives(self) -> bool:
         """Whether this process runs the training loop."""
-        ...
 
     def updater(self, here: Updater, params: Params, optimizer: Optimizer) -> Updater:
         """What takes the steps of a run that begins with these parameters: `here`, which updates them in this process;
         or an updater of its own, if other workers keep and update them. Its optimiser has a `state_dict` over the
         parameters sorted by name."""
-        ...
 
     def map(self, params: Params, chunks: Sequence[Tensor], step: int) -> Sequence[ChunkResult]:
         """The results of the chunks, in chunk order; or one result, their sum."""
-        ...
 
     def evaluate(
         self, params: Params, split: str, chunks: Sequence[Tensor], done: Callable[[int], None] = ...
     ) -> Metrics:
         """The values of every task, in task order. It calls `done` with the number of tasks whenever some are done."""
-        ...
 
     def diagnose(self, params: Params, chunks: Sequence[Tensor], step: int) -> Metrics:
         """For every training task, in task order: its `fault`, a place in `metalearn.training.chunks.FAULTS`, and the
         `worker` that computed it."""
-        ...
 
     def cost(self) -> dict[str, float]:
         """The costs of the last step for each worker: seconds in compute, waiting and communication, and bytes sent."""
-        ...
 
     def share(self, value: Any) -> Any:
         """Rank zero's value, on every rank that drives."""
-        ...
 
     def dismiss(self) -> None:
         """Rank zero, before it closes: ends the processes of the other ranks that drive, wherever they are."""
-        ...
 
     def close(self, failure: BaseException | None = None) -> None:
         """Ends the session. With `failure`, the other workers stop at once."""
-        ...

@@ -6,7 +6,6 @@ some rows at a time, as Dao et al. 2022 (arXiv 2205.14135) do for the first one.
 `second_order_attention()` puts it in the place of torch's function.
 """
 
-import functools
 import math
 import threading
 from collections.abc import Iterator, Sequence
@@ -120,29 +119,27 @@ def attention(
     lead = query.shape[:-2]
     mask = _mask_of(attn_mask, query, (*lead, query.shape[-2], key.shape[-2]))
     q, k, v = (part.flatten(0, -3).contiguous() for part in (query, key, value))
-    o: Tensor = _Attention.apply(q, k, v, *mask, scale)
-    return o.view(*lead, *o.shape[-2:])
+    (o,) = _Attention.apply(q, k, v, *mask, scale)
+    result: Tensor = o.view(*lead, *o.shape[-2:])
+    return result
 
 
 def _fits(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> bool:
     """Whether these can be computed here."""
     # No errors here: what does not fit goes to torch's own function, which refuses what cannot be computed at all.
-    kinds = {(part.dtype, part.device) for part in (query, key, value)}
-    shapes = query.shape[:-2] == key.shape[:-2] == value.shape[:-2] and query.dim() > 2
-    if (
-        len(kinds) > 1
-        or query.dtype not in (torch.float32, torch.float64)
-        or query.device.type not in torch_ops.BLOCK_NUMBERS
-    ):
+    parts = query, key, value
+    if len({(part.dtype, part.device) for part in parts}) > 1 or query.dtype not in (torch.float32, torch.float64):
         return False
-    if not shapes or query.shape[-1] != key.shape[-1] or key.shape[-2] != value.shape[-2]:
+    if query.device.type not in torch_ops.BLOCK_NUMBERS or query.dim() < 3 or not all(part.numel() for part in parts):
         return False
-    if mask is not None:
-        rows = mask.shape[-2] if mask.dim() > 1 else 1
-        same = mask.dtype in (torch.bool, query.dtype) and mask.device == query.device
-        if not same or not 1 <= mask.dim() <= query.dim() or rows not in (1, query.shape[-2]):
-            return False
-    return all(part.numel() for part in (query, key, value))
+    if not query.shape[:-2] == key.shape[:-2] == value.shape[:-2]:
+        return False
+    if query.shape[-1] != key.shape[-1] or key.shape[-2] != value.shape[-2]:
+        return False
+    if mask is None:
+        return True
+    same, rows = mask.dtype in (torch.bool, query.dtype), mask.shape[-2] if mask.dim() > 1 else 1
+    return same and mask.device == query.device and 1 <= mask.dim() <= query.dim() and rows in (1, query.shape[-2])
 
 
 def _mask_of(mask: Tensor | None, query: Tensor, shape: tuple[int, ...]) -> Mask:
@@ -157,126 +154,100 @@ def _mask_of(mask: Tensor | None, query: Tensor, shape: tuple[int, ...]) -> Mask
     return Mask(added.reshape(-1, sizes[-2], shape[-1]).contiguous(), math.prod(lead[last:]) if differs else 1)
 
 
-def _folded(function: Any, info: Any, in_dims: Any, *inputs: Any) -> Any:
-    """A function under `torch.vmap`: the mapped dimension joins the heads."""
-    added, every, scale = inputs[3:6]
+class _OfHeads(Function):
+    """The function `name` of attention.c: of q, k, v, the mask, its settings and other tensors. The heads are the first
+    dimension of all but the mask; these are dense. Under `torch.vmap`, the mapped dimension joins the heads."""
 
-    def folded(part: Tensor, dim: int | None) -> Tensor:
-        whole = part.expand(info.batch_size, *part.shape) if dim is None else part.movedim(dim, 0)
-        return whole.flatten(0, 1).contiguous()
+    name: str
 
-    parts = [folded(part, dim) for part, dim in zip(inputs[:3], in_dims[:3], strict=True)]
-    others = [folded(part, dim) for part, dim in zip(inputs[6:], in_dims[6:], strict=True)]
-    if added is not None and in_dims[3] is not None:
-        added = added.movedim(in_dims[3], 0)
-        times = len(parts[0]) // info.batch_size // (every * added.shape[1])
-        added = added.unsqueeze(1).expand(-1, times, -1, -1, -1).flatten(0, 2).contiguous()
-    results = function.apply(*parts, added, every, scale, *others)
-    if isinstance(results, Tensor):
-        return results.unflatten(0, (info.batch_size, -1)), 0
-    return tuple(part.unflatten(0, (info.batch_size, -1)) for part in results), (0,) * len(results)
-
-
-def _folds(function: Any) -> Any:
-    function.vmap = staticmethod(functools.partial(_folded, function))
-    return function
-
-
-@_folds
-class _Attention(Function):
-    """(q, k, v, mask) → o. The heads are the first dimension of q, k and v, which are dense."""
-
-    @staticmethod
-    def forward(q: Tensor, k: Tensor, v: Tensor, added: Tensor | None, every: int, scale: float) -> Tensor:
-        return _computed("attention", Mask(added, every), scale, q, k, v)[0]
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-        ctx.save_for_backward(*inputs[:4])
-        ctx.settings = inputs[4:]
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> Any:
-        saved = ctx.saved_tensors
-        if ctx.needs_input_grad[3]:  # a mask that learns has a gradient as large as the weights
-            return (
-                *vjp(lambda *inputs: attention_written_out(*inputs, *ctx.settings), *saved)[1](grads[0]),
-                None,
-                None,
-            )
-        return (*_Backward.apply(*saved, *ctx.settings, grads[0].contiguous()), None, None, None)
-
-
-@_folds
-class _Backward(Function):
-    """(q, k, v, mask, gradient of o) → the gradients of q, k and v."""
-
-    @staticmethod
+    @classmethod
     def forward(
-        q: Tensor, k: Tensor, v: Tensor, added: Tensor | None, every: int, scale: float, u: Tensor
+        cls, q: Tensor, k: Tensor, v: Tensor, added: Tensor | None, every: int, scale: float, *others: Tensor
     ) -> tuple[Tensor, ...]:
-        return _computed("attention_backward", Mask(added, every), scale, q, k, v, u)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-        ctx.save_for_backward(*inputs[:4], inputs[6])
-        ctx.settings = inputs[4:6]
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> Any:
-        q, k, v, added, u = ctx.saved_tensors
-        if ctx.needs_input_grad[3]:
-            back = vjp(lambda *inputs: _written_out_backward(*inputs, *ctx.settings), q, k, v, added, u)[1]
-            *of_inputs, of_u = back(grads)
-            return (*of_inputs, None, None, of_u)
-        cotangents = (grad.contiguous() for grad in grads)
-        *of_inputs, of_u = _Second.apply(q, k, v, added, *ctx.settings, u, *cotangents)
-        return (*of_inputs, None, None, None, of_u)
-
-
-@_folds
-class _Second(Function):
-    """The backward pass of `_Backward`: from the cotangents of its results to those of q, k, v and the gradient of
-    o."""
-
-    @staticmethod
-    def forward(
-        q: Tensor, k: Tensor, v: Tensor, added: Tensor | None, every: int, scale: float, *others: Tensor
-    ) -> tuple[Tensor, ...]:
-        return _computed("attention_second", Mask(added, every), scale, q, k, v, *others)
+        return _computed(cls.name, Mask(added, every), scale, q, k, v, *others)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
         ctx.save_for_backward(*inputs[:4], *inputs[6:])
         ctx.settings = inputs[4:6]
 
+    @classmethod
+    def vmap(cls, info: Any, in_dims: Any, *inputs: Any) -> Any:
+        added, every, scale = inputs[3:6]
+
+        def folded(part: Tensor, dim: int | None) -> Tensor:
+            whole = part.expand(info.batch_size, *part.shape) if dim is None else part.movedim(dim, 0)
+            return whole.flatten(0, 1).contiguous()
+
+        parts = [folded(part, dim) for part, dim in zip(inputs[:3], in_dims[:3], strict=True)]
+        others = [folded(part, dim) for part, dim in zip(inputs[6:], in_dims[6:], strict=True)]
+        if added is not None and in_dims[3] is not None:
+            added = added.movedim(in_dims[3], 0)
+            times = len(parts[0]) // info.batch_size // (every * added.shape[1])
+            added = added.unsqueeze(1).expand(-1, times, -1, -1, -1).flatten(0, 2).contiguous()
+        results = cls.apply(*parts, added, every, scale, *others)
+        return tuple(part.unflatten(0, (info.batch_size, -1)) for part in results), (0,) * len(results)
+
+
+class _Attention(_OfHeads):
+    """(q, k, v, mask) → o."""
+
+    name = "attention"
+
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Any:
-        """Third and higher derivatives, by the definition: they need not be fast."""
+        if ctx.needs_input_grad[3]:  # a mask that learns has a gradient as large as the weights
+            return _by_definition(lambda *inputs: (attention_written_out(*inputs, *ctx.settings),), ctx, grads)
+        return (*_Backward.apply(*ctx.saved_tensors, *ctx.settings, grads[0].contiguous()), None, None, None)
 
-        q, k, v, added, *others = ctx.saved_tensors
 
-        def second(
-            q: Tensor, k: Tensor, v: Tensor, added: Tensor | None, u: Tensor, *cotangents: Tensor
-        ) -> tuple[Tensor, ...]:
-            back = vjp(lambda q, k, v, u: _written_out_backward(q, k, v, added, u, *ctx.settings), q, k, v, u)[1]
-            return tuple(back(cotangents))
+class _Backward(_OfHeads):
+    """(q, k, v, mask, gradient of o) → the gradients of q, k and v."""
 
+    name = "attention_backward"
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Any:
         if ctx.needs_input_grad[3]:
-            (of_q, of_k, of_v, of_added, *of_others) = vjp(second, *ctx.saved_tensors)[1](grads)
-            return (of_q, of_k, of_v, of_added, None, None, *of_others)
-        back = vjp(lambda q, k, v, *others: second(q, k, v, added, *others), q, k, v, *others)[1]
-        (of_q, of_k, of_v, *of_others) = back(grads)
-        return (of_q, of_k, of_v, None, None, None, *of_others)
+            return _by_definition(lambda *inputs: _written_out_backward(*inputs, *ctx.settings), ctx, grads)
+        *inputs, u = ctx.saved_tensors
+        *of_inputs, of_u = _Second.apply(*inputs, *ctx.settings, u, *(grad.contiguous() for grad in grads))
+        return (*of_inputs, None, None, None, of_u)
+
+
+class _Second(_OfHeads):
+    """The backward pass of `_Backward`: from the cotangents of its results to those of q, k, v and the gradient of
+    o."""
+
+    name = "attention_second"
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Any:
+        def second(q: Tensor, k: Tensor, v: Tensor, added: Tensor | None, u: Tensor, *cotangents: Tensor) -> Any:
+            back = vjp(lambda q, k, v, u: _written_out_backward(q, k, v, added, u, *ctx.settings), q, k, v, u)[1]
+            return back(cotangents)
+
+        return _by_definition(second, ctx, grads)  # third and higher derivatives need not be fast
+
+
+def _by_definition(function: Any, ctx: Any, grads: tuple[Tensor, ...]) -> tuple[Tensor | None, ...]:
+    """The gradients of the inputs of a function of q, k, v, the mask and others, whose results have the gradients
+    `grads`."""
+    q, k, v, added, *others = ctx.saved_tensors
+    learns = ctx.needs_input_grad[3]
+
+    def of(q: Tensor, k: Tensor, v: Tensor, *rest: Tensor) -> Any:
+        return function(q, k, v, *(rest if learns else (added, *rest)))
+
+    of_q, of_k, of_v, *of_rest = vjp(of, q, k, v, *([added] if learns else []), *others)[1](grads)
+    of_mask = of_rest.pop(0) if learns else None
+    return (of_q, of_k, of_v, of_mask, None, None, *of_rest)
 
 
 def _written_out_backward(
     q: Tensor, k: Tensor, v: Tensor, added: Tensor | None, u: Tensor, every: int, scale: float
 ) -> tuple[Tensor, ...]:
-    def of(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        return attention_written_out(q, k, v, added, every, scale)
-
-    return tuple(vjp(of, q, k, v)[1](u))
+    return tuple(vjp(lambda q, k, v: attention_written_out(q, k, v, added, every, scale), q, k, v)[1](u))
 
 
 def _computed(
@@ -306,15 +277,8 @@ EXPANSION = 4  # the width of a block's MLP, in widths of the transformer
 
 
 def set_attention(queries: Tensor, keys: Tensor, values: Tensor, context_size: int) -> Tensor:
-    """Scaled dot-product attention (Vaswani et al. 2017, arXiv 1706.03762, equation 1) over the context samples.
-
-    Args:
-        queries, keys, values: [t, h, n, d], for h heads of d numbers.
-        context_size: how many samples, the first of the n, all samples attend to.
-
-    Returns:
-        [t, h, n, d]. Time and memory grow as n · context_size.
-    """
+    """Scaled dot-product attention (Vaswani et al. 2017, arXiv 1706.03762, equation 1) to the first `context_size`
+    samples: [t, h, n, d], for h heads of d numbers. Time and memory grow as n · context_size."""
     to_context = queries @ keys[:, :, :context_size].transpose(2, 3)
     to_itself = (queries * keys)[:, :, context_size:].sum(dim=3, keepdim=True)
     context_mask = to_itself.new_full((*queries.shape[:2], context_size, 1), -math.inf)  # a context sample counts once
@@ -325,25 +289,12 @@ def set_attention(queries: Tensor, keys: Tensor, values: Tensor, context_size: i
 
 def transformer(params: Params, x: Tensor, *, context_size: int, heads: int, layers: int) -> Tensor:
     """Pre-norm blocks (Xiong et al. 2020, arXiv 2002.04745, figure 1b) of attention and an MLP with GELU; a last norm.
-
-    Args:
-        params: as `draw_transformer` draws them.
-        x: the samples [t, n, width].
-        context_size: as for `set_attention`.
-        heads: heads of the attention; they divide the width.
-        layers: the number of blocks.
-
-    Returns:
-        [t, n, width].
-    """
-
-    def by_head(part: Tensor) -> Tensor:
-        return part.view(*part.shape[:2], heads, -1).transpose(1, 2)
-
+    Samples `x` [t, n, width] become [t, n, width]; `heads` divide the width. `params` are those of `draw_transformer`,
+    `context_size` is that of `set_attention`."""
     for number in range(layers):
         block = f"block{number}"
         h = shared_linear(_norm(params, f"{block}.norm1", x), params[f"{block}.attention.in"])
-        queries, keys, values = map(by_head, h.chunk(3, dim=2))
+        queries, keys, values = (part.unflatten(2, (heads, -1)).transpose(1, 2) for part in h.chunk(3, dim=2))
         mixed = set_attention(queries, keys, values, context_size).transpose(1, 2).flatten(2)
         x = x + shared_linear(mixed, params[f"{block}.attention.out"])
         h = _norm(params, f"{block}.norm2", x)
@@ -390,9 +341,7 @@ def products_attention(
     """Attention [..., n, e] of `queries` [..., n, e] to `keys` and `values` [..., m, e], and to one more key and value
     that are zero: torch.nn.MultiheadAttention's `add_zero_attn`. Without it the weights sum to 1 whatever m is, and no
     sample could tell how many there are. Leading dimensions are alike; `heads` divide e. Keys that are
-    `hidden` [b, m] have no weight; b is the product of the leading dimensions.
-
-    """
+    `hidden` [b, m] have no weight; b is the product of the leading dimensions."""
     # By plain products: for short sequences on a CPU, torch's fused attention is as slow or slower, above all backwards
     # in bfloat16, and it has no second derivative.
     width = queries.shape[-1] // heads

@@ -15,18 +15,16 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd import Function
 
-from metalearn.nn.backends import AnyKernels, kernels_for, kernels_of_products, torch_ops
+from metalearn.nn.backends import kernels_for, kernels_of_products, torch_ops
 from metalearn.nn.backends.c import GEOMETRY
-from metalearn.nn.backends.torch_ops import Geometry, NormSettings, dense
+from metalearn.nn.backends.torch_ops import Geometry, dense
 from metalearn.nn.surroundings import rounds_products
 
 Params: TypeAlias = dict[str, Tensor]
 
 # If the inputs of a convolution have fewer channels, their windows are gathered first: then the products fill vectors.
 FEW_CHANNELS = 16
-
 EPSILON = 1e-5
-
 LINEAR = 1.0  # the slope behind a norm that stands for no activation
 
 
@@ -115,7 +113,7 @@ def apply_layers(layers: Sequence[Layer], params: Params, x: Tensor, support_siz
     for layer in layers:
         match layer:
             case ChannelsLast():
-                x = channels_last(x)
+                x = x.permute(0, 1, 3, 4, 2).contiguous()
             case Convolution(weight, stride, padding):
                 x = conv2d(x, params[weight], stride=stride, padding=padding)
             case Norm(scale, shift, slope):
@@ -158,24 +156,14 @@ def max_pool2d(x: Tensor, size: int) -> Tensor:
     return pooled.permute(0, 2, 3, 1).view(*x.shape[:2], *pooled.shape[2:], -1)
 
 
-# Convolutions. The product y = x ∗ w is linear in x and in w, so its two gradients are again such products: the three
-# `autograd.Function`s below are closed under differentiation, and the backward pass of each one calls only the others.
-# torch's own double backward builds convolutions of odd shapes instead, which run slowly.
+# Convolutions. ⟨gy, x ∗ w⟩ is linear in each of gy, x and w: its derivative by one of them is a product of the other
+# two, whose derivatives are again such products. So one `autograd.Function` is closed under differentiation. torch's
+# own double backward builds convolutions of odd shapes instead, which run slowly.
 
 
 def conv2d(x: Tensor, weight: Tensor, *, stride: int = 1, padding: int = 0) -> Tensor:
-    """Cross-correlates each task's images with its kernels.
-
-    Args:
-        x: [t, n, h, w, i].
-        weight: [t, o, i, kh, kw]; may be expanded over the tasks.
-
-    Returns:
-        [t, n, h', w', o].
-
-    Raises:
-        ValueError: images and kernels do not fit each other.
-    """
+    """Cross-correlates each task's images `x` [t, n, h, w, i] with its kernels `weight` [t, o, i, kh, kw], which may be
+    expanded over the tasks, to [t, n, h', w', o]. Raises ValueError if they do not fit each other."""
 
     def shapes() -> str:  # no text is made on the way of every call
         return f"images [tasks, samples, height, width, channels] {list(x.shape)} and kernels {list(weight.shape)}"
@@ -205,7 +193,7 @@ def conv2d(x: Tensor, weight: Tensor, *, stride: int = 1, padding: int = 0) -> T
         x = torch_ops.windows(x, geometry).flatten(4)
         weight = weight.permute(0, 1, 3, 4, 2).flatten(2)[..., None, None]
         geometry = Geometry(1, 1, 1, 0)
-    result: Tensor = _Product.apply(x, weight, geometry)
+    result: Tensor = _Product.apply("gy", None, x, weight, x.shape, geometry)
     return result
 
 
@@ -216,96 +204,50 @@ def _numbers(x: tuple[int, ...], outputs: int, g: Geometry) -> Any:
     return GEOMETRY(tasks, samples, height, width, inputs, *g.out(height, width), outputs, *g)
 
 
-def _native(x: Tensor, inputs: int, outputs: int, *, over_inputs: bool = False) -> "AnyKernels | None":
-    """The compiled kernels, or None if they cannot compute it."""
-    # Their vectors run over the channels that a sum does not run over: the outputs, and for the gradient of the inputs
-    # these, too.
-    kernels = kernels_of_products(x.device, x.dtype)
-    if kernels is None or outputs % kernels.lanes or (over_inputs and inputs % kernels.lanes):
-        return None
-    return kernels
-
-
 class _Product(Function):
-    """(x, w) → y."""
+    """The derivative of ⟨gy, x ∗ w⟩ by the one of "gy", "x" and "w" that `by` names, from the other two; None stands in
+    its place. `shape` is that of x."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, g: Geometry) -> Tensor:
-        ctx.save_for_backward(x, weight)
-        ctx.geometry = g
-        outputs = weight.shape[1]
-        native = _native(x, x.shape[-1], outputs)
-        if native is None:
-            return torch_ops.product(x, weight, g)
-        x, (rows, step) = x.contiguous(), rows_of_kernels(weight)
-        y = x.new_empty(*x.shape[:2], *g.out(*x.shape[2:4]), outputs)
-        native.product(_numbers(x.shape, outputs, g), x, rows, step, y)
-        return y
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        (gy,) = grads
-        x, weight = ctx.saved_tensors
-        gx = _InputGradient.apply(gy, weight, x.shape, ctx.geometry) if ctx.needs_input_grad[0] else None
-        gw = _WeightGradient.apply(gy, x, ctx.geometry) if ctx.needs_input_grad[1] else None
-        return gx, gw, None
-
-
-class _InputGradient(Function):
-    """(gy, w) → the derivative of ⟨gy, x ∗ w⟩ by x."""
-
-    @staticmethod
-    def forward(ctx: Any, gy: Tensor, weight: Tensor, shape: tuple[int, ...], g: Geometry) -> Tensor:
-        ctx.save_for_backward(gy, weight)
-        ctx.geometry = g
-        native = _native(gy, shape[-1], gy.shape[-1], over_inputs=True)
-        if native is None:
-            return torch_ops.input_gradient(gy, weight, shape, g)
-        gy, (rows, step) = gy.contiguous(), rows_of_kernels(weight)
-        gx = gy.new_empty(shape)
-        native.input_gradient(_numbers(shape, gy.shape[-1], g), gy, rows, step, gx)
-        return gx
+    def forward(ctx: Any, by: str, gy: Any, x: Any, weight: Any, shape: tuple[int, ...], g: Geometry) -> Tensor:
+        ctx.save_for_backward(gy, x, weight)
+        ctx.settings = by, shape, g
+        outputs, like = (weight.shape[1], x) if gy is None else (gy.shape[-1], gy)
+        kernels = kernels_of_products(like.device, like.dtype)
+        # Their vectors run over the channels that a sum does not run over: the outputs, and for the gradient of the
+        # inputs these, too.
+        if kernels is None or outputs % kernels.lanes or (by == "x" and shape[-1] % kernels.lanes):
+            if by == "gy":
+                return torch_ops.product(x, weight, g)
+            return torch_ops.input_gradient(gy, weight, shape, g) if by == "x" else torch_ops.weight_gradient(gy, x, g)
+        if by == "w":
+            weight, step = gy.new_empty(shape[0], g.height, g.width, shape[-1], outputs), 0
+        else:
+            weight, step = rows_of_kernels(weight)
+        gy = gy.contiguous() if by != "gy" else x.new_empty(*shape[:2], *g.out(*shape[2:4]), outputs)
+        x = x.contiguous() if by != "x" else gy.new_empty(shape)
+        kernels.convolution(by, _numbers(shape, outputs, g), gy, x, weight, step)
+        result: Tensor = gy if by == "gy" else x if by == "x" else weight.permute(0, 4, 3, 1, 2)
+        return result
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        (v,) = grads
-        gy, weight = ctx.saved_tensors
-        ggy = _Product.apply(v, weight, ctx.geometry) if ctx.needs_input_grad[0] else None
-        gw = _WeightGradient.apply(gy, v, ctx.geometry) if ctx.needs_input_grad[1] else None
-        return ggy, gw, None, None
+        by, shape, g = ctx.settings
+        gy, x, weight = ctx.saved_tensors
+        if by == "gy":
+            (gy,) = grads
+        elif by == "x":
+            (x,) = grads
+        else:
+            (weight,) = grads
+        _, needs_gy, needs_x, needs_w, _, _ = ctx.needs_input_grad
+        of_gy = _Product.apply("gy", None, x, weight, shape, g) if needs_gy else None
+        of_x = _Product.apply("x", gy, None, weight, shape, g) if needs_x else None
+        of_w = _Product.apply("w", gy, x, None, shape, g) if needs_w else None
+        return None, of_gy, of_x, of_w, None, None
 
 
-class _WeightGradient(Function):
-    """(gy, x) → the derivative of ⟨gy, x ∗ w⟩ by w."""
-
-    @staticmethod
-    def forward(ctx: Any, gy: Tensor, x: Tensor, g: Geometry) -> Tensor:
-        ctx.save_for_backward(gy, x)
-        ctx.geometry = g
-        outputs = gy.shape[-1]
-        native = _native(gy, x.shape[-1], outputs)
-        if native is None:
-            return torch_ops.weight_gradient(gy, x, g)
-        gy, x = gy.contiguous(), x.contiguous()
-        gw = gy.new_empty(x.shape[0], g.height, g.width, x.shape[-1], outputs)
-        native.weight_gradient(_numbers(x.shape, outputs, g), gy, x, gw)
-        return gw.permute(0, 4, 3, 1, 2)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        (u,) = grads
-        gy, x = ctx.saved_tensors
-        ggy = _Product.apply(x, u, ctx.geometry) if ctx.needs_input_grad[0] else None
-        gx = _InputGradient.apply(gy, u, x.shape, ctx.geometry) if ctx.needs_input_grad[1] else None
-        return ggy, gx, None
-
-
-# The order of images and kernels in memory
-
-
-def channels_last(x: Tensor) -> Tensor:
-    """Images [t, n, c, h, w] from a data source → [t, n, h, w, c] for the layers."""
-    return x.permute(0, 1, 3, 4, 2).contiguous()
+# The order of kernels in memory
 
 
 def laid_out(parameter: Tensor) -> Tensor:
@@ -340,23 +282,20 @@ class _LaidOut(Function):
 # 1502.03167, Algorithm 1). Nothing here runs under `torch.func.vmap`: there the second derivative of torch's own batch
 # norm in training mode is wrong (pytorch/functorch#534). Called directly, it is right.
 
+NormSettings = tuple[float, int, float]  # the slope behind the norm, the samples that are measured, and epsilon
+
 
 def batch_norm(
     x: Tensor, weight: Tensor, bias: Tensor, *, slope: float = LINEAR, statistics_of: int | None = None,
     epsilon: float = EPSILON,
 ) -> Tensor:  # fmt: skip
-    """Normalises each channel of each task, scales and shifts it, and multiplies what is below 0 by `slope`.
+    """Normalises each channel of each task of `x` [t, n, h, w, c], scales it by `weight` [t, c] and shifts it by `bias`
+    [t, c].
 
     Args:
-        x: [t, n, h, w, c].
-        weight: scale [t, c].
-        bias: shift [t, c].
         slope: the slope of the leaky ReLU behind the norm: 0 is the ReLU, 1 is no activation.
         statistics_of: how many samples, the first of the n, mean and variance are taken of; None: all.
         epsilon: what is added to the variance.
-
-    Returns:
-        [t, n, h, w, c].
 
     Raises:
         ValueError: parameters or `statistics_of` do not fit the images, or statistics would be of a single number.
@@ -374,10 +313,10 @@ def batch_norm(
                 f"{name} [tasks, channels] {list(parameter.shape)} ({parameter.dtype}, {parameter.device}) does not "
                 f"fit images [tasks, samples, height, width, channels] {list(x.shape)} ({x.dtype}, {x.device})"
             )
-    native, settings = kernels_for(x), NormSettings(slope, measured, epsilon)
+    native = kernels_for(x)
     if native is None or x.shape[-1] % native.lanes:
-        return torch_ops.norm(x, weight, bias, settings)
-    result: Tensor = _Norm.apply(x.contiguous(), weight, bias, settings)
+        return torch_ops.norm(x, weight, bias, slope, measured, epsilon)
+    result: Tensor = _Norm.apply(x.contiguous(), weight, bias, (slope, measured, epsilon))
     return result
 
 
@@ -456,12 +395,10 @@ class _NormSecond(Function):
         """Third and higher derivatives, by the definition: they need not be fast."""
         keep = torch.is_grad_enabled()
         with torch.enable_grad():
-            inputs = [  # views, so that none of them lies upstream of another
-                saved.view_as(saved) if saved.requires_grad else saved.detach().requires_grad_()
-                for saved in ctx.saved_tensors
-            ]
+            # Views, so that none of them lies upstream of another.
+            inputs = [x.view_as(x) if x.requires_grad else x.detach().requires_grad_() for x in ctx.saved_tensors]
             v, v_scale, v_shift, gy, x, weight, bias = inputs
-            y = torch_ops.norm(x, weight, bias, ctx.settings)
+            y = torch_ops.norm(x, weight, bias, *ctx.settings)
             first = torch.autograd.grad(y, (x, weight, bias), gy, create_graph=True)
             second = torch.autograd.grad(first, (gy, x, weight), (v, v_scale, v_shift), create_graph=True)
             third = torch.autograd.grad(

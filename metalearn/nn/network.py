@@ -38,7 +38,7 @@ from metalearn.nn.layers import (
     apply_layers,
     parameters_of,
 )
-from metalearn.nn.surroundings import surroundings
+from metalearn.nn.surroundings import constant, surroundings
 
 PACKED = "packed."
 """The prefix of the name of the one tensor [t, P] of packed parameters; a number follows, that of its layout."""
@@ -67,12 +67,7 @@ class ParameterPlace(NamedTuple):
 
 
 class Layout:
-    """The places of all parameters in a row, from the layers and the parameters' shapes.
-
-    Attributes:
-        places: by name, in the order of the layers.
-        size: numbers of a row.
-    """
+    """The `places` of all parameters in a row of `size` numbers, by name, in the order of the layers."""
 
     def __init__(self, layers: Sequence[Layer], shapes: Mapping[str, tuple[int, ...]]) -> None:
         self.places: dict[str, ParameterPlace] = {}
@@ -95,8 +90,8 @@ class Layout:
             for place in self.places.values()
             for channel in range(0, place.channels, MULTIPLE)
         ])  # fmt: skip
+        self._to_row_on, self._to_parameters_on = constant(self._to_row), constant(self._to_parameters)
         self._at: dict[tuple[tuple[str, ...], torch.device], Tensor] = {}
-        self._moved: dict[tuple[str, torch.device], Tensor] = {}
 
     def _add(self, layers: Sequence[Layer], channels: int | None) -> int | None:
         """Places the layers' parameters. `channels` are those of the input; None: they are not filled with zeros."""
@@ -139,15 +134,7 @@ class Layout:
         kernels = _kernels_for(flat[0])
         if isinstance(kernels, Kernels):
             return kernels.pack(torch.cat(flat), self._tiles, self._to_row)
-        return torch.cat([*flat, flat[0].new_zeros(1)])[self._on(flat[0].device, "_to_row")]
-
-    def _on(self, device: torch.device, name: str) -> Tensor:
-        """Numbers of this layout on a device."""
-        if device.type == "cpu":
-            return getattr(self, name)  # type: ignore[no-any-return]
-        if (name, device) not in self._moved:  # once: the host would wait for a copy, and a CUDA graph cannot have one
-            self._moved[name, device] = getattr(self, name).to(device, torch.int64)
-        return self._moved[name, device]
+        return torch.cat([*flat, flat[0].new_zeros(1)])[self._to_row_on(flat[0].device, torch.int64)]
 
     def replaced(self, row: Tensor, values: Params) -> Tensor:
         """Rows [t, P] with other values of some parameters: [*shape], which all tasks share, or [t, *shape]."""
@@ -168,7 +155,7 @@ class Layout:
         if isinstance(kernels, Kernels):
             flat = kernels.unpack(row, self._tiles, self._to_row, self._count)
         else:
-            flat = row.index_select(-1, self._on(row.device, "_to_parameters"))
+            flat = row.index_select(-1, self._to_parameters_on(row.device, torch.int64))
         parts = zip(flat.split(self._numbers, dim=-1), self.places.values(), strict=True)
         return [part.view(*row.shape[:-1], *place.sizes) for part, place in parts]
 
@@ -220,7 +207,6 @@ MOST_LAYERS = 96  # as kernels/network.c has it
 # Pixels of a kernel that convolves other values than inputs: a plan lists the taps of every group of pixels, so it
 # grows with their square.
 MOST_TAPS = 49
-
 Fields = dict[str, float]  # fields of a layer of kernels/network.c
 
 
@@ -236,11 +222,8 @@ class Products(NamedTuple):
     weight: str
 
 
-class Step(NamedTuple):
-    """A layer of the compiled network, and the values that it reads: 0 is the inputs, and i what step i gives."""
-
-    layer: Layer | Windows | Products
-    reads: tuple[int, ...]
+Step = tuple[Layer | Windows | Products, tuple[int, ...]]
+"""A layer of the compiled network, and the values that it reads: 0 is the inputs, and i what step i gives."""
 
 
 def steps_of(layers: Sequence[Layer]) -> list[Step]:
@@ -248,7 +231,7 @@ def steps_of(layers: Sequence[Layer]) -> list[Step]:
     steps: list[Step] = []
 
     def add(layer: Layer | Windows | Products, *reads: int) -> int:
-        steps.append(Step(layer, reads))
+        steps.append((layer, reads))
         return len(steps)
 
     def through(layers: Sequence[Layer], value: int) -> int:
@@ -271,7 +254,7 @@ def steps_of(layers: Sequence[Layer]) -> list[Step]:
 def refusal(steps: Sequence[Step], shapes: Mapping[str, tuple[int, ...]]) -> str | None:
     """Why a network of these steps cannot be compiled, whatever its inputs; None: it can. `shapes` are those of the
     parameters, as far as they are known."""
-    readers = Counter(value for step in steps for value in step.reads)
+    readers = Counter(value for _, reads in steps for value in reads)
     for layer, reads in steps:
         match layer:
             case Residual() if 0 in reads:
@@ -372,14 +355,8 @@ def planned(
 
 
 class ShapedNetwork:
-    """A network whose parameters have known shapes: how they are packed, and the plans for shapes of inputs.
-
-    Attributes:
-        layers: of the network.
-        key: the name of its packed parameters.
-        layout: where each parameter lies in a row of packed parameters.
-        refused: why the network cannot be compiled; None: it can.
-    """
+    """A network whose parameters have known shapes: how they lie in a row of packed parameters, which go by the name
+    `key`, and the plans for shapes of inputs. `refused` says why it cannot be compiled; None: it can."""
 
     def __init__(self, layers: Sequence[Layer], shapes: Mapping[str, tuple[int, ...]], key: str) -> None:
         self.layers, self.key = tuple(layers), key
@@ -412,6 +389,8 @@ class ShapedNetwork:
         return plan
 
 
+# Derivatives by parameters, the loss that compiled networks compute, and the metric beside it
+
 Metrics = dict[str, Tensor]
 
 
@@ -429,15 +408,9 @@ def gradient_at(params: Params, losses: Tensor, *, twice: bool) -> Params:
     return dict(zip(params, grads, strict=True))
 
 
-# The loss that compiled networks compute, and the metric beside it
-
-
 def usual_metrics(outputs: Tensor, y: Tensor) -> Metrics:
-    """Of each task, its `loss` [t] and a metric.
-
-    Classes (`y` [t, n] integers; `outputs` [t, n, ways] logits): mean cross-entropy, and `accuracy`. Numbers (`y`
-    [t, n, d]): the mean squared error, as `loss` and `mse`.
-    """
+    """Of each task, its `loss` [t] and a metric. Classes (`y` [t, n] integers; `outputs` [t, n, ways] logits): mean
+    cross-entropy, and `accuracy`. Numbers (`y` [t, n, d]): the mean squared error, as `loss` and `mse`."""
     if y.is_floating_point():
         return mean_squared_error(outputs, y)
     return {name: values.mean(dim=1) for name, values in usual_metrics_of_samples(outputs, y).items()}
@@ -474,10 +447,10 @@ def mean_squared_error(outputs: Tensor, y: Tensor) -> Metrics:
 
 
 class CompiledNetwork:
-    """A sequence of layers that is compiled when it is used."""
+    """A sequence of layers that is compiled when it is used. If it `ignores_support`, the statistics of norms are those
+    of the batch."""
 
     def __init__(self, layers: Sequence[Layer], *, ignores_support: bool = False) -> None:
-        """With `ignores_support`, the statistics of norms are always those of the batch."""
         self.layers = tuple(layers)
         self._ignores_support = ignores_support
         self._names = tuple(parameters_of(layers))
@@ -523,13 +496,8 @@ class CompiledNetwork:
         return dict(zip(self._names, self._packed[key].layout.unpack(row), strict=True))
 
     def outputs(self, params: Params, x: Tensor, support_x: Tensor | None = None) -> Tensor:
-        """What the last layer gives, [t, n, d].
-
-        Args:
-            params: packed.
-            x: [t, n, …].
-            support_x: the support set whose statistics normalise; None: those of `x`.
-        """
+        """What the last layer gives, [t, n, d], for packed `params` and samples `x` [t, n, …]. The statistics of the
+        support set `support_x` normalise, or without one those of `x`."""
         if torch.compiler.is_exporting():  # the layers one by one, in torch's operations
             if self._ignores_support or support_x is None:
                 return apply_layers(self.layers, self.unpack(params), x)
@@ -548,15 +516,8 @@ class CompiledNetwork:
     def metrics(
         self, params: Params, x: Tensor, y: Tensor, support_x: Tensor | None = None, *, twice: bool = False
     ) -> Metrics:
-        """Each task's `loss` [t], and its `accuracy` for classes `y` [t, n], or `mse` for numbers `y` [t, n, d].
-
-        Args:
-            params: packed.
-            x: [t, n, …].
-            y: the targets.
-            support_x: the support set whose statistics normalise; None: those of `x`.
-            twice: keep what the second derivative of the loss needs.
-        """
+        """Each task's `loss` [t], and its `accuracy` for classes `y` [t, n], or `mse` for numbers `y` [t, n, d]. With
+        `twice`, it keeps what the second derivative of the loss needs. The rest is as for `outputs`."""
         ((key, row),) = params.items()
         tasks = _Tasks(self._packed[key], row, x, None if self._ignores_support else support_x, y, twice=twice)
         if torch.is_grad_enabled() and row.requires_grad:
@@ -619,25 +580,24 @@ class _Tasks:
         self.y: Tensor | None = None
         # What a backward pass reads again is saved by autograd, which refuses it if it has been changed in place.
         self.read = [self.x]
-        if y is not None:
-            self._take(y, row.dtype)
-
-    def _take(self, y: Tensor, dtype: torch.dtype) -> None:
+        if y is None:
+            return
         if torch.is_grad_enabled() and self.x.requires_grad:
             raise ValueError(
                 "inputs with a graph: the compiled loss has no derivative by its inputs; detach them, or compute the "
                 "outputs and a loss of them"
             )
-        y = (y if y.is_floating_point() else y.long()).contiguous()
-        if not y.is_floating_point() and (present := surroundings().present) is not None:
+        numbers = y.is_floating_point()
+        y = (y if numbers else y.long()).contiguous()
+        if not numbers and (present := surroundings().present) is not None:
             self.outputs_read = min(present, self.outputs_read)
         tasks, samples, outputs = *self.x.shape[:2], self.outputs_read
-        shape = (tasks, samples - self.support_size, *((outputs,) if y.is_floating_point() else ()))
+        shape = (tasks, samples - self.support_size, *((outputs,) if numbers else ()))
         if y.shape != shape:
             raise ValueError(f"targets {list(y.shape)}: must be {list(shape)}, for inputs {list(self.x.shape)}")
-        if y.is_floating_point() and y.dtype != dtype:
-            raise ValueError(f"targets {y.dtype}: must be {dtype}, as the parameters")
-        if not y.is_floating_point() and not y.is_cuda:  # there it would wait for the GPU, whose kernels give NaN
+        if numbers and y.dtype != row.dtype:
+            raise ValueError(f"targets {y.dtype}: must be {row.dtype}, as the parameters")
+        if not numbers and not y.is_cuda:  # there it would wait for the GPU, whose kernels give NaN
             least, most = torch.aminmax(y)
             if least < 0 or most >= outputs:
                 raise ValueError(f"classes {int(least)} to {int(most)}: must be from 0 to {outputs - 1}")

@@ -13,46 +13,45 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar, Token
+from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor, nn
 
 
+@dataclass
 class PassSeeds:
     """The seeds of what a network draws in training, such as the masks of dropout.
 
-    A seed follows from the seed of the run, the step, the number of the task, and how many forward passes came before
-    in the chunk. So it does not depend on the worker, on the other tasks of the chunk, or on a pause.
-
-    Args:
-        run: the seed of the run.
-        step: the meta-step.
-        tasks: the number of each task of the chunk; a micro-batch of samples counts as one task.
-        passes: the forward passes before.
+    A seed follows from the seed of the run, the meta-step, the number of the task, and how many forward passes came
+    before in the chunk. So it does not depend on the worker, on the other tasks of the chunk, or on a pause. A
+    micro-batch of samples counts as one task.
     """
 
-    def __init__(self, run: int, step: int, tasks: Sequence[int], passes: int = 0) -> None:
-        self._run, self._step, self._tasks, self._passes = run, step, tasks, passes
+    run: int
+    step: int
+    tasks: Sequence[int]
+    passes: int = 0
 
     def of_pass(self, tasks: int) -> list[int]:
         """The seed of each task in the next forward pass. Raises ValueError if the pass has another number of tasks
         than the chunk."""
-        if tasks != len(self._tasks):
+        if tasks != len(self.tasks):
             raise ValueError(
                 f"model.dropout=true: its random numbers follow from the number of a task, and this algorithm computes "
-                f"{tasks} at once in a chunk of {len(self._tasks)} tasks; type model.dropout=false"
+                f"{tasks} at once in a chunk of {len(self.tasks)} tasks; type model.dropout=false"
             )
-        self._passes += 1
-        keys = [f"{self._run} {self._step} {task} {self._passes}" for task in self._tasks]
+        self.passes += 1
+        keys = [f"{self.run} {self.step} {task} {self.passes}" for task in self.tasks]
         return [int.from_bytes(hashlib.blake2b(key.encode(), digest_size=8).digest()) for key in keys]
 
     def of_task(self, place: int) -> "PassSeeds":
         """Those of one task of the chunk, from the first pass on."""
-        return PassSeeds(self._run, self._step, self._tasks[place : place + 1])
+        return PassSeeds(self.run, self.step, self.tasks[place : place + 1])
 
     def copy(self) -> "PassSeeds":
-        return PassSeeds(self._run, self._step, self._tasks, self._passes)
+        return replace(self)
 
 
 class Surroundings(NamedTuple):
@@ -67,7 +66,6 @@ class Surroundings(NamedTuple):
 
 
 _NOTHING = Surroundings({}, None, None)
-
 _here: ContextVar[Surroundings] = ContextVar("surroundings", default=_NOTHING)
 
 
@@ -141,34 +139,27 @@ class _Again(AbstractContextManager[None]):
 # round the results too. The kernels in C round nothing, so that a CPU computes products in bf16 by torch's, layer by
 # layer: it shows about what a run on a GPU would learn.
 
-
 _rounds = False
-
 _convolutions: Any = torch.backends.cudnn.conv  # type: ignore[attr-defined]  # torch has no type for it
 
 
 def compute_with(precision: str) -> None:
     """Sets the precision of this process: `float32`, `float64`, `tf32` or `bf16`."""
-    products = "tf32" if precision == "tf32" else "ieee"
-    _set(precision == "bf16", products, products)
+    global _rounds
+    _rounds, products = precision == "bf16", "tf32" if precision == "tf32" else "ieee"
+    torch.backends.cuda.matmul.fp32_precision = _convolutions.fp32_precision = products
 
 
 @contextmanager
 def computing_with(precision: str) -> Iterator[None]:
     """As `compute_with`, for a block of code. After it, the precision is the one before."""
+    global _rounds
     before = _rounds, torch.backends.cuda.matmul.fp32_precision, _convolutions.fp32_precision
     compute_with(precision)
     try:
         yield
     finally:
-        _set(*before)
-
-
-def _set(rounds: bool, matmul: str, conv: str) -> None:
-    global _rounds
-    _rounds = rounds
-    torch.backends.cuda.matmul.fp32_precision = matmul
-    _convolutions.fp32_precision = conv
+        _rounds, torch.backends.cuda.matmul.fp32_precision, _convolutions.fp32_precision = before
 
 
 def type_of(precision: str) -> torch.dtype:
@@ -182,7 +173,6 @@ def rounds_products() -> bool:
 
 
 Kind = Literal["real", "whole", "bool"]
-
 EXACT = 2**24  # whole numbers up to this have an exact float32
 
 
@@ -304,23 +294,17 @@ class Opened(nn.Module):
     opened_joins: bool
 
     def forward(self, x: Tensor) -> Any:
-        named = {
-            part.name: _typed(value.reshape(len(x), *part.shape) if part.name else value, part.kind)
-            for part, value in zip(self.opened_inputs, _split(self.opened_inputs, x), strict=True)
-        }
-        if self.opened_apart and self.opened_by_name:
-            outputs = super().forward(**named)
-        elif self.opened_apart:
-            outputs = super().forward(*named.values())
+        named: dict[str, Tensor] = {}
+        for part, value in zip(self.opened_inputs, _split(self.opened_inputs, x), strict=True):
+            value = value.reshape(len(x), *part.shape) if part.name else value
+            named[part.name] = value if part.kind == "real" else value != 0 if part.kind == "bool" else value.long()
+        if self.opened_apart:
+            outputs = super().forward(**named) if self.opened_by_name else super().forward(*named.values())
         elif self.opened_by_name:
             outputs = super().forward(named.get("", named))
         else:
             outputs = super().forward(tuple(named.values()))
         return joined(outputs, len(x)) if self.opened_joins else outputs
-
-
-def _typed(value: Tensor, kind: Kind) -> Tensor:
-    return value if kind == "real" else value != 0 if kind == "bool" else value.long()
 
 
 def joined(outputs: Any, samples: int) -> Any:

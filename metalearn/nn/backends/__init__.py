@@ -50,11 +50,11 @@ def kernels_of_products(device: torch.device, dtype: torch.dtype) -> "AnyKernels
 
 def describe(device: torch.device, dtype: torch.dtype, refused: str | None = None) -> str:
     """A line for the log: what computes the layers. `refused` says why the network is not compiled as a whole."""
+    one_by_one = "" if refused is None else f"; one by one, since {refused}"
     if device.type != "cpu":
-        if dtype != torch.float32 or _asked_for() == "torch" or on_gpu() is None:
+        if kernels_on(device, dtype) is None:
             return f"torch's operations on {device.type}"
-        line = f"Triton's kernels on {device.type}"
-        return line if refused is None else f"{line}; one by one, since {refused}"
+        return f"Triton's kernels on {device.type}{one_by_one}"
     kernels = compiled(dtype)
     if kernels is None:
         if _asked_for() != "native":
@@ -65,9 +65,7 @@ def describe(device: torch.device, dtype: torch.dtype, refused: str | None = Non
             why = "the C compiler failed, as the log says; please report its message"
         return f"torch's operations, several times slower than compiled kernels; {why}"
     line = f"compiled kernels, {kernels.lanes} numbers a vector"
-    if rounds_products():
-        return f"{line}, but for products in bf16, which are torch's"
-    return line if refused is None else f"{line}; one by one, since {refused}"
+    return f"{line}, but for products in bf16, which are torch's" if rounds_products() else f"{line}{one_by_one}"
 
 
 def computed_by(device: torch.device, dtype: torch.dtype) -> str:

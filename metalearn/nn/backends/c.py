@@ -14,13 +14,10 @@ from torch import Tensor
 
 SOURCES = sorted(Path(__file__).with_name("kernels").glob("*.[ch]"))
 REALS = {torch.float32: "float", torch.float64: "double"}
-
 Address = ctypes.c_void_p
 Number = ctypes.c_int64
-
 GEOMETRY = Number * 12
 """tasks, samples, height, width, inputs, out height, out width, outputs, kernel height and width, stride, padding."""
-
 
 MULTIPLE = 16
 """Channels are filled with zeros up to a multiple of this, the widest vector of the kernels. They stay zero: their
@@ -41,38 +38,35 @@ class LayerKind(IntEnum):
 ACTIVATIONS = ("leaky_relu", "softplus", "tanh")  # by their numbers in kernels/network.h
 
 
+def _fields(kind: Any, names: str) -> list[tuple[str, Any]]:
+    """Fields of one type, in the order of the struct."""
+    return [(name, kind) for name in names.split()]
+
+
 class LAYER(ctypes.Structure):
     """`struct layer` of network.h."""
 
     _fields_ = [
-        *((name, Number) for name in (
-            "kind", "from", "other", "height", "width", "channels", "used", "kernel", "stride", "padding", "weight",
-            "bias", "activation",
-        )),
-        ("slope", ctypes.c_double), ("epsilon", ctypes.c_double),
-    ]  # fmt: skip
+        *_fields(Number, "kind from other height width channels used kernel stride padding weight bias activation"),
+        *_fields(ctypes.c_double, "slope epsilon"),
+    ]
 
 
 class CALL(ctypes.Structure):
     """`struct call` of network.h."""
 
     _fields_ = [
-        *((name, Number) for name in ("tasks", "support_size", "outputs", "parameters_step", "steps")),
+        *_fields(Number, "tasks support_size outputs parameters_step steps"),
         ("rate", ctypes.c_double),
-        *((name, Address) for name in (
-            "parameters", "x", "labels", "targets", "direction", "loss", "score", "gradient", "kept", "product",
-            "result",
-        )),
-    ]  # fmt: skip
+        *_fields(Address, "parameters x labels targets direction loss score gradient kept product result"),
+    ]
 
 
 @dataclass
 class NetworkCall:
-    """What is computed of a network, and where its results go, as `struct call` of network.h explains.
-
-    `parameters` are rows [t, P], or one row that all tasks share. `y` has classes or numbers. With a `rate`, a step
-    takes the place of the gradient.
-    """
+    """What is computed of a network, and where its results go, as `struct call` of network.h explains. `parameters` are
+    rows [t, P], or one row that all tasks share. `y` has classes or numbers. With a `rate`, a step takes the place of
+    the gradient."""
 
     parameters: Tensor
     x: Tensor
@@ -88,47 +82,26 @@ class NetworkCall:
     product: Tensor | None = None
     result: Tensor | None = None
 
-    def in_c(self) -> CALL:
-        """The call in the form that network.c takes."""
-        rows = self.parameters
-        call = CALL(
-            tasks=rows.shape[0], support_size=self.support_size, outputs=self.outputs, parameters_step=rows.stride(0),
-        )  # fmt: skip
-        if self.rate is not None:
-            call.steps, call.rate = 1, self.rate
-        if self.y is not None:
-            setattr(call, "targets" if self.y.is_floating_point() else "labels", self.y.data_ptr())
-        for name in ("parameters", "x", "direction", "loss", "score", "gradient", "kept", "product", "result"):
-            if (value := getattr(self, name)) is not None:
-                setattr(call, name, value.data_ptr())
-        return call
-
 
 class ATTENTION(ctypes.Structure):
     """`struct attention` of attention.c."""
 
     _fields_ = [
-        *((name, Number) for name in (
-            "heads", "queries", "keys", "width", "values", "masks", "mask_every", "mask_step",
-        )),
+        *_fields(Number, "heads queries keys width values masks mask_every mask_step"),
         ("scale", ctypes.c_double),
-        *((name, Address) for name in (
-            "q", "k", "v", "mask", "u", "a", "b", "c", "o", "gq", "gk", "gv", "gu",
-        )),
-    ]  # fmt: skip
+        *_fields(Address, "q k v mask u a b c o gq gk gv gu"),
+    ]
 
 
-class _NormFields(ctypes.Structure):
-    """`struct norm` of norm.h; its subclasses add `epsilon` and `slope` as float or double, and the addresses."""
-
-    _fields_ = [(name, Number) for name in ("tasks", "rows", "measured", "channels", "scale_step")]
-
-
-_NORM_ADDRESSES = (
-    "windows", "kernels", "g_kernels",
-    "x", "scale", "shift", "gy", "v", "v_scale", "v_shift", "scale_gradient", "shift_gradient",
-    "mean", "rstd", "y", "gx", "g_scale", "g_shift", "ggy", "hx", "h_scale",
-)  # fmt: skip
+def _norm_type(real: type) -> Any:
+    """`struct norm` of norm.h."""
+    addresses = (
+        "windows kernels g_kernels x scale shift gy v v_scale v_shift scale_gradient shift_gradient mean rstd y gx "
+        "g_scale g_shift ggy hx h_scale"
+    )
+    fields = [*_fields(Number, "tasks rows measured channels scale_step"), *_fields(real, "epsilon slope")]
+    fields += [("depth", Number), *_fields(Address, addresses)]
+    return type("_Norm", (ctypes.Structure,), {"_fields_": fields})
 
 
 class Kernels:
@@ -149,8 +122,6 @@ class Kernels:
         region = getattr(ctypes.CDLL(None), "GOMP_parallel", None)
         if region is not None:
             library.use_parallel_region(ctypes.cast(region, Address))
-        fields = [("epsilon", real), ("slope", real), ("depth", Number), *((name, Address) for name in _NORM_ADDRESSES)]
-        self._norm_type: Any = type("_Norm", (_NormFields,), {"_fields_": fields})
         for function in (library.pack_row, library.unpack_row):
             function.argtypes = [Number, Address, Number, Address, Address, Address, Number]
         library.sum_rows.argtypes = [Number, Number, Address, Address, Number]
@@ -161,22 +132,19 @@ class Kernels:
             function.argtypes, function.restype = [Address], Number
         for name in ("loss", "product", "outputs", "outputs_gradient"):
             getattr(library, "network_" + name).argtypes = [Address, Address, Number]
-        self._library, self.real = library, real
+        self._library, self.real, self._norm_type = library, real, _norm_type(real)
         self.lanes = int(library.lanes())
 
-    def product(self, geometry: Any, x: Tensor, weight: Tensor, step: int, y: Tensor) -> None:
-        """y = x ∗ w; `step` is the distance from one task's kernels to the next task's, 0 if they share them."""
-        self._library.product(geometry, x.data_ptr(), weight.data_ptr(), step, y.data_ptr(), torch.get_num_threads())
-
-    def input_gradient(self, geometry: Any, gy: Tensor, weight: Tensor, step: int, gx: Tensor) -> None:
-        """The derivative of ⟨gy, x ∗ w⟩ by x."""
-        threads = torch.get_num_threads()
-        self._library.input_gradient(geometry, gy.data_ptr(), weight.data_ptr(), step, gx.data_ptr(), threads)
-
-    def weight_gradient(self, geometry: Any, gy: Tensor, x: Tensor, gw: Tensor) -> None:
-        """The derivative of ⟨gy, x ∗ w⟩ by w."""
-        threads = torch.get_num_threads()
-        self._library.weight_gradient(geometry, gy.data_ptr(), x.data_ptr(), gw.data_ptr(), threads)
+    def convolution(self, by: str, geometry: Any, gy: Tensor, x: Tensor, weight: Tensor, step: int) -> None:
+        """The derivative of ⟨gy, x ∗ w⟩ by the one of "gy", "x" and "w" that `by` names, which goes into its tensor.
+        `step` is the distance from one task's kernels to the next task's, 0 if they share them."""
+        threads, of_gy, of_x, of_w = torch.get_num_threads(), gy.data_ptr(), x.data_ptr(), weight.data_ptr()
+        if by == "gy":
+            self._library.product(geometry, of_x, of_w, step, of_gy, threads)
+        elif by == "x":
+            self._library.input_gradient(geometry, of_gy, of_w, step, of_x, threads)
+        else:
+            self._library.weight_gradient(geometry, of_gy, of_x, of_w, threads)
 
     def norm(self, name: str, sizes: Sequence[int], epsilon: float, slope: float, **tensors: Tensor) -> None:
         """Calls `norm`, `norm_backward` or `norm_second`; `sizes` are tasks, rows, measured rows, channels and
@@ -218,17 +186,8 @@ class Kernels:
         return y
 
     def plan(self, layers: Any, image: Sequence[int], parameters: int, samples: int) -> "CompiledPlan":
-        """A network's plan.
-
-        Args:
-            layers: an array of `LAYER`.
-            image: channels, height and width of an input.
-            parameters: numbers of a task's parameters.
-            samples: inputs of a task.
-
-        Raises:
-            ValueError: the network has too many layers, or its inputs are too large.
-        """
+        """A network's plan, for an array of `LAYER`, an `image` of channels, height and width, and the numbers of a
+        task's `parameters` and inputs. Raises ValueError if there are too many layers, or the inputs are too large."""
         address = self._library.new_plan(layers, len(layers), (Number * 3)(*image), parameters, samples)
         if not address:
             raise ValueError(
@@ -240,18 +199,21 @@ class Kernels:
     def network(self, what: str, plan: int, call: NetworkCall) -> None:
         """Computes, of all tasks, losses and gradients (`loss`), Hessian-vector products (`product`), last values
         (`outputs`), or from the gradients of these to those of the parameters (`outputs_gradient`)."""
-        function = getattr(self._library, "network_" + what)
-        function(plan, ctypes.byref(call.in_c()), torch.get_num_threads())
+        rows, y = call.parameters, call.y
+        arguments = CALL(len(rows), call.support_size, call.outputs, rows.stride(0))
+        if call.rate is not None:
+            arguments.steps, arguments.rate = 1, call.rate
+        if y is not None:
+            setattr(arguments, "targets" if y.is_floating_point() else "labels", y.data_ptr())
+        for name in ("parameters", "x", "direction", "loss", "score", "gradient", "kept", "product", "result"):
+            if (value := getattr(call, name)) is not None:
+                setattr(arguments, name, value.data_ptr())
+        getattr(self._library, "network_" + what)(plan, ctypes.byref(arguments), torch.get_num_threads())
 
 
 class CompiledPlan:
-    """Owns a plan of network.h, which is freed with this object.
-
-    Attributes:
-        address: of the plan.
-        kept: how many numbers of a task the product needs.
-        values: how many numbers of a task the gradient of its outputs needs.
-    """
+    """Owns a plan of network.h at `address`, which is freed with this object. Of a task, the product needs `kept`
+    numbers, the gradient of its outputs `values`."""
 
     def __init__(self, library: ctypes.CDLL, address: int) -> None:
         self.address = address

@@ -91,17 +91,9 @@ def dense(parameter: Tensor) -> tuple[Tensor, int]:
 # Norms
 
 
-class NormSettings(NamedTuple):
-    """The slope behind a norm, the number of samples for its statistics, and what is added to the variance."""
-
-    slope: float
-    measured: int
-    epsilon: float
-
-
-def norm(x: Tensor, weight: Tensor, bias: Tensor, settings: NormSettings) -> Tensor:
-    """Batch norm with a leaky ReLU behind it, by its definition: differentiable any number of times."""
-    slope, measured, epsilon = settings
+def norm(x: Tensor, weight: Tensor, bias: Tensor, slope: float, measured: int, epsilon: float) -> Tensor:
+    """Batch norm with a leaky ReLU behind it, by its definition: differentiable any number of times. Its statistics are
+    those of the first `measured` samples."""
     variance, mean = torch.var_mean(x[:, :measured], dim=(1, 2, 3), correction=0, keepdim=True)
     scale = weight[:, None, None, None] * torch.rsqrt(variance + epsilon)
     z = (x - mean) * scale + bias[:, None, None, None]

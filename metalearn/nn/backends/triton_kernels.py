@@ -100,18 +100,13 @@ def product(
     if MORE:
         co2 = tl.program_id(1) * (BN + MORE) + BN + tl.arange(0, MORE)
         acc2 = tl.zeros((BM, MORE), tl.float32)
-    xt = x + task * x_step
-    wt = w + task * w_step
-    for k0 in range(0, K, BK):
-        a = _rows_of_images(xt, base, height, width, ok, k0, kk, SH, SW, SC, H, W, C, KW, K, PADDING > 0, BK)
-        b = _rows_of_numbers(wt, k0 + kk, co, K, CO, BK, BN + MORE, TURNED)
-        acc = _dot(a, b, acc, PRECISION)
-        if MORE:
-            b = _rows_of_numbers(wt, k0 + kk, co2, K, CO, BK, BN + MORE, TURNED)
-            acc2 = _dot(a, b, acc2, PRECISION)
-    if PAIRS == 2:
-        xt = x2 + task * x2_step
-        wt = w2 + task * w2_step
+    for pair in tl.static_range(PAIRS):
+        if pair == 0:
+            xt = x + task * x_step
+            wt = w + task * w_step
+        else:
+            xt = x2 + task * x2_step
+            wt = w2 + task * w2_step
         for k0 in range(0, K, BK):
             a = _rows_of_images(xt, base, height, width, ok, k0, kk, SH, SW, SC, H, W, C, KW, K, PADDING > 0, BK)
             b = _rows_of_numbers(wt, k0 + kk, co, K, CO, BK, BN + MORE, TURNED)

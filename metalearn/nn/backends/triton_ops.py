@@ -7,7 +7,8 @@ the first call, nothing waits for the GPU, and no sum depends on the number of t
 
 import ctypes
 import math
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
@@ -42,15 +43,6 @@ class Tasks(NamedTuple):
     step: int
 
 
-class Images(NamedTuple):
-    """How far apart an image's samples, rows, columns and channels lie."""
-
-    sample: int
-    row: int
-    column: int
-    channel: int
-
-
 class ConvolutionSizes(NamedTuple):
     """A convolution: the images' height, width and channels, those of the result, the kernels' height and width, the
     stride and the padding."""
@@ -67,10 +59,10 @@ class ConvolutionSizes(NamedTuple):
     padding: int = 0
 
     @property
-    def dense(self) -> Images:
-        """Images [samples][row][column][channel]."""
+    def dense(self) -> tuple[int, ...]:
+        """How far apart samples, rows, columns and channels of images [samples][row][column][channel] lie."""
         row = self.width * self.inputs
-        return Images(self.height * row, row, self.inputs, 1)
+        return self.height * row, row, self.inputs, 1
 
     def sizes(self) -> dict[str, int]:
         names = ("H", "W", "C", "OH", "OW", "CO", "KH", "KW", "STRIDE", "PADDING")
@@ -104,17 +96,11 @@ def _power(count: int, least: int, most: int) -> int:
     return max(least, min(most, int(triton.next_power_of_2(count))))
 
 
-def _step(value: Tasks | None) -> int:
-    return 0 if value is None else value.step
-
-
-def _numbers(value: Tasks | None, other: Tasks) -> Tensor:
-    # A kernel takes an address in any case: that of another value, in the place of one that it does not read.
-    return other.numbers if value is None else value.numbers
+# A kernel takes an address in any case: that of another value, in the place of one that it does not read.
 
 
 def product(
-    tasks: int, samples: int, g: ConvolutionSizes, images: Images, x: Tasks, w: Tasks, y: Tasks, *,
+    tasks: int, samples: int, g: ConvolutionSizes, images: tuple[int, ...], x: Tasks, w: Tasks, y: Tasks, *,
     second: tuple[Tasks, Tasks] | None = None, bias: Tasks | None = None,
 ) -> None:  # fmt: skip
     """y = x ∗ w (+ x2 ∗ w2) (+ bias)."""
@@ -127,9 +113,10 @@ def product(
     bk = _power(numbers, 16, 64 if g.inputs % 64 == 0 and not many else 32)
     if many:
         w, w2 = (_turned(tasks, value, numbers, g.outputs) for value in (w, w2))
+    row = bias or Tasks(x.numbers, 0)
     kernels.product[(triton.cdiv(rows, bm), triton.cdiv(g.outputs, bn + more), tasks)](
-        x.numbers, w.numbers, x2.numbers, w2.numbers, _numbers(bias, x), y.numbers, x.step, w.step, x2.step, w2.step,
-        _step(bias), y.step, samples, *images, **g.sizes(), PAIRS=1 + (second is not None), BIAS=bias is not None,
+        x.numbers, w.numbers, x2.numbers, w2.numbers, row.numbers, y.numbers, x.step, w.step, x2.step, w2.step,
+        row.step, y.step, samples, *images, **g.sizes(), PAIRS=1 + (second is not None), BIAS=bias is not None,
         TURNED=many, BM=bm, BN=bn, MORE=more, BK=bk, PRECISION=precision(), num_warps=2 if few else 8 if many else 4,
         num_stages=3,
     )  # fmt: skip
@@ -160,11 +147,11 @@ def input_gradient(
 
 
 def weight_gradient(
-    tasks: int, samples: int, g: ConvolutionSizes, images: Images, x: Tasks, gy: Tasks, gw: Tasks, *,
+    tasks: int, samples: int, g: ConvolutionSizes, images: tuple[int, ...], x: Tasks, gy: Tasks, gw: Tasks, *,
     second: tuple[Tasks, Tasks] | None = None, gb: Tasks | None = None,
 ) -> None:  # fmt: skip
     """gw = the derivative of ⟨gy, x ∗ w⟩ (+ ⟨gy2, x2 ∗ w⟩) by w, and gb that of ⟨gy, bias⟩ by the bias."""
-    x2, gy2 = second or (x, gy)
+    (x2, gy2), to_bias = second or (x, gy), gb or Tasks(gw.numbers, 0)
     numbers, rows = g.inputs * g.kernel_height * g.kernel_width, samples * g.out_height * g.out_width
     wide = rows >= MANY_ROWS and numbers >= 64 and gb is None and precision() in ROUNDED
     bm, (bn, more) = _power(numbers, 16, 128 if wide else 32), _columns(g.outputs, wide)
@@ -174,8 +161,8 @@ def weight_gradient(
     span, size = 32 * triton.cdiv(rows, 32 * splits), numbers * g.outputs
     to = gw if splits == 1 else Tasks(gw.numbers.new_empty(tasks, splits, size), splits * size)
     kernels.weight_gradient[(triton.cdiv(numbers, bm) * splits, triton.cdiv(g.outputs, bn + more), tasks)](
-        x.numbers, gy.numbers, x2.numbers, gy2.numbers, to.numbers, _numbers(gb, gw), x.step, gy.step, x2.step,
-        gy2.step, to.step, _step(gb), samples, splits, span, *images, **g.sizes(), PAIRS=1 + (second is not None),
+        x.numbers, gy.numbers, x2.numbers, gy2.numbers, to.numbers, to_bias.numbers, x.step, gy.step, x2.step,
+        gy2.step, to.step, to_bias.step, samples, splits, span, *images, **g.sizes(), PAIRS=1 + (second is not None),
         BIAS=gb is not None, BM=bm, BN=bn, MORE=more, BK=32, PRECISION=precision(),
         num_warps=8 if wide else 4, num_stages=3,
     )  # fmt: skip
@@ -185,156 +172,80 @@ def weight_gradient(
         )  # fmt: skip
 
 
-class NormSizes(NamedTuple):
-    """Rows of a norm, those of them that are measured, and channels."""
-
-    rows: int
-    measured: int
-    channels: int
-
-
-class _Shares(NamedTuple):
-    """How programs share a norm: the grid of one launch, and the sizes that the kernels know."""
-
-    grid: tuple[int, int, int]
-    stages: tuple[int, ...]
-    sizes: dict[str, int]
-    parts: Tensor
-
-
-def _shares(tasks: int, sizes: "NormSizes", sums: int, like: Tensor) -> _Shares:
-    """One program for all rows of a few channels, or several that share the rows."""
+def _shares(
+    tasks: int, rows: int, channels: int, sums: int, like: Tensor
+) -> tuple[tuple[int, int, int], tuple[int, ...], Tensor, dict[str, int]]:
+    """How programs share a norm: one for all rows of a few channels, or several that share the rows. The grid of a
+    launch, its stages, a place for `sums` of every program, and the sizes that the kernels know."""
     # By the sizes alone: if it depended on the number of tasks, so would the bits of a task.
-    rows, _, channels = sizes
     if rows <= MOST_ROWS:
         br, bc = _power(rows, 16, MOST_ROWS), _power(channels, 16, 16)
         tiles = {"C": channels, "SPAN": br, "BC": bc, "BR": br, "PARTS": 1}
-        return _Shares((1, triton.cdiv(channels, bc), tasks), (0,), tiles, like)
+        return (1, triton.cdiv(channels, bc), tasks), (0,), like, tiles
     br, bc = 64, _power(channels, 16, 64)
     span = br * triton.cdiv(rows, br * MOST_PARTS)
     count = triton.cdiv(rows, span)
     tiles = {"C": channels, "SPAN": span, "BC": bc, "BR": br, "PARTS": triton.next_power_of_2(count)}
-    parts = like.new_empty(tasks, count, sums, channels)
-    return _Shares((count, triton.cdiv(channels, bc), tasks), (1, 2), tiles, parts)
+    return (count, triton.cdiv(channels, bc), tasks), (1, 2), like.new_empty(tasks, count, sums, channels), tiles
+
+
+# Norms: `sizes` are rows, those of them that are measured, and channels.
 
 
 def norm(
-    tasks: int, sizes: NormSizes, epsilon: float, slope: float, *, x: Tasks, scale: Tasks, shift: Tasks, mean: Tasks,
-    rstd: Tasks, y: Tasks,
+    tasks: int, sizes: Sequence[int], epsilon: float, slope: float, *, x: Tasks, scale: Tasks, shift: Tasks,
+    mean: Tasks, rstd: Tasks, y: Tasks,
 ) -> None:  # fmt: skip
-    shares = _shares(tasks, sizes, 2, x.numbers)
-    for stage in shares.stages:
-        kernels.norm[shares.grid](
-            x.numbers, scale.numbers, shift.numbers, shares.parts, mean.numbers, rstd.numbers, y.numbers, x.step,
-            scale.step, mean.step, y.step, sizes.rows, sizes.measured, epsilon, slope, shares.grid[0], STAGE=stage,
-            **shares.sizes, num_warps=4,
+    rows, measured, channels = sizes
+    grid, stages, parts, tiles = _shares(tasks, rows, channels, 2, x.numbers)
+    for stage in stages:
+        kernels.norm[grid](
+            x.numbers, scale.numbers, shift.numbers, parts, mean.numbers, rstd.numbers, y.numbers, x.step, scale.step,
+            mean.step, y.step, rows, measured, epsilon, slope, grid[0], STAGE=stage, **tiles, num_warps=4,
         )  # fmt: skip
 
 
 def norm_backward(
-    tasks: int, sizes: NormSizes, slope: float, *, gy: Tasks, x: Tasks, scale: Tasks, shift: Tasks, mean: Tasks,
+    tasks: int, sizes: Sequence[int], slope: float, *, gy: Tasks, x: Tasks, scale: Tasks, shift: Tasks, mean: Tasks,
     rstd: Tasks, gx: Tasks, g_scale: Tasks, g_shift: Tasks, moved: Tasks | None = None,
     kept: tuple[Tasks, Tasks] | None = None,
 ) -> None:  # fmt: skip
     """With `moved`, it is added to gx, and what lies at g_scale to the gradient of γ. The sums of γ and β are `kept` in
     a second place, too."""
-    shares, (kept_scale, kept_shift) = _shares(tasks, sizes, 2, x.numbers), kept or (g_scale, g_shift)
-    for stage in shares.stages:
-        kernels.norm_backward[shares.grid](
-            gy.numbers, x.numbers, scale.numbers, shift.numbers, mean.numbers, rstd.numbers, _numbers(moved, gx),
-            shares.parts, gx.numbers, g_scale.numbers, g_shift.numbers, kept_scale.numbers, kept_shift.numbers,
-            gy.step, x.step, scale.step, mean.step, _step(moved), gx.step, g_scale.step, kept_scale.step, sizes.rows,
-            sizes.measured, slope, shares.grid[0], ADD=moved is not None, KEEP=kept is not None, STAGE=stage,
-            **shares.sizes, num_warps=4,
+    rows, measured, channels = sizes
+    grid, stages, parts, tiles = _shares(tasks, rows, channels, 2, x.numbers)
+    (kept_scale, kept_shift), added = kept or (g_scale, g_shift), moved or Tasks(gx.numbers, 0)
+    for stage in stages:
+        kernels.norm_backward[grid](
+            gy.numbers, x.numbers, scale.numbers, shift.numbers, mean.numbers, rstd.numbers, added.numbers, parts,
+            gx.numbers, g_scale.numbers, g_shift.numbers, kept_scale.numbers, kept_shift.numbers, gy.step, x.step,
+            scale.step, mean.step, added.step, gx.step, g_scale.step, kept_scale.step, rows, measured, slope, grid[0],
+            ADD=moved is not None, KEEP=kept is not None, STAGE=stage, **tiles, num_warps=4,
         )  # fmt: skip
 
 
 def norm_second(
-    tasks: int, sizes: NormSizes, slope: float, *, x: Tasks, gy: Tasks, v: Tasks, v_scale: Tasks, v_shift: Tasks,
+    tasks: int, sizes: Sequence[int], slope: float, *, x: Tasks, gy: Tasks, v: Tasks, v_scale: Tasks, v_shift: Tasks,
     scale: Tasks, shift: Tasks, mean: Tasks, rstd: Tasks, scale_gradient: Tasks, shift_gradient: Tasks, ggy: Tasks,
     hx: Tasks, h_scale: Tasks,
 ) -> None:  # fmt: skip
-    shares = _shares(tasks, sizes, 3, x.numbers)
-    for stage in shares.stages:
-        kernels.norm_second[shares.grid](
+    rows, measured, channels = sizes
+    grid, stages, parts, tiles = _shares(tasks, rows, channels, 3, x.numbers)
+    for stage in stages:
+        kernels.norm_second[grid](
             x.numbers, gy.numbers, v.numbers, v_scale.numbers, v_shift.numbers, scale.numbers, shift.numbers,
-            mean.numbers, rstd.numbers, scale_gradient.numbers, shift_gradient.numbers, shares.parts, ggy.numbers,
+            mean.numbers, rstd.numbers, scale_gradient.numbers, shift_gradient.numbers, parts, ggy.numbers,
             hx.numbers, h_scale.numbers, x.step, gy.step, v.step, v_scale.step, scale.step, mean.step,
-            scale_gradient.step, ggy.step, hx.step, h_scale.step, sizes.rows, sizes.measured, slope, shares.grid[0],
-            STAGE=stage, **shares.sizes, num_warps=4,
+            scale_gradient.step, ggy.step, hx.step, h_scale.step, rows, measured, slope, grid[0], STAGE=stage, **tiles,
+            num_warps=4,
         )  # fmt: skip
-
-
-class LossSizes(NamedTuple):
-    """Samples of a task, those of them that do not count, outputs that count, and channels of the last value."""
-
-    samples: int
-    support_size: int
-    outputs: int
-    channels: int
-
-
-def _loss_tiles(sizes: LossSizes) -> tuple[int, dict[str, int]]:
-    columns = triton.next_power_of_2(sizes.channels)
-    rows = _power(sizes.samples, 1, max(1, MOST_NUMBERS // columns))
-    return rows, {"C": sizes.channels, "BR": rows, "BC": columns}
-
-
-def loss(tasks: int, sizes: LossSizes, z: Tasks, y: Tensor, g: Tasks, value: Tensor, score: Tensor) -> None:
-    samples, support_size, outputs, _ = sizes
-    _, tiles = _loss_tiles(sizes)
-    kernels.loss[(tasks,)](
-        z.numbers, y, g.numbers, value, score, z.step, g.step, samples, support_size, outputs,
-        CLASSES=not y.is_floating_point(), **tiles,
-    )  # fmt: skip
-
-
-def loss_change(tasks: int, sizes: LossSizes, g: Tasks, dz: Tasks, y: Tensor, change: Tasks) -> None:
-    samples, support_size, outputs, _ = sizes
-    rows, tiles = _loss_tiles(sizes)
-    kernels.loss_change[(tasks, triton.cdiv(samples, rows))](
-        g.numbers, dz.numbers, y, change.numbers, g.step, dz.step, change.step, samples, support_size, outputs,
-        CLASSES=not y.is_floating_point(), **tiles,
-    )  # fmt: skip
-
-
-def sum_rows(x: Tensor) -> Tensor:
-    """The sum of rows [r, n], in pairs: neighbours first, then pairs of pairs."""
-    rows, count = x.shape
-    y = x.new_empty(count)
-    halvings = (rows - 1).bit_length()
-    block = max(16, min(256, 8192 >> halvings))
-    kernels.sum_rows[(triton.cdiv(count, block),)](x, y, rows, count, HALVINGS=halvings, B=block, num_warps=4)
-    return y
-
-
-def mean(tasks: int, samples: int, count: int, channels: int, x: Tasks, y: Tasks) -> None:
-    """y [samples][channels] = the mean of x over `count` pixels."""
-    tiles = {"C": channels, "BP": _power(count, 1, 64), "BC": _power(channels, 16, 64)}
-    grid = (samples, triton.cdiv(channels, tiles["BC"]), tasks)
-    kernels.mean[grid](x.numbers, y.numbers, x.step, y.step, count, **tiles)
-
-
-def spread(tasks: int, samples: int, count: int, channels: int, gy: Tasks, gx: Tasks, *, add: bool) -> None:
-    """The backward pass of `mean`."""
-    tiles = {"C": channels, "BP": _power(count, 1, 64), "BC": _power(channels, 16, 64)}
-    grid = (samples, triton.cdiv(channels, tiles["BC"]), tasks)
-    kernels.spread[grid](gy.numbers, gx.numbers, gy.step, gx.step, count, ADD=add, **tiles)
 
 
 def gathered(
     pictures: Tensor, turns: Tensor, values: Tensor, numbers: Tensor, shots: int, shape: tuple[int, int, int]
 ) -> tuple[Tensor, Tensor]:
-    """Support and query pictures of episodes, [t, n, c, h, w].
-
-    Args:
-        pictures: bytes [n, h · w · c], colours last.
-        turns: [4, h · w] int64: the places from which a picture turned by 0 to 3 quarters takes its pixels.
-        values: [256]: the numbers for bytes.
-        numbers: [t, ways, 1 + shots + queries] int64: of each class the quarter turns, then its pictures.
-        shots: support pictures of a class.
-        shape: (h, w, c).
-    """
+    """Support and query pictures of episodes, [t, n, c, h, w], from `pictures` of bytes [n, h · w · c], with `shots`
+    support pictures of a class; `shape` is (h, w, c). For `turns`, `values` and `numbers` see `kernels.gather`."""
     (tasks, ways), per_class, (height, width, channels) = numbers.shape[:2], numbers.shape[2] - 1, shape
     support, query = (
         torch.empty(tasks, ways * count, channels, height, width, device=pictures.device, dtype=values.dtype)
@@ -362,15 +273,10 @@ class _ValuePlaces:
 
 
 class GpuPlan:
-    """A network's plan for tasks of `samples` samples.
-
-    Attributes:
-        kept: how many numbers of a task the product needs.
-        values: how many numbers of a task the gradient of its outputs needs.
-    """
+    """A network's plan for tasks of `samples` samples, as `metalearn.nn.backends.c.CompiledPlan`."""
 
     def __init__(self, layers: Any, image: Sequence[int], parameters: int, samples: int) -> None:
-        self.layers, self.image, self.parameters, self.samples = list(layers), tuple(image), parameters, samples
+        self.layers, self.image, self.samples = list(layers), tuple(image), samples
         self.address = self  # what `network` takes; plans in C have an address
         self.places = [_ValuePlaces(0), *(_ValuePlaces(samples * x.height * x.width * x.channels) for x in self.layers)]
         self.windows = [self._window(number) for number in range(len(self.layers))]
@@ -382,9 +288,18 @@ class GpuPlan:
         end = 0
         for _, layer, place in layers_and_places:
             place.value, end = end, end + filled(place.size)
-            place.extra, end = end, end + (4 * int(layer.channels) if layer.kind == LayerKind.NORM else 0)
+            place.extra, end = end, end + (4 * layer.channels if layer.kind == LayerKind.NORM else 0)
         self.values = end
-        self.kept = end = self._lay_out_gradients(end)
+        readers = Counter(self.reads(number) for number in range(len(self.layers)))
+        readers.update(layer.other for layer in self.layers if layer.kind == LayerKind.SUM)
+        for number, layer, place in reversed(layers_and_places):
+            if place.gradient < 0:
+                place.gradient, end = end, end + filled(place.size)
+            if layer.kind == LayerKind.SUM:  # both parts of a sum have its gradient
+                for part in (self.reads(number), layer.other):
+                    if part and readers[part] == 1:
+                        self.places[part].gradient = place.gradient
+        self.kept = end
         for number, layer, place in layers_and_places:
             place.tangent, end = end, end + filled(place.size)
             place.change, end = end, end + filled(place.size)
@@ -401,82 +316,54 @@ class GpuPlan:
     def reads(self, number: int) -> int:
         """The value that a layer reads; the windows of inputs are never gathered."""
         value = int(getattr(self.layers[number], "from"))
-        return 0 if value and self.layers[value - 1].kind == LayerKind.WINDOWS else value
+        return value if self.differs(value) else 0
 
     def differs(self, value: int) -> bool:
         """Whether a value has a derivative."""
         return value > 0 and self.layers[value - 1].kind != LayerKind.WINDOWS
 
-    def images(self, number: int) -> Images:
-        """How the images lie that a convolution reads: inputs are [channel][row][column]."""
-        window, value = self.windows[number], int(getattr(self.layers[number], "from"))
-        if value and self.layers[value - 1].kind == LayerKind.WINDOWS:
-            channels, height, width = self.image
-            return Images(channels * height * width, width, 1, height * width)
-        return window.dense
+    def images(self, number: int) -> tuple[int, ...]:
+        """As `ConvolutionSizes.dense`, for the images that a convolution reads: inputs are [channel][row][column]."""
+        if getattr(self.layers[number], "from") == self.reads(number):
+            return self.windows[number].dense
+        channels, height, width = self.image
+        return channels * height * width, width, 1, height * width
 
     def _window(self, number: int) -> ConvolutionSizes:
         layer = self.layers[number]
         if layer.kind != LayerKind.CONVOLUTION:
             return ConvolutionSizes(*[1] * 8)
-        value = int(getattr(layer, "from"))
-        before = self.layers[value - 1] if value else None
-        out = (int(layer.height), int(layer.width), int(layer.channels))
-        if before is not None and before.kind == LayerKind.WINDOWS:
+        out, value = (layer.height, layer.width, layer.channels), getattr(layer, "from")
+        if not value:
+            return ConvolutionSizes(1, 1, math.prod(self.image), *out, 1, 1)
+        before = self.layers[value - 1]
+        if before.kind == LayerKind.WINDOWS:
             channels, height, width = self.image
-            kernel = int(before.kernel)
-            return ConvolutionSizes(
-                height, width, channels, *out, kernel, kernel, int(before.stride), int(before.padding)
-            )
-        if before is None:
-            return ConvolutionSizes(1, 1, self.image[0] * self.image[1] * self.image[2], *out, 1, 1)
-        sizes = (int(before.height), int(before.width), int(before.channels))
+            kernel = before.kernel
+            return ConvolutionSizes(height, width, channels, *out, kernel, kernel, before.stride, before.padding)
+        sizes = before.height, before.width, before.channels
         if layer.kernel == 0:  # a linear layer: all pixels at once
             return ConvolutionSizes(*sizes, *out, *sizes[:2])
-        return ConvolutionSizes(
-            *sizes, *out, int(layer.kernel), int(layer.kernel), int(layer.stride), int(layer.padding)
-        )
-
-    def _lay_out_gradients(self, end: int) -> int:
-        readers = [0] * len(self.places)
-        for number, layer in enumerate(self.layers):
-            readers[self.reads(number)] += 1
-            if layer.kind == LayerKind.SUM:
-                readers[layer.other] += 1
-        for value in range(len(self.layers), 0, -1):
-            place, layer = self.places[value], self.layers[value - 1]
-            if layer.kind == LayerKind.WINDOWS:
-                continue
-            if place.gradient < 0:
-                place.gradient, end = end, end + filled(place.size)
-            if layer.kind == LayerKind.SUM:  # both parts of a sum have its gradient
-                for part in (self.reads(value - 1), int(layer.other)):
-                    if part and readers[part] == 1:
-                        self.places[part].gradient = place.gradient
-        return end
+        return ConvolutionSizes(*sizes, *out, layer.kernel, layer.kernel, layer.stride, layer.padding)
 
 
 class _Sweep:
-    """A call of a plan: where everything lies.
+    """A call of a plan: where everything lies. What is kept for a later call, [t, plan.kept], or [t, plan.values] of
+    the outputs, is a tensor of its own; behind its last place begins the scratch."""
 
-    Args:
-        plan, call: of the network.
-        kept: [t, plan.kept], or [t, plan.values] where no gradient is kept.
-        scratch: [t, …], whose first number has the place `plan.kept`, or `plan.values` where no gradient is kept.
-        first: the place of the first number of `scratch`.
-    """
-
-    def __init__(self, plan: GpuPlan, call: NetworkCall, kept: Tensor, scratch: Tensor | None, first: int) -> None:
-        self.plan, self.call, self._kept, self._scratch, self._first = plan, call, kept, scratch, first
-        self.tasks = call.parameters.shape[0]
+    def __init__(self, plan: GpuPlan, call: NetworkCall, what: str) -> None:
+        self.plan, self.call, self.tasks = plan, call, len(call.x)
         self.parameters = Tasks(call.parameters, call.parameters.stride(0))
         self.inputs = Tasks(call.x, call.x[0].numel())
-        self.sizes = LossSizes(plan.samples, call.support_size, call.outputs, int(plan.layers[-1].channels))
+        self._first = plan.values if what in ("outputs", "outputs_gradient") else plan.kept
+        self._kept = call.x.new_empty(self.tasks, self._first) if call.kept is None else call.kept
+        end = {"product": plan.scratch, "outputs_gradient": plan.kept}.get(what, self._first)
+        self._scratch = call.x.new_empty(self.tasks, end - self._first)
         self._beside = _side_stream(call.x)
 
     def at(self, place: int) -> Tasks:
         """What lies at a place of every task."""
-        if self._scratch is not None and place >= self._first:
+        if place >= self._first:
             return Tasks(self._scratch[:, place - self._first :], self._scratch.stride(0))
         return Tasks(self._kept[:, place:], self._kept.stride(0))
 
@@ -492,11 +379,11 @@ class _Sweep:
     def change(self, number: int) -> Tasks:
         return self.at(self.plan.places[number].change)
 
-    def images_of(self, of: Tasks, number: int) -> Tensor:
-        """A value as images [t, n, h, w, c], a view."""
+    def images_of(self, of: Callable[[int], Tasks], number: int) -> Tensor:
+        """A value, or what `of` gives in its shape, as images [t, n, h, w, c], a view."""
         layer = self.plan.layers[number - 1]
-        shape = (self.plan.samples, int(layer.height), int(layer.width), int(layer.channels))
-        images: Tensor = of.numbers[:, : self.plan.places[number].size].unflatten(1, shape)
+        shape = (self.plan.samples, layer.height, layer.width, layer.channels)
+        images: Tensor = of(number).numbers[:, : self.plan.places[number].size].unflatten(1, shape)
         return images
 
     def forward(self) -> None:
@@ -511,14 +398,10 @@ class _Sweep:
                         bias=_from(self.parameters, layer.bias) if layer.bias >= 0 else None,
                     )  # fmt: skip
                 case LayerKind.NORM:
-                    extra, channels = self.plan.places[v].extra, int(layer.channels)
-                    norm(
-                        self.tasks, self._norm_sizes(number), layer.epsilon, layer.slope, x=self.value(x),
-                        scale=_from(self.parameters, layer.weight), shift=_from(self.parameters, layer.bias),
-                        mean=self.at(extra), rstd=self.at(extra + channels), y=self.value(v),
-                    )  # fmt: skip
+                    sizes, reads = self._of_norm(number)
+                    norm(self.tasks, sizes, layer.epsilon, layer.slope, **reads, y=self.value(v))
                 case LayerKind.ACTIVATION:
-                    before, after = self.images_of(self.value(x), x), self.images_of(self.value(v), v)
+                    before, after = self.images_of(self.value, x), self.images_of(self.value, v)
                     match ACTIVATIONS[layer.activation]:
                         case "leaky_relu":
                             after.copy_(torch.where(before > 0, before, layer.slope * before))
@@ -529,35 +412,47 @@ class _Sweep:
                 case LayerKind.POOL | LayerKind.MEAN | LayerKind.SUM:
                     self._linear(number, self.value)
 
-    def _linear(self, number: int, of: Any) -> None:
+    def _linear(self, number: int, of: Callable[[int], Tasks]) -> None:
         """A layer that computes tangents as it does values: a pool (by the maxima of the values), a mean or a sum."""
         layer, v, x = self.plan.layers[number], number + 1, self.plan.reads(number)
-        before, result = self.images_of(of(x), x), self.images_of(of(v), v)
+        before, result = self.images_of(of, x), self.images_of(of, v)
         if layer.kind == LayerKind.SUM:
-            torch.add(before, self.images_of(of(int(layer.other)), int(layer.other)), out=result)
+            torch.add(before, self.images_of(of, layer.other), out=result)
         elif layer.kind == LayerKind.MEAN:
-            mean(self.tasks, *self._averaged(number), of(x), of(v))
+            self._average(number, kernels.mean, of(x), of(v))
         else:
             largest = self._largest(number)
             result.copy_(torch.stack(_corners(before)).gather(0, largest.unsqueeze(0))[0])
 
-    def _averaged(self, number: int) -> tuple[int, int, int]:
-        """Samples, pixels and channels of a mean."""
+    def _average(self, number: int, kernel: Any, source: Tasks, to: Tasks, **options: bool) -> None:
+        """A mean over pixels, or its backward pass `spread`."""
         before = self.plan.layers[self.plan.reads(number) - 1]
-        return self.plan.samples, int(before.height * before.width), int(before.channels)
+        pixels, channels = before.height * before.width, before.channels
+        tiles = {"C": channels, "BP": _power(pixels, 1, 64), "BC": _power(channels, 16, 64)}
+        grid = (self.plan.samples, triton.cdiv(channels, tiles["BC"]), self.tasks)
+        kernel[grid](source.numbers, to.numbers, source.step, to.step, pixels, **options, **tiles)
 
     def _largest(self, number: int) -> Tensor:
         """Which of four pixels is the largest, for every pixel of a pool."""
         # The first one of equals, by argmax. It is found again in each sweep, which takes no memory in between.
         x = self.plan.reads(number)
-        return torch.stack(_corners(self.images_of(self.value(x), x))).argmax(dim=0)
+        return torch.stack(_corners(self.images_of(self.value, x))).argmax(dim=0)
 
     def loss(self) -> None:
         """The losses and scores, and the gradients of the last values."""
-        last = len(self.plan.layers)
-        c = self.call
-        assert c.y is not None and c.loss is not None and c.score is not None
-        loss(self.tasks, self.sizes, self.value(last), c.y, self.gradient(last), c.loss, c.score)
+        c, last = self.call, len(self.plan.layers)
+        z, g = self.value(last), self.gradient(last)
+        kernels.loss[(self.tasks,)](
+            z.numbers, c.y, g.numbers, c.loss, c.score, z.step, g.step, self.plan.samples, c.support_size, c.outputs,
+            **self._loss_tiles(),
+        )  # fmt: skip
+
+    def _loss_tiles(self) -> dict[str, int]:
+        channels, y = self.plan.layers[-1].channels, self.call.y
+        assert y is not None
+        columns = triton.next_power_of_2(channels)
+        rows = _power(self.plan.samples, 1, max(1, MOST_NUMBERS // columns))
+        return {"C": channels, "CLASSES": not y.is_floating_point(), "BR": rows, "BC": columns}
 
     def forward_tangents(self, direction: Tasks, changes: Tasks) -> None:
         """The tangents of all values along the direction. The part of γ's product that a norm's tangent gives goes to
@@ -575,28 +470,28 @@ class _Sweep:
                     )  # fmt: skip
                 case LayerKind.NORM:
                     assert tangent is not None
-                    place, channels = self.plan.places[v], int(layer.channels)
+                    (sizes, reads), (scale_gradient, shift_gradient) = self._of_norm(number), self._norm_sums(number)
                     norm_second(
-                        self.tasks, self._norm_sizes(number), layer.slope, x=self.value(x), gy=self.gradient(v),
-                        v=tangent, v_scale=_from(direction, layer.weight), v_shift=_from(direction, layer.bias),
-                        scale=_from(self.parameters, layer.weight), shift=_from(self.parameters, layer.bias),
-                        mean=self.at(place.extra), rstd=self.at(place.extra + channels),
-                        scale_gradient=self.at(place.extra + 2 * channels),
-                        shift_gradient=self.at(place.extra + 3 * channels), ggy=self.tangent(v),
-                        hx=self.at(place.moved), h_scale=_from(changes, layer.weight),
+                        self.tasks, sizes, layer.slope, **reads, gy=self.gradient(v), v=tangent,
+                        v_scale=_from(direction, layer.weight), v_shift=_from(direction, layer.bias),
+                        scale_gradient=scale_gradient, shift_gradient=shift_gradient, ggy=self.tangent(v),
+                        hx=self.at(self.plan.places[v].moved), h_scale=_from(changes, layer.weight),
                     )  # fmt: skip
                 case LayerKind.ACTIVATION:
-                    before, value = self.images_of(self.value(x), x), self.images_of(self.value(v), v)
-                    result = self.images_of(self.tangent(v), v)
-                    torch.mul(_steepness(layer, before, value), self.images_of(self.tangent(x), x), out=result)
+                    before, value = self.images_of(self.value, x), self.images_of(self.value, v)
+                    result = self.images_of(self.tangent, v)
+                    torch.mul(_steepness(layer, before, value), self.images_of(self.tangent, x), out=result)
                 case LayerKind.POOL | LayerKind.MEAN | LayerKind.SUM:
                     self._linear(number, self.tangent)
 
     def loss_change(self) -> None:
         """The tangent of the gradient of the last values."""
-        last, y = len(self.plan.layers), self.call.y
-        assert y is not None
-        loss_change(self.tasks, self.sizes, self.gradient(last), self.tangent(last), y, self.change(last))
+        c, last, tiles = self.call, len(self.plan.layers), self._loss_tiles()
+        g, dz, change = self.gradient(last), self.tangent(last), self.change(last)
+        kernels.loss_change[(self.tasks, triton.cdiv(self.plan.samples, tiles["BR"]))](
+            g.numbers, dz.numbers, c.y, change.numbers, g.step, dz.step, change.step, self.plan.samples,
+            c.support_size, c.outputs, **tiles,
+        )  # fmt: skip
 
     def backward(self, result: Tensor, direction: Tasks | None = None) -> None:
         """The gradients of all values, and those of the parameters [t, P]. With a `direction`, the tangents of these
@@ -617,39 +512,36 @@ class _Sweep:
                         self._convolution_backward(number, of(v), gx, parameters, add, direction)
                     case LayerKind.NORM:
                         assert gx is not None
-                        place, channels = self.plan.places[v], int(layer.channels)
-                        sums = self.at(place.extra + 2 * channels), self.at(place.extra + 3 * channels)
+                        sizes, reads = self._of_norm(number)
                         norm_backward(
-                            self.tasks, self._norm_sizes(number), layer.slope, gy=of(v), x=self.value(x),
-                            scale=_from(self.parameters, layer.weight), shift=_from(self.parameters, layer.bias),
-                            mean=self.at(place.extra), rstd=self.at(place.extra + channels), gx=gx,
+                            self.tasks, sizes, layer.slope, **reads, gy=of(v), gx=gx,
                             g_scale=_from(parameters, layer.weight), g_shift=_from(parameters, layer.bias),
-                            moved=self.at(place.moved) if changes else None, kept=None if changes else sums,
+                            moved=self.at(self.plan.places[v].moved) if changes else None,
+                            kept=None if changes else self._norm_sums(number),
                         )  # fmt: skip
                     case LayerKind.ACTIVATION:
-                        before, value = self.images_of(self.value(x), x), self.images_of(self.value(v), v)
+                        before, value = self.images_of(self.value, x), self.images_of(self.value, v)
                         steep = _steepness(layer, before, value)
-                        result_of_x = steep * self.images_of(of(v), v)
+                        result_of_x = steep * self.images_of(of, v)
                         name = ACTIVATIONS[layer.activation]
                         if changes and name != "leaky_relu":
                             bend = (1 - value * value) * -2 * value if name == "tanh" else steep * (1 - steep)
-                            moved = self.images_of(self.tangent(x), x)
-                            result_of_x += bend * moved * self.images_of(self.gradient(v), v)
-                        _give(result_of_x, self.images_of(of(x), x), add)
+                            moved = self.images_of(self.tangent, x)
+                            result_of_x += bend * moved * self.images_of(self.gradient, v)
+                        _give(result_of_x, self.images_of(of, x), add)
                     case LayerKind.MEAN:
-                        spread(self.tasks, *self._averaged(number), of(v), of(x), add=add)
+                        self._average(number, kernels.spread, of(v), of(x), ADD=add)
                     case LayerKind.POOL:
-                        gy, to = self.images_of(of(v), v), self.images_of(of(x), x)
+                        gy, to = self.images_of(of, v), self.images_of(of, x)
                         if not add:
                             to.zero_()
                         largest = self._largest(number)
                         for which, corner in enumerate(_corners(to)):
                             corner.add_(torch.where(largest == which, gy, 0.0))
                     case LayerKind.SUM:
-                        _give(self.images_of(of(v), v), self.images_of(of(x), x), add)
-                        other = int(layer.other)
-                        _give(self.images_of(of(v), v), self.images_of(of(other), other), other in written)
-                        written.add(other)
+                        _give(self.images_of(of, v), self.images_of(of, x), add)
+                        _give(self.images_of(of, v), self.images_of(of, layer.other), layer.other in written)
+                        written.add(layer.other)
 
     def _convolution_backward(
         self, number: int, gy: Tasks, gx: Tasks | None, parameters: Tasks, add: bool, direction: Tasks | None
@@ -671,15 +563,25 @@ class _Sweep:
             weights = _from(self.parameters, layer.weight)
             input_gradient(self.tasks, samples, window, gy, weights, gx, second=by_image, add=add)
 
-    def _norm_sizes(self, number: int) -> NormSizes:
-        layer = self.plan.layers[number]
-        pixels, channels = int(layer.height * layer.width), int(layer.channels)
-        return NormSizes(self.plan.samples * pixels, (self.call.support_size or self.plan.samples) * pixels, channels)
+    def _of_norm(self, number: int) -> tuple[tuple[int, int, int], dict[str, Tasks]]:
+        """The sizes of a norm, and what it and its derivatives read."""
+        layer, samples, extra = self.plan.layers[number], self.plan.samples, self.plan.places[number + 1].extra
+        pixels, channels = layer.height * layer.width, layer.channels
+        sizes = samples * pixels, (self.call.support_size or samples) * pixels, channels
+        return sizes, {
+            "x": self.value(self.plan.reads(number)), "mean": self.at(extra), "rstd": self.at(extra + channels),
+            "scale": _from(self.parameters, layer.weight), "shift": _from(self.parameters, layer.bias),
+        }  # fmt: skip
+
+    def _norm_sums(self, number: int) -> tuple[Tasks, Tasks]:
+        """Where the gradients of γ and β are kept for the second derivative."""
+        extra, channels = self.plan.places[number + 1].extra, self.plan.layers[number].channels
+        return self.at(extra + 2 * channels), self.at(extra + 3 * channels)
 
 
 def _from(values: Tasks, place: int) -> Tasks:
     """What lies at a place of every task's parameters, or of something like them."""
-    return Tasks(values.numbers[:, int(place) :], values.step)
+    return Tasks(values.numbers[:, place:], values.step)
 
 
 def _give(value: Tensor, to: Tensor, add: bool) -> None:
@@ -752,34 +654,28 @@ class GpuKernels:
     widest_head = 128.0  # numbers of a head of attention: wider tiles would not fit the shared memory
     real = ctypes.c_float
     gathered = staticmethod(gathered)
+    plan = staticmethod(GpuPlan)
 
-    def product(self, geometry: Any, x: Tensor, weight: Tensor, step: int, y: Tensor) -> None:
-        """y = x ∗ w; `step` is the distance from one task's kernels to the next task's, 0 if they share them."""
-        tasks, samples, window = _of(geometry)
-        product(tasks, samples, window, window.dense, _dense(x), Tasks(weight, step), _dense(y))
-
-    def input_gradient(self, geometry: Any, gy: Tensor, weight: Tensor, step: int, gx: Tensor) -> None:
-        """The derivative of ⟨gy, x ∗ w⟩ by x."""
-        tasks, samples, window = _of(geometry)
-        input_gradient(tasks, samples, window, _dense(gy), Tasks(weight, step), _dense(gx))
-
-    def weight_gradient(self, geometry: Any, gy: Tensor, x: Tensor, gw: Tensor) -> None:
-        """The derivative of ⟨gy, x ∗ w⟩ by w."""
-        tasks, samples, window = _of(geometry)
-        weight_gradient(tasks, samples, window, window.dense, _dense(x), _dense(gy), _dense(gw))
+    def convolution(self, by: str, geometry: Any, gy: Tensor, x: Tensor, weight: Tensor, step: int) -> None:
+        """As `metalearn.nn.backends.c.Kernels.convolution`."""
+        tasks, samples, height, width, inputs, *rest = (int(number) for number in geometry)
+        g = ConvolutionSizes(height, width, inputs, *rest)
+        if by == "gy":
+            product(tasks, samples, g, g.dense, _dense(x), Tasks(weight, step), _dense(gy))
+        elif by == "x":
+            input_gradient(tasks, samples, g, _dense(gy), Tasks(weight, step), _dense(x))
+        else:
+            weight_gradient(tasks, samples, g, g.dense, _dense(x), _dense(gy), _dense(weight))
 
     def norm(self, name: str, sizes: Sequence[int], epsilon: float, slope: float, **tensors: Tensor) -> None:
-        """Calls `norm`, `norm_backward` or `norm_second`; `sizes` are tasks, rows, measured rows, channels and
-        scale_step."""
-        tasks, rows, measured, channels, scale_step = sizes
-        values = {key: _dense(value) for key, value in tensors.items()}
-        for key in ("scale", "shift"):
-            values[key] = Tasks(tensors[key], scale_step)
-        of = NormSizes(rows, measured, channels)
+        """As `metalearn.nn.backends.c.Kernels.norm`."""
+        tasks, *of, scale_step = sizes
+        values: dict[str, Any] = {key: _dense(value) for key, value in tensors.items()}
+        values |= {key: Tasks(tensors[key], scale_step) for key in ("scale", "shift")}
         if name == "norm":
             norm(tasks, of, epsilon, slope, **values)
         elif name == "norm_backward":
-            norm_backward(tasks, of, slope, **values)  # type: ignore[arg-type]
+            norm_backward(tasks, of, slope, **values)
         else:
             norm_second(tasks, of, slope, **values)
 
@@ -806,68 +702,46 @@ class GpuKernels:
         attention.attention_columns[(by_columns,)](q, k, v, *others, sums, gk, gv, *numbers, **sizes, **options)
 
     def sum_rows(self, x: Tensor) -> Tensor:
-        """The sum of rows [r, n], in pairs: neighbours first, then pairs of pairs."""
+        """As `metalearn.nn.backends.c.Kernels.sum_rows`."""
         while len(x) > MOST_SUMMED:
             x = in_pairs(x)
-        return sum_rows(x)
-
-    def plan(self, layers: Any, image: Sequence[int], parameters: int, samples: int) -> GpuPlan:
-        """A network's plan, as `metalearn.nn.backends.c.Kernels.plan`."""
-        return GpuPlan(layers, image, parameters, samples)
+        rows, count = x.shape
+        y, halvings = x.new_empty(count), (rows - 1).bit_length()
+        block = max(16, min(256, 8192 >> halvings))
+        kernels.sum_rows[(triton.cdiv(count, block),)](x, y, rows, count, HALVINGS=halvings, B=block, num_warps=4)
+        return y
 
     def network(self, what: str, plan: GpuPlan, call: NetworkCall) -> None:
         """As `metalearn.nn.backends.c.Kernels.network`."""
-        {"loss": _loss, "product": _product, "outputs": _outputs, "outputs_gradient": _outputs_gradient}[what](
-            plan, call
-        )
-
-
-def _loss(plan: GpuPlan, call: NetworkCall) -> None:
-    kept = call.x.new_empty(len(call.x), plan.kept) if call.kept is None else call.kept
-    sweep = _Sweep(plan, call, kept, None, plan.kept)
-    sweep.forward()
-    sweep.loss()
-    if call.gradient is None:
-        return
-    sweep.backward(call.gradient)
-    if call.rate is not None:
-        torch.add(call.parameters, call.gradient, alpha=-call.rate, out=call.gradient)
-
-
-def _product(plan: GpuPlan, call: NetworkCall) -> None:
-    assert call.kept is not None and call.direction is not None and call.product is not None
-    scratch = call.x.new_empty(len(call.x), plan.scratch - plan.kept)
-    direction = call.direction if call.rate is None else -call.rate * call.direction
-    sweep, along = _Sweep(plan, call, call.kept, scratch, plan.kept), Tasks(direction, direction.stride(0))
-    sweep.forward_tangents(along, Tasks(call.product, call.product.stride(0)))
-    sweep.loss_change()
-    sweep.backward(call.product, along)
-    if call.rate is not None:
-        call.product.add_(call.direction)
-
-
-def _outputs(plan: GpuPlan, call: NetworkCall) -> None:
-    kept = call.x.new_empty(len(call.x), plan.values) if call.kept is None else call.kept
-    assert call.result is not None
-    sweep, last = _Sweep(plan, call, kept, None, plan.values), len(plan.layers)
-    sweep.forward()
-    call.result.copy_(sweep.images_of(sweep.value(last), last)[:, call.support_size :].flatten(2, 3))
-
-
-def _outputs_gradient(plan: GpuPlan, call: NetworkCall) -> None:
-    assert call.kept is not None and call.result is not None and call.gradient is not None
-    scratch = call.x.new_empty(len(call.x), plan.kept - plan.values)
-    sweep, last = _Sweep(plan, call, call.kept, scratch, plan.values), len(plan.layers)
-    slope = sweep.images_of(sweep.gradient(last), last)
-    slope[:, : call.support_size].zero_()
-    slope[:, call.support_size :].copy_(call.result.unflatten(2, slope.shape[2:4]))
-    sweep.backward(call.gradient)
-
-
-def _of(geometry: Any) -> tuple[int, int, ConvolutionSizes]:
-    """Tasks, samples and window of a geometry as `metalearn.nn.layers` gives it."""
-    tasks, samples, height, width, inputs, *rest = (int(number) for number in geometry)
-    return tasks, samples, ConvolutionSizes(height, width, inputs, *rest)
+        sweep, last = _Sweep(plan, call, what), len(plan.layers)
+        match what:
+            case "loss":
+                sweep.forward()
+                sweep.loss()
+                if call.gradient is not None:
+                    sweep.backward(call.gradient)
+                    if call.rate is not None:
+                        torch.add(call.parameters, call.gradient, alpha=-call.rate, out=call.gradient)
+            case "product":
+                assert call.direction is not None and call.product is not None
+                direction = call.direction if call.rate is None else -call.rate * call.direction
+                along = Tasks(direction, direction.stride(0))
+                sweep.forward_tangents(along, Tasks(call.product, call.product.stride(0)))
+                sweep.loss_change()
+                sweep.backward(call.product, along)
+                if call.rate is not None:
+                    call.product.add_(call.direction)
+            case "outputs":
+                assert call.result is not None
+                sweep.forward()
+                values = sweep.images_of(sweep.value, last)
+                call.result.copy_(values[:, call.support_size :].flatten(2, 3))
+            case "outputs_gradient":
+                assert call.result is not None and call.gradient is not None
+                slope = sweep.images_of(sweep.gradient, last)
+                slope[:, : call.support_size].zero_()
+                slope[:, call.support_size :].copy_(call.result.unflatten(2, slope.shape[2:4]))
+                sweep.backward(call.gradient)
 
 
 def _dense(x: Tensor) -> Tasks:
