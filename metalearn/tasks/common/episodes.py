@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from metalearn.errors import DataError, Invalid, enough_classes, one_of, true_or_false, whole_number
+from metalearn.errors import DataError, Invalid, enough_classes, not_negative, one_of, true_or_false, whole_number
 from metalearn.storage.cache import library_of
 from metalearn.types import Batch, Episode, NamesClasses, NamesDrawers, TaskSource, TellsClasses, Unit
 
@@ -155,8 +155,7 @@ def by_fractions(names: Sequence[str], fractions: Sequence[float], seed: int) ->
 
 def check_seeds(seeds: Seeds) -> None:
     """Raises ValueError for a negative seed."""
-    whole_number("seed", seeds.seed, at_least=0)
-    whole_number("eval_seed", seeds.eval_seed, at_least=0)
+    not_negative(**seeds._asdict())
 
 
 def check_shots(shots: Shots, *, by_rule: bool = False) -> None:
@@ -237,36 +236,12 @@ def check_filled(shapes: Mapping[str, EpisodeShape], counts: Mapping[str, tuple[
             raise Invalid(name, queries, allowed, f"type {fewer} or fewer")
 
 
-def check_read(shapes: Mapping[str, EpisodeShape], splits: Mapping[str, Classes], where: str) -> None:
-    """As `check_filled`, for classes that have been read from `where`. Raises DataError for too few classes, or too few
-    pictures of a class."""
+def check_read(shapes: Mapping[str, EpisodeShape], counts: Mapping[str, tuple[int, int]], where: str) -> None:
+    """As `check_filled`, for classes that have been read from `where`: raises DataError."""
     try:
-        check_filled(shapes, {name: (len(part.identities), part.fewest) for name, part in splits.items()}, "dataset.")
+        check_filled(shapes, counts, "dataset.")
     except ValueError as error:
         raise DataError(f"{error}. This is {where}") from error
-
-
-def draw_images(
-    rng: np.random.Generator, class_images: Callable[[int], Images], labels: Sequence[int], *, per_class: int,
-    rotations: bool, shots: int = 0, support: Sequence[int] = (),
-) -> Images:  # fmt: skip
-    """Draws `per_class` different pictures of each class of a task, by a generator that has drawn these `labels`:
-    [ways, per_class, h, w] or [ways, per_class, h, w, 3].
-
-    `class_images(label)` gives the pictures of a class. With `rotations`, all pictures of a drawn class are turned by
-    the same random multiple of 90°. With `support`, as in `Classes`, the first `shots` are of the pictures for support
-    sets.
-    """
-    turns = rng.integers(0, 4, len(labels)) if rotations else np.zeros(len(labels), np.int64)
-    drawn = []
-    for label, turn in zip(labels, turns.tolist(), strict=True):
-        pictures = class_images(label)
-        order = rng.permutation(len(pictures))
-        if support:
-            is_support = order < support[label]
-            order = np.concatenate([order[is_support][:shots], order[~is_support]])
-        drawn.append(turned(pictures[order[:per_class]], turn))
-    return np.stack(drawn)
 
 
 def turned(pictures: Images, quarters: int) -> Images:
@@ -326,14 +301,49 @@ class UnlimitedTasks:
         return None
 
 
-class _PictureTasks(UnlimitedTasks):
+class FixedTask(NamedTuple):
+    """A task: its classes, by the labels of the split, and the numbers of the pictures of each of them: of the support
+    set, then of the queries."""
+
+    labels: Sequence[int]
+    places: Sequence[int]
+
+
+class Grouped(NamedTuple):
+    """By split: the labels of each group that tasks are drawn within, and tasks that are not drawn, but fixed.
+
+    The classes of such a task show the pictures of the same numbers: those of one drawer are the support set, for
+    example, and those of another the queries. A class is turned as its whole group is."""
+
+    groups: Mapping[str, Sequence[Sequence[int]]]
+    fixed: Mapping[str, Sequence[FixedTask]]
+
+
+class TaskPlan(NamedTuple):
+    """What a task shows: its classes, by the labels of the split; all pictures of each; the numbers of those that are
+    drawn; how many of these, the first ones, are the support set; and by how many quarters each class is turned."""
+
+    labels: Sequence[int]
+    pictures: Sequence[Images]
+    places: Sequence[NDArray[np.int64]]
+    shots: Sequence[int]
+    turns: Sequence[int]
+
+    def drawn(self) -> list[Images]:
+        """The pictures of each class that are drawn."""
+        each = zip(self.pictures, self.places, self.turns, strict=True)
+        return [turned(pictures[places], turns) for pictures, places, turns in each]
+
+
+class _PictureTasks:
     def __init__(
         self, load: Callable[[], Mapping[str, Classes]], shapes: Mapping[str, EpisodeShape], rotations: bool,
-        augment: Mapping[str, Sequence[str]], seeds: Seeds, samples: Samples | None,
+        augment: Mapping[str, Sequence[str]], seeds: Seeds, samples: Samples | None, grouped: Grouped,
     ) -> None:  # fmt: skip
         if samples is not None:
             self.samples = samples
         self._load, self._shapes, self._rotations, self._augment, self._seeds = load, shapes, rotations, augment, seeds
+        self._grouped, self.ways_differ = grouped, shapes["test"].shots == META_DATASET
         check_seeds(seeds)
         self._counted: dict[str, NDArray[np.int64]] = {}
 
@@ -341,6 +351,12 @@ class _PictureTasks(UnlimitedTasks):
     def _splits(self) -> Mapping[str, Classes]:
         """The classes, which are loaded for the first task."""
         return self._load()
+
+    def unit(self, split: str) -> Unit:
+        return "tasks"
+
+    def size(self, split: str) -> int | None:
+        return len(self._grouped.fixed[split]) if split in self._grouped.fixed else None
 
     def classes(self, split: str) -> int:
         return self._shapes[split].ways
@@ -353,7 +369,7 @@ class _PictureTasks(UnlimitedTasks):
 
     def class_names(self, split: str, index: int) -> Sequence[str]:
         names = self._splits[split].names
-        return [names[label] for label in self._begun(split, index)[1]] if names else ()
+        return [names[label] for label in self._plan(split, index).labels] if names else ()
 
     def drawers(self, split: str) -> Mapping[str, str]:
         return self._splits[split].drawers
@@ -381,16 +397,23 @@ class _PictureTasks(UnlimitedTasks):
     def numbers(self, split: str, indices: Tensor) -> Tensor:
         shape, sizes = self._shapes[split], self._sizes(split)
         draws = TaskDraws(self._seeds.of(split), SPLITS[split], sizes, shape.ways, shape.most, self._rotations)
-        return torch.from_numpy(draw_many(draws, indices.numpy()))
+        if split not in self._grouped.groups and split not in self._grouped.fixed:
+            return torch.from_numpy(draw_many(draws, indices.numpy()))
+        rows = []
+        for index in indices.tolist():
+            plan = self._plan(split, index)
+            places = draws.firsts[list(plan.labels), None] + np.stack(plan.places)
+            rows.append(np.column_stack([plan.turns, places]))
+        return torch.from_numpy(np.stack(rows))
 
     def episodes(self, split: str, indices: Tensor) -> Any:
-        numbers, shots = indices.tolist(), self.shots_of(split)
+        plans, shots = [self._plan(split, index) for index in indices.tolist()], self.shots_of(split)
         augment = self._augment.get(split, ())
         if shots is not None and not augment:
-            return image_episode(np.stack([self._drawn(split, index, shots) for index in numbers]), shots=shots)
-        tasks = [self._task(split, index) for index in numbers]
+            return image_episode(np.stack([plan.drawn() for plan in plans]), shots=shots)
+        tasks = list(map(_episode_of, plans))
         if augment:
-            for place, (index, task) in enumerate(zip(numbers, tasks, strict=True)):
+            for place, (index, task) in enumerate(zip(indices.tolist(), tasks, strict=True)):
                 rng = self._seeds.generator(split, index, _AUGMENT)
                 changed = (augmented_pictures(batch.x[0], augment, rng).unsqueeze(0) for batch in task)
                 tasks[place] = Episode(*(Batch(x, batch.y) for x, batch in zip(changed, task, strict=True)))
@@ -398,107 +421,50 @@ class _PictureTasks(UnlimitedTasks):
             return Episode(*(Batch(*map(torch.cat, zip(*part, strict=True))) for part in zip(*tasks, strict=True)))
         return tasks[0] if len(tasks) == 1 else tasks
 
-    def _task(self, split: str, index: int) -> Episode:
-        shots = shots_of_task(self._shapes[split].shots, self._seeds, split, index)
-        return image_episode(self._drawn(split, index, shots)[None], shots=shots)
+    def _plan(self, split: str, index: int) -> TaskPlan:
+        classes, shape, grouped = self._splits[split], self._shapes[split], self._grouped
+        rng, (ways, rule, queries) = self._seeds.generator(split, index), shape
+        shots = shots_of_task(rule, self._seeds, split, index)
+        if split in grouped.fixed or split in grouped.groups:
+            turn = 0
+            if split in grouped.fixed:
+                labels, places = grouped.fixed[split][index]
+            else:
+                groups = [group for group in grouped.groups[split] if len(group) >= ways]
+                sizes = np.array(list(map(len, groups)))
+                group = groups[rng.choice(len(groups), p=sizes / sizes.sum())]
+                labels = rng.choice(group, ways, replace=False).tolist()
+                places = rng.permutation(classes.fewest)[: shape.most]
+                turn = int(rng.integers(4)) if self._rotations else 0
+            pictures = [classes.pictures(label) for label in labels]
+            return TaskPlan(labels, pictures, [np.array(places)] * ways, [shots] * ways, [turn] * ways)
 
-    def _begun(self, split: str, index: int) -> tuple[np.random.Generator, list[int]]:
-        """The generator of a task after its first draw, the classes."""
-        rng = self._seeds.generator(split, index)
-        return rng, rng.choice(len(self._splits[split].identities), self._shapes[split].ways, replace=False).tolist()
-
-    def _drawn(self, split: str, index: int, shots: int) -> Images:
-        (rng, labels), classes = self._begun(split, index), self._splits[split]
-        return draw_images(
-            rng, classes.pictures, labels, per_class=shots + self._shapes[split].queries, rotations=self._rotations,
-            shots=shots, support=classes.support,
-        )  # fmt: skip
-
-
-class _MetaDatasetTasks(_PictureTasks):
-    """Tasks with different numbers of classes, shots and queries, see `sizes_of_task`."""
-
-    ways_differ = True
-
-    def _begun(self, split: str, index: int) -> tuple[np.random.Generator, list[int]]:
-        rng, most = self._seeds.generator(split, index), self._shapes[split].ways
-        ways = int(rng.integers(min(FEWEST_WAYS, most), most + 1))
-        return rng, rng.choice(len(self._splits[split].identities), ways, replace=False).tolist()
-
-    def _task(self, split: str, index: int) -> Episode:
-        (rng, labels), classes = self._begun(split, index), self._splits[split]
-        shots, queries = sizes_of_task(rng, self._sizes(split)[labels], self._shapes[split].queries)
-        turns = rng.integers(0, 4, len(labels)) if self._rotations else np.zeros(len(labels), np.int64)
-        parts: tuple[list[Batch], list[Batch]] = [], []
-        for way, (label, turn, count) in enumerate(zip(labels, turns.tolist(), shots.tolist(), strict=True)):
-            pictures = classes.pictures(label)
-            drawn = turned(pictures[rng.permutation(len(pictures))[: count + queries]], turn)
-            for part, batch in zip(parts, image_episode(np.stack([drawn])[None], shots=count), strict=True):
-                part.append(Batch(batch.x, batch.y + way))
-        return Episode(*(Batch(*(torch.cat(values, dim=1) for values in zip(*part, strict=True))) for part in parts))
+        if rule == META_DATASET:
+            ways = int(rng.integers(min(FEWEST_WAYS, ways), ways + 1))
+        labels = rng.choice(len(classes.identities), ways, replace=False).tolist()
+        pictures, counts = [classes.pictures(label) for label in labels], np.full(ways, shots)
+        if rule == META_DATASET:
+            counts, queries = sizes_of_task(rng, np.array(list(map(len, pictures))), queries)
+        turns = rng.integers(0, 4, ways) if self._rotations else np.zeros(ways, np.int64)
+        places = []
+        for label, of_class, count in zip(labels, pictures, counts.tolist(), strict=True):
+            order = rng.permutation(len(of_class))
+            if classes.support:
+                is_support = order < classes.support[label]
+                order = np.concatenate([order[is_support][:count], order[~is_support]])
+            places.append(order[: count + queries])
+        return TaskPlan(labels, pictures, places, counts.tolist(), turns.tolist())
 
 
-class FixedTask(NamedTuple):
-    """A task: its classes, by the labels of the split, and the numbers of the pictures of each of them: of the support
-    set, then of the queries."""
-
-    labels: Sequence[int]
-    places: Sequence[int]
-
-
-class Grouped(NamedTuple):
-    """By split: the labels of each group that tasks are drawn within, and tasks that are not drawn, but fixed."""
-
-    groups: Mapping[str, Sequence[Sequence[int]]]
-    fixed: Mapping[str, Sequence[FixedTask]]
-
-
-class _GroupedTasks(_PictureTasks):
-    """Tasks whose classes are of one group, with the pictures of the same numbers of all classes: those of one drawer
-    are the support set, for example, and those of another the queries. A class is turned as its whole group is."""
-
-    def __init__(self, grouped: Grouped, *drawn_from: Any) -> None:
-        super().__init__(*drawn_from)
-        self.grouped = grouped
-
-    def size(self, split: str) -> int | None:  # type: ignore[override]
-        return len(self.grouped.fixed[split]) if split in self.grouped.fixed else None
-
-    def _plan(self, split: str, index: int) -> tuple[FixedTask, int]:
-        """A task, and by how many quarters it is turned."""
-        if split in self.grouped.fixed:
-            return self.grouped.fixed[split][index], 0
-        rng, shape = self._seeds.generator(split, index), self._shapes[split]
-        groups = [group for group in self.grouped.groups[split] if len(group) >= shape.ways]
-        sizes = np.array(list(map(len, groups)))
-        labels = rng.choice(groups[rng.choice(len(groups), p=sizes / sizes.sum())], shape.ways, replace=False)
-        places = rng.permutation(self._splits[split].fewest)[: shape.most]
-        return FixedTask(labels.tolist(), places.tolist()), int(rng.integers(4)) if self._rotations else 0
-
-    def _is_drawn(self, split: str) -> bool:
-        """Whether tasks are drawn from all classes alike."""
-        return split not in self.grouped.fixed and split not in self.grouped.groups
-
-    def numbers(self, split: str, indices: Tensor) -> Tensor:
-        if self._is_drawn(split):
-            return super().numbers(split, indices)
-        sizes, rows = self._sizes(split), []
-        firsts = np.concatenate([[0], np.cumsum(sizes)[:-1]])
-        for index in indices.tolist():
-            (labels, places), turn = self._plan(split, index)
-            rows.append([[turn, *(int(firsts[label]) + place for place in places)] for label in labels])
-        return torch.tensor(rows)
-
-    def _begun(self, split: str, index: int) -> tuple[np.random.Generator, list[int]]:
-        if self._is_drawn(split):
-            return super()._begun(split, index)
-        return np.random.default_rng(), list(self._plan(split, index)[0].labels)
-
-    def _drawn(self, split: str, index: int, shots: int) -> Images:
-        if self._is_drawn(split):
-            return super()._drawn(split, index, shots)
-        ((labels, places), turn), pictures = self._plan(split, index), self._splits[split].pictures
-        return np.stack([turned(pictures(label)[list(places)], turn) for label in labels])
+def _episode_of(plan: TaskPlan) -> Episode:
+    """A task, whose classes may have different numbers of shots."""
+    if len(set(plan.shots)) == 1:
+        return image_episode(np.stack(plan.drawn())[None], shots=plan.shots[0])
+    parts: tuple[list[Batch], list[Batch]] = [], []
+    for way, (drawn, shots) in enumerate(zip(plan.drawn(), plan.shots, strict=True)):
+        for part, batch in zip(parts, image_episode(np.stack([drawn])[None], shots=shots), strict=True):
+            part.append(Batch(batch.x, batch.y + way))
+    return Episode(*(Batch(*(torch.cat(values, dim=1) for values in zip(*part, strict=True))) for part in parts))
 
 
 def picture_tasks(
@@ -526,10 +492,9 @@ def picture_tasks(
         return {**splits} | {split: each_picture(splits[split], shapes[split].most) for split in unlabelled}
 
     changes = dict.fromkeys(unlabelled or ("train",), augment)
-    drawn_from = load_splits if unlabelled else load, shapes, rotations, changes, seeds, samples
-    if grouped is not None:
-        return _GroupedTasks(grouped, *drawn_from)
-    return (_MetaDatasetTasks if shapes["test"].shots == META_DATASET else _PictureTasks)(*drawn_from)
+    return _PictureTasks(
+        load_splits, shapes, rotations, changes, seeds, samples, Grouped({}, {}) if grouped is None else grouped
+    )
 
 
 # The numbers of many tasks at once, in C: numpy takes 90 µs for a task, this one
@@ -570,27 +535,17 @@ def draw_one(draws: TaskDraws, index: int) -> Numbers:
 
 def draw_many(draws: TaskDraws, indices: Numbers) -> Numbers:
     """The tasks with these numbers, [t, ways, 1 + per_class], as `draw_one` draws each."""
-    function = _function()
+    by_c = _drawn_by_c()
     # draws.c has numpy's way for few classes alone, and takes seeds of 64 bits, where numpy takes any.
-    if function is None or len(draws.sizes) > FLOYD or draws.root >= 2**64 or not _is_right():
+    if by_c is None or len(draws.sizes) > FLOYD or draws.root >= 2**64:
         return np.stack([draw_one(draws, int(index)) for index in indices])
-    return _by(function, draws, indices)
-
-
-def _by(function: "ctypes._NamedFuncPointer", draws: TaskDraws, indices: Numbers) -> Numbers:
-    indices, sizes, firsts = (np.ascontiguousarray(part, np.int64) for part in (indices, draws.sizes, draws.firsts))
-    result = np.empty((len(indices), draws.ways, 1 + draws.per_class), np.int64)
-    failed = function(
-        len(indices), indices.ctypes.data, draws.root, draws.split, len(sizes), draws.ways, draws.per_class,
-        draws.rotations, sizes.ctypes.data, firsts.ctypes.data, int(sizes.max()), result.ctypes.data,
-    )  # fmt: skip
-    if failed:
-        raise MemoryError("there is no memory to draw tasks")
-    return result
+    return by_c(draws, indices)
 
 
 @functools.cache
-def _function() -> "ctypes._NamedFuncPointer | None":
+def _drawn_by_c() -> Callable[[TaskDraws, Numbers], Numbers] | None:
+    """`draw_many` by draws.c; None if it cannot be compiled, or draws otherwise than this numpy, whose streams may
+    change."""
     library = library_of("the drawing of tasks", "draws", [SOURCE])
     if library is None:
         return None
@@ -599,20 +554,26 @@ def _function() -> "ctypes._NamedFuncPointer | None":
         number, address, unsigned, unsigned, number, number, number, number, address, address, number, address,
     ]  # fmt: skip
     library.draw_tasks.restype = number
-    return library.draw_tasks
 
+    def drawn(draws: TaskDraws, indices: Numbers) -> Numbers:
+        indices, sizes, firsts = (np.ascontiguousarray(one, np.int64) for one in (indices, draws.sizes, draws.firsts))
+        result = np.empty((len(indices), draws.ways, 1 + draws.per_class), np.int64)
+        failed = library.draw_tasks(
+            len(indices), indices.ctypes.data, draws.root, draws.split, len(sizes), draws.ways, draws.per_class,
+            draws.rotations, sizes.ctypes.data, firsts.ctypes.data, int(sizes.max()), result.ctypes.data,
+        )  # fmt: skip
+        if failed:
+            raise MemoryError("there is no memory to draw tasks")
+        return result
 
-@functools.cache
-def _is_right() -> bool:
-    """Whether the C draws what this numpy draws. Numpy may change its streams; then it draws itself, and is slower."""
-    function = _function()
-    assert function is not None
-    cases = (TaskDraws(0, 0, np.full(1100, 20), 5, 2, True), TaskDraws(2**63 + 7, 2, np.arange(3, 43), 20, 3, False))
     indices = np.array([0, 1, 2, 59_999, 2**33])
-    return all(
-        np.array_equal(_by(function, draws, indices), np.stack([draw_one(draws, int(index)) for index in indices]))
-        for draws in cases
-    )
+    for draws in (
+        TaskDraws(0, 0, np.full(1100, 20), 5, 2, True), TaskDraws(2**63 + 7, 2, np.arange(3, 43), 20, 3, False)
+    ):  # fmt: skip
+        by_numpy = np.stack([draw_one(draws, int(index)) for index in indices])
+        if not np.array_equal(drawn(draws, indices), by_numpy):
+            return None
+    return drawn
 
 
 # Changes of training pictures that leave their class

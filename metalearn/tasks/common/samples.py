@@ -5,7 +5,6 @@ draws. So any worker can make any micro-batch, and a resumed run draws the same 
 """
 
 import functools
-import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
@@ -14,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from metalearn.errors import ConfigError, DataError, Invalid, one_of, true_or_false, whole_number
+from metalearn.errors import ConfigError, Invalid, whole_number
 from metalearn.tasks.common.episodes import (
     NO_LABELS,
     SPLITS,
@@ -27,14 +26,10 @@ from metalearn.tasks.common.episodes import (
     Seeds,
     augmented_pictures,
     check_seeds,
-    check_shots,
     class_names_of,
     drawers_of,
     identities_of,
-    identity,
-    most_shots,
     picture_tasks,
-    shapes_of,
 )
 from metalearn.types import Batch, Episode, TaskSource, Unit, ways_differ
 
@@ -82,7 +77,8 @@ class _SampleSource:
     ) -> None:  # fmt: skip
         self._load, self._sizes, self._identities, self._names = load, sizes, identities, names
         self._support_size, self._augment, self._seeds = support_size, augment, seeds
-        self._orders: dict[tuple[str, int], NDArray[np.int64]] = {}
+        # Of training the last epoch's too, in which a chunk may begin.
+        self._order = functools.lru_cache(4)(self._drawn_order)
 
     @functools.cached_property
     def _splits(self) -> Mapping[str, Split]:
@@ -127,12 +123,10 @@ class _SampleSource:
         epoch, place = divmod(index, size)
         if epoch and split != "train":
             raise ValueError(f"split={split!r}: has {size} samples, and there is no number {index}")
-        if (split, epoch) not in self._orders:
-            order = self._seeds.generator(split, epoch, _ORDER).permutation(size)
-            # The last epoch's too: a chunk may begin in it.
-            self._orders = {key: kept for key, kept in self._orders.items() if key[0] != split or key[1] == epoch - 1}
-            self._orders[split, epoch] = order
-        return int(self._orders[split, epoch][place])
+        return int(self._order(split, epoch)[place])
+
+    def _drawn_order(self, split: str, epoch: int) -> NDArray[np.int64]:
+        return self._seeds.generator(split, epoch, _ORDER).permutation(self._sizes[split])
 
     def _batch(self, split: str, numbers: list[int]) -> Batch:
         pictures, classes = self._splits[split].take(numbers)
@@ -265,135 +259,3 @@ def drawn_samples(
 
     sizes = {split: len(identities) * len(part) for split, part in parts.items()}
     return samples(splits, sizes, identities, known=known, seeds=seeds, names=names)
-
-
-# Tasks of classes that several people have drawn; some of them can be held back, so that no training shows their hand
-
-TESTS = ("all", "held", "cross")
-
-log = logging.getLogger(__name__)
-
-
-class DrawerProtocol(NamedTuple):
-    """Who is held back, and what the test shows.
-
-    Training and validation show no drawing of `held_drawers`. The `test` shows those of all drawers; or only those of
-    the held ones; or `cross`: support pictures of the others, and query pictures of the held ones. With `drop_small`,
-    classes with too few drawings for an episode are left out, and a line counts them; else they are refused.
-    """
-
-    held_drawers: Sequence[str | int]
-    test: str
-    drop_small: bool
-
-
-class Drawn(NamedTuple):
-    """The classes of a split: their `identities` and `names`; the number of the drawer of each picture of a class; and
-    `pictures(label)`, uint8 [n, h, w] or [n, h, w, 3], in this order."""
-
-    identities: Sequence[str]
-    names: Sequence[str]
-    drawers: Sequence[NDArray[np.int64]]
-    pictures: Callable[[int], Images]
-
-
-class DrawnClasses(NamedTuple):
-    """The classes of every split, and the names of the drawers by their numbers. In a `family` of
-    sets, drawers of the same name are the same."""
-
-    splits: Mapping[str, Drawn]
-    drawers: Sequence[str]
-    family: str
-
-
-def drawn_tasks(
-    load: Callable[[], DrawnClasses], episode: EpisodeSpec, protocol: DrawerProtocol, *, rotations: bool, seeds: Seeds
-) -> TaskSource:
-    """A source of few-shot tasks; algorithms that are trained on plain samples get the drawings of training classes.
-
-    Args:
-        load: gives the classes; called once, for the first task.
-        episode, rotations, seeds: as for `metalearn.tasks.common.episodes.picture_tasks`.
-    """
-    check_shots(episode.shots)
-    shapes = shapes_of(episode)
-    true_or_false("drop_small", protocol.drop_small)
-    one_of("test", protocol.test, TESTS)
-    if isinstance(protocol.held_drawers, str) or len(set(protocol.held_drawers)) != len(protocol.held_drawers):
-        raise Invalid(
-            "held_drawers", protocol.held_drawers, "must be a list of different names", "type KEY=[NAME,NAME]"
-        )
-    if protocol.test != "all" and not protocol.held_drawers:
-        raise Invalid("test", protocol.test, "no drawer is held back", "type GROUP.held_drawers=[NAME,NAME] too")
-
-    def fitting() -> dict[str, Classes]:
-        splits, everyone, family = load()
-        if unknown := [str(name) for name in protocol.held_drawers if str(name) not in everyone]:
-            raise DataError(
-                f"dataset.held_drawers: {unknown[0]} is none of the drawers, which are {', '.join(everyone)}"
-            )
-        if len(protocol.held_drawers) == len(everyone):
-            raise DataError("dataset.held_drawers: names all drawers, and none is left to learn from")
-        held = np.array(sorted(everyone.index(str(name)) for name in protocol.held_drawers), np.int64)
-
-        def drawers(split: str) -> dict[str, str]:
-            """As `metalearn.types.NamesDrawers` has them."""
-            if split == "test" and protocol.test == "all":
-                return {}
-            shown = [name for number, name in enumerate(everyone) if (number in held) == (split == "test")]
-            return {identity(f"drawers of {family}", name): name for name in shown}
-
-        return {
-            split: _fitting(split, drawn, held, protocol, shapes)._replace(drawers=drawers(split))
-            for split, drawn in splits.items()
-        }
-
-    return few_shot(fitting, shapes, episode, rotations=rotations, seeds=seeds, instead="omniglot_characters")
-
-
-def _fitting(
-    split: str, drawn: Drawn, held: NDArray[np.int64], protocol: DrawerProtocol,
-    shapes: Mapping[str, EpisodeShape],
-) -> Classes:  # fmt: skip
-    """The classes of a split that fill its episodes, with the drawings that it shows."""
-    ways, shots, queries = shapes[split]
-    shots = most_shots(shots)
-    test = protocol.test if split == "test" else "seen"
-    apart = test == "cross"
-    places: list[NDArray[np.int64]] = []
-    support, kept = list[int](), list[int]()
-    for number, drawers in enumerate(drawn.drawers):
-        is_held = np.isin(drawers, held)
-        seen, unseen = np.flatnonzero(~is_held), np.flatnonzero(is_held)
-        shown = {"seen": seen, "all": np.arange(len(drawers)), "held": unseen, "cross": np.concatenate([seen, unseen])}
-        places.append(shown[test])
-        support.append(len(seen))
-        enough = len(seen) >= shots and len(unseen) >= queries if apart else len(shown[test]) >= shots + queries
-        if enough:
-            kept.append(number)
-    if len(kept) < len(places):
-        needed = f"{shots} + {queries}" if apart else f"{shots + queries}"
-        small = f"{len(places) - len(kept)} of {len(places)} classes of '{split}' have fewer than {needed} drawings"
-        if not protocol.drop_small:
-            raise DataError(
-                f"dataset: {small} that it shows, by dataset.shots={shots} and dataset.queries={queries}; type fewer, "
-                "or dataset.drop_small=true to leave them out"
-            )
-        log.info("%s, and are left out", small)
-    if len(kept) < ways:
-        raise DataError(
-            f"dataset: an episode has {ways} classes, and {len(kept)} of '{split}' have drawings for "
-            f"dataset.shots={shots} and dataset.queries={queries}; type fewer dataset.ways, shots or queries"
-        )
-
-    def pictures(label: int) -> Images:
-        number = kept[label]
-        every = drawn.pictures(number)
-        return every if len(places[number]) == len(every) and not apart else every[places[number]]
-
-    fewest = min(len(places[number]) for number in kept)
-    return Classes(
-        [drawn.identities[number] for number in kept], fewest, pictures,
-        names=[drawn.names[number] for number in kept],
-        support=[support[number] for number in kept] if apart else (),
-    )  # fmt: skip

@@ -25,7 +25,7 @@ from PIL import Image
 from metalearn.errors import DataError, Invalid, whole_number
 from metalearn.storage import cache
 from metalearn.storage.files import held, write_atomically, writing
-from metalearn.tasks.common.episodes import SPLITS, Classes, EpisodeShape, Images, check_filled, check_read, identity
+from metalearn.tasks.common.episodes import SPLITS, Classes, EpisodeShape, Images, check_read, identity
 from metalearn.tasks.common.pictures import PictureForm, decoded, first_few
 from metalearn.tasks.common.samples import Labelled
 
@@ -114,17 +114,14 @@ def decoded_classes(
                 f"its support set and one for its query set: {first_few(single)}; remove these folders or add pictures"
             )
         counts = {split: (len(classes), min(map(len, classes.values()))) for split, classes in splits.items()}
-        try:
-            check_filled(shapes, counts, group="dataset.")
-        except ValueError as error:
-            small = [
-                f"{name} ({len(files)})"
-                for split, classes in splits.items()
-                for name, files in classes.items()
-                if len(files) < shapes[split].most
-            ]
-            which = f": {len(small)} classes have too few pictures: {first_few(small)}" if small else ""
-            raise DataError(f"{error}. This is dataset.root={root}{which}") from error
+        small = [
+            f"{name} ({len(files)})"
+            for split, classes in splits.items()
+            for name, files in classes.items()
+            if len(files) < shapes[split].most
+        ]
+        which = f": {len(small)} classes have too few pictures: {first_few(small)}" if small else ""
+        check_read(shapes, counts, f"dataset.root={root}{which}")
     labels = sorted(members)
     files = [file for label in labels for file in members[label]]
     shape = (len(files), image_size, image_size) + ((3,) if channels == 3 else ())
@@ -314,39 +311,6 @@ def pictures_by_split(
     return {split: part(split) for split in SPLITS}
 
 
-def written_photographs(
-    name: str, root: Path, shapes: Mapping[str, EpisodeShape], *, image_size: int,
-    channels: int,
-) -> dict[str, Classes] | None:  # fmt: skip
-    """The classes of every split of the photographs `name`, in the folder of that name in `root`, or in `root` itself;
-    None if they are not there. Raises DataError if the set is damaged, or too small for the episodes or for
-    `image_size`."""
-    advice = f"remove this folder, and type metalearn data {name} --from=/path/to/what/you/have"
-    for folder in (root / name, root):
-        if (folder / PICTURES).is_file() and (folder / INDEX).is_file():
-            index = read_set(folder, advice)
-            if index.name == name:
-                break
-    else:
-        return None
-    if index.is_partial:
-        log.warning("%s: is not as published, as ATTRIBUTION.txt says in %s", name, folder)
-    if image_size > index.shape[0]:
-        allowed = f"the pictures in {folder} have {index.shape[0]} pixels"
-        advice = f"type dataset.image_size={index.shape[0]} or less"
-        raise DataError(str(Invalid("dataset.image_size", image_size, allowed, advice)))
-
-    splits = {}
-    for split, (classes, pictures) in pictures_by_split(folder, index, image_size, channels, advice).items():
-        identities = [identity(FAMILY, one.key) for one in classes]
-        fewest = min((len(one.drawers) for one in classes), default=0)
-        splits[split] = Classes(identities, fewest, pictures, names=[one.name for one in classes])
-    check_read(shapes, splits, str(folder))
-    sizes = " / ".join(str(len(part.identities)) for part in splits.values())
-    log.info("%s: %s classes, %d pictures", folder, sizes, index.total)
-    return splits
-
-
 # Published files, by torchvision's readers, which may download them
 
 
@@ -370,12 +334,8 @@ class PublishedDataset(NamedTuple):
     channels: int
 
 
-class Contents(NamedTuple):
-    """The training set, the test set, and the `names` of the classes in the order of their numbers."""
-
-    train: Labelled
-    test: Labelled
-    names: list[str]
+Contents = tuple[Labelled, Labelled, list[str]]
+"""The training set, the test set, and the names of the classes in the order of their numbers."""
 
 
 def _read(published: PublishedDataset, root: Path, download: bool) -> Contents:
@@ -391,7 +351,7 @@ def _read(published: PublishedDataset, root: Path, download: bool) -> Contents:
         if part.pictures.shape != shape or part.classes.shape != (count,):
             actual = f"{part.pictures.shape} and {len(part.classes)} labels"
             raise DataError(f"a set should be {shape} and {count} labels, and is {actual}")
-    return Contents(train, test, list(map(str, sets[0].classes)))
+    return train, test, list(map(str, sets[0].classes))
 
 
 def read_published(published: PublishedDataset, place: DataPlace) -> Contents:
