@@ -23,6 +23,6 @@ def make(name: str, out: Path, *, source: Path | None, partly: bool) -> "DrawnSe
         from metalearn.datasets.photographs import SETS, collect
 
         return collect(SETS[name](), source, out, partly=partly)
-    from metalearn.datasets.designs import emoji, kanji, scripts
+    from metalearn.datasets.designs import characters, emoji
 
-    return {"emoji": emoji, "kanji": kanji, "scripts": scripts}[name]().build(out)
+    return (emoji() if name == "emoji" else characters(name)).build(out)

@@ -5,7 +5,6 @@ SHA-256 of each are known before, and it is opened only if they are right. What 
 .work until the set is whole.
 """
 
-import csv
 import dataclasses
 import io
 import logging
@@ -24,7 +23,7 @@ from numpy.typing import NDArray
 from metalearn.errors import ConfigError, DataError, RunError
 from metalearn.saved.form import digest_of
 from metalearn.storage.files import held, write_atomically, writing
-from metalearn.tasks.common.episodes import SPLITS, Images
+from metalearn.tasks.common.episodes import SPLITS, Images, rows_of
 from metalearn.tasks.common.stored import INDEX, DrawnClass, DrawnSet, read_pictures, read_set, write_set
 
 SECONDS = 300.0  # how long a client may take for all packages
@@ -124,13 +123,9 @@ def members(package: Path, names: Collection[str], *, debian: bool = False) -> d
     if debian and shutil.which("dpkg-deb") is None:
         raise ConfigError(f"dpkg-deb is not installed, which opens packages of Debian: {APT.advice}")
     try:
-        if debian:
-            command = ["dpkg-deb", "--fsys-tarfile", str(package)]
-            content = io.BytesIO(subprocess.run(command, stdout=subprocess.PIPE, check=True).stdout)
-            archive = tarfile.open(fileobj=content)  # noqa: SIM115 (closed below)
-        else:
-            archive = tarfile.open(package)  # noqa: SIM115
-        with archive:
+        command = ["dpkg-deb", "--fsys-tarfile", str(package)]
+        content = subprocess.run(command, stdout=subprocess.PIPE, check=True).stdout if debian else package.read_bytes()
+        with tarfile.open(fileobj=io.BytesIO(content)) as archive:
             files = {name: archive.extractfile(name) for name in names}
             if none := [name for name, file in files.items() if file is None]:
                 raise DataError(f"{package}: has no file {none[0]}")
@@ -174,14 +169,12 @@ Drawings = tuple[Sequence[int], Images]  # the numbers of classes, rising, and a
 
 def designs_of(path: Path) -> list[Design]:
     """The designs of a list."""
-    with path.open(encoding="utf-8", newline="") as file:
-        return [Design(**row) for row in csv.DictReader(file)]
+    return [Design(**row) for row in rows_of(path)]
 
 
 def listed(path: Path) -> list[Listed]:
     """The classes of a list, split after split; its columns `key`, `name`, `split` and `digest` are read here."""
-    with path.open(encoding="utf-8", newline="") as file:
-        rows = sorted(csv.DictReader(file), key=lambda row: SPLITS[row["split"]])
+    rows = sorted(rows_of(path), key=lambda row: SPLITS[row["split"]])
     return [Listed(DrawnClass(row["key"], row["name"], row["split"], ()), row, row["digest"]) for row in rows]
 
 
@@ -270,8 +263,27 @@ class SetRecipe:
 
         names = [design.name for design in self.designs]
         made = write_set(out, self.name, names, self.shape, classes(), sum(map(len, places)))
-        self._report(made)
-        write_atomically(out / ATTRIBUTION, self._attribution(made))
+        log.info("%s: %d classes, %d pictures, SHA-256 %s…", self.name, len(made.classes), made.total, made.digest[:16])
+        pairs = zip(self.classes, made.classes, strict=True)
+        if other := [row.one.name for row, one in pairs if row.digest != one.digest]:
+            log.warning(
+                "%s: the pictures of %d of %d classes are not the published ones, bit for bit; the first is %s. They "
+                "were drawn by %s; results may differ slightly", self.name, len(other), len(made.classes), other[0],
+                self.version,
+            )  # fmt: skip
+        else:
+            log.info("%s: the pictures of all classes are the published ones", self.name)
+        counts = Counter(number for one in made.classes for number in one.drawers)
+        rows = [
+            f"| {one.name} | {one.author} | {one.licence} | {one.package} {one.version} | {counts[number]} |"
+            for number, one in enumerate(self.designs)
+        ]
+        write_atomically(out / ATTRIBUTION, "\n".join([
+            f"# {self.name}: who has drawn the pictures", "",
+            f"Drawn by {self.version} from {self.source}. Each picture stays under the licence of its design: whoever "
+            "passes it on names the author and the licence. CC-BY-SA also binds what is made of the pictures.", "",
+            "| design | author | licence | package | pictures |", "| --- | --- | --- | --- | --- |", *rows, "",
+        ]))  # fmt: skip
         shutil.rmtree(work, ignore_errors=True)
         return made
 
@@ -289,30 +301,3 @@ class SetRecipe:
                 drawn = np.stack([parts[design][1][place] for design, place in of_class])
                 places[number] = [of_class[place] for place in first_of_copies(drawn)]
         return places, before - sum(map(len, places))
-
-    def _report(self, made: DrawnSet) -> None:
-        """Says how many pictures there are, and whether they are the published ones."""
-        log.info("%s: %d classes, %d pictures, SHA-256 %s…", self.name, len(made.classes), made.total, made.digest[:16])
-        pairs = zip(self.classes, made.classes, strict=True)
-        if other := [row.one.name for row, one in pairs if row.digest != one.digest]:
-            log.warning(
-                "%s: the pictures of %d of %d classes are not the published ones, bit for bit; the first is %s. They "
-                "were drawn by %s; results may differ slightly", self.name, len(other), len(made.classes), other[0],
-                self.version,
-            )  # fmt: skip
-        else:
-            log.info("%s: the pictures of all classes are the published ones", self.name)
-
-    def _attribution(self, made: DrawnSet) -> str:
-        """Who has drawn the pictures, and under which licence they may be used."""
-        counts = Counter(number for one in made.classes for number in one.drawers)
-        rows = [
-            f"| {one.name} | {one.author} | {one.licence} | {one.package} {one.version} | {counts[number]} |"
-            for number, one in enumerate(self.designs)
-        ]
-        return "\n".join([
-            f"# {self.name}: who has drawn the pictures", "",
-            f"Drawn by {self.version} from {self.source}. Each picture stays under the licence of its design: whoever "
-            "passes it on names the author and the licence. CC-BY-SA also binds what is made of the pictures.", "",
-            "| design | author | licence | package | pictures |", "| --- | --- | --- | --- | --- |", *rows, "",
-        ])  # fmt: skip

@@ -34,7 +34,7 @@ _IGNORED = (".", "@eaDir", "__MACOSX", "segmentations")
 
 @dataclasses.dataclass(frozen=True)
 class PublishedPictures:
-    """What is published of a set.
+    """What is published of a set: in which `paper`, and on what `terms`.
 
     `split_of` and `counts` say the split of each class, and the fewest and the most pictures that it has; `totals` the
     pictures of each split. `pickles` are names of files, with {split} in them.
@@ -47,6 +47,8 @@ class PublishedPictures:
     counts: Mapping[str, tuple[int, int]]
     totals: Mapping[str, int]
     layouts: Sequence["PictureLayout"]
+    paper: str
+    terms: str
     pickles: Sequence[str] = ()
 
     def of(self, split: str) -> list[str]:
@@ -215,20 +217,16 @@ def _lists(place: Path, tree: Tree) -> dict[str, Path]:
     return {}
 
 
-def read_list(path: Path) -> list[tuple[str, str]]:
-    """The rows filename,label of a published list. Raises DataError if it is something else, or cut off."""
-    try:
-        with path.open(encoding="utf-8-sig", newline="") as text:
-            rows = [(row["filename"], row["label"]) for row in csv.DictReader(text)]
-        if cut := [file for file, label in rows if not (file and label)]:
-            raise ValueError(f"the row {cut[0]} is cut off")
-    except (OSError, KeyError, csv.Error, ValueError) as error:
-        raise DataError(f"{path}: is not a list of filename,label ({error!r}); fetch the published one") from error
-    return rows
-
-
 def _read_lists(place: Path, tree: Tree, published: PublishedPictures) -> FoundSet:
-    rows = [(split, file, label) for split, path in _lists(place, tree).items() for file, label in read_list(path)]
+    rows: list[tuple[str, str, str]] = []
+    for split, path in _lists(place, tree).items():
+        try:
+            with path.open(encoding="utf-8-sig", newline="") as text:
+                rows += [(split, row["filename"], row["label"]) for row in csv.DictReader(text)]
+            if cut := [file for _, file, label in rows if not (file and label)]:
+                raise ValueError(f"the row {cut[0]} is cut off")
+        except (OSError, KeyError, csv.Error, ValueError) as error:
+            raise DataError(f"{path}: is not a list of filename,label ({error!r}); fetch the published one") from error
     images, members = tree[place / "images"].files, dict[tuple[str, str], set[Path]]()
     for split, file, label in rows:
         if file in images:

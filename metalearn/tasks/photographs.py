@@ -26,14 +26,7 @@ from metalearn.tasks.common.episodes import (
     shapes_of,
 )
 from metalearn.tasks.common.samples import few_shot
-from metalearn.tasks.common.stored import (
-    FAMILY,
-    INDEX,
-    PICTURES,
-    check_picture_shape,
-    pictures_by_split,
-    read_set,
-)
+from metalearn.tasks.common.stored import FAMILY, INDEX, PICTURES, check_picture_shape, pictures_by_split, read_set
 from metalearn.types import TaskSource
 
 log = logging.getLogger(__name__)

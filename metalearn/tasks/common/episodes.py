@@ -671,10 +671,15 @@ class Content(NamedTuple):
 
 
 @functools.cache
+def rows_of(path: Path) -> tuple[dict[str, str], ...]:
+    """The rows of a list of ours."""
+    with path.open(encoding="utf-8", newline="") as file:
+        return tuple(csv.DictReader(file))
+
+
 def published_list(name: str) -> tuple[Mapping[str, str], ...]:
     """The rows of a list of classes, one of the files `*_classes.csv` and `*_characters.csv` beside the datasets."""
-    with (Path(__file__).parents[1] / name).open(encoding="utf-8", newline="") as file:
-        return tuple(csv.DictReader(file))
+    return rows_of(Path(__file__).parents[1] / name)
 
 
 def identity(family: str, name: object) -> str:

@@ -18,7 +18,16 @@ from PIL import Image
 from metalearn.errors import ConfigError, DataError
 from metalearn.tasks import glyphs as glyphs_module
 from metalearn.tasks.cifar100 import cifar_fs
-from metalearn.tasks.common.episodes import EpisodeSpec, Seeds, Shots, draw_images, sizes_of_task, turned
+from metalearn.tasks.common.episodes import (
+    Classes,
+    EpisodeSpec,
+    Seeds,
+    Shots,
+    picture_tasks,
+    shapes_of,
+    sizes_of_task,
+    turned,
+)
 from metalearn.tasks.common.stored import DataPlace, cached_array
 from metalearn.tasks.glyphs import character, glyphs
 from metalearn.tasks.omniglot import HELD_BACK, SPLIT_LISTS, characters, classes_of, decoded, names_of, omniglot
@@ -251,11 +260,15 @@ def test_rotations_turn_a_drawn_class_as_a_whole() -> None:
         0: np.arange(4 * 9, dtype=np.uint8).reshape(4, 3, 3),
         1: np.arange(36, 72, dtype=np.uint8).reshape(4, 3, 3),
     }
+    classes = Classes(["a", "b"], 4, pictures.__getitem__)
+    source = picture_tasks(
+        lambda: dict.fromkeys(SPLITS, classes), shapes_of(EpisodeSpec(2, 1, 2)), rotations=True, seeds=Seeds(0, 0)
+    )
     seen = set()
-    for seed in range(40):
-        rng = np.random.default_rng(seed)
-        result = draw_images(rng, pictures.__getitem__, [1, 0], per_class=3, rotations=True)
-        for group in result:
+    for number in range(40):
+        support, query = source.episodes("train", torch.tensor([number]))
+        shown = torch.cat([support.x.view(2, 1, 3, 3), query.x.view(2, 2, 3, 3)], dim=1)
+        for group in (shown * 255).round().numpy():
             label = int(group.min() >= 36)
             turns = {
                 turn
