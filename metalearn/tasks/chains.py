@@ -66,15 +66,7 @@ class Chains(UnlimitedTasks):
 
 
 def chains(*, symbols: int, alpha: float, length: int, eval_length: int, seeds: Seeds) -> Chains:
-    """Documents of Markov chains of order two. Raises ValueError for fewer than two symbols, a length below 1, or an α
-    that is not above 0.
-
-    Args:
-        symbols: k.
-        alpha: α; the smaller, the more certain is the next symbol.
-        length: symbols of a training document that are predicted.
-        eval_length: those of a document of validation and test.
-    """
+    """Documents of Markov chains of order two over k = `symbols`, with α = `alpha`."""
     whole_number("symbols", symbols, at_least=2)
     positive(alpha=alpha)
     for name, value in (("length", length), ("eval_length", eval_length)):

@@ -57,14 +57,7 @@ def character(number: int, size: int) -> Images:
 
 
 def glyphs(*, episode: EpisodeSpec, image_size: int, channels: int, rotations: bool, seeds: Seeds) -> TaskSource:
-    """Drawn characters: 400 to train, 100 to validate, 200 to test, 20 drawings of each. Raises ValueError if the
-    characters cannot fill the episode, or another number is out of range.
-
-    Args:
-        image_size: height and width, in pixels.
-        channels: must be 1.
-        rotations: turn each drawn class by a random multiple of 90°.
-    """
+    """Drawn characters: 400 to train, 100 to validate, 200 to test, 20 drawings of each."""
     shapes = shapes_of(episode)
     check_filled(shapes, {split: (classes, DRAWINGS) for split, classes in CLASSES.items()})
     whole_number("image_size", image_size, at_least=8)
@@ -82,15 +75,7 @@ def glyphs(*, episode: EpisodeSpec, image_size: int, channels: int, rotations: b
 def glyph_characters(
     *, ways: int, train_drawings: int, val_drawings: int, image_size: int, channels: int, known: int, seeds: Seeds
 ) -> TaskSource:  # fmt: skip
-    """Plain classification of the training characters of `glyphs`. Raises ValueError for more characters or drawings
-    than there are.
-
-    Args:
-        ways: the number of characters; the first ones are taken.
-        train_drawings, val_drawings: how many of each character's 20 drawings train and validate; the rest test.
-        image_size, channels: as for `glyphs`.
-        known, seeds: as for `metalearn.tasks.common.samples.samples`.
-    """
+    """Plain classification of the training characters of `glyphs`."""
     whole_number("ways", ways, at_least=2)
     enough_classes("ways", ways, "train", CLASSES["train"])
     whole_number("image_size", image_size, at_least=8)

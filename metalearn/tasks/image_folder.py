@@ -137,16 +137,8 @@ def image_folder(
     the others. `supervised` gets all classes: the pictures of each are divided as `split` divides classes, in the same
     way for every seed; with `folders`, each class is in all three folders.
 
-    Args:
-        root: the folder of class folders.
-        table: a CSV file, from `root` or from where the program runs, with the columns `path` (from `root`) and
-            `class`; None: the folders are the classes.
-        split: three fractions, which divide the classes in the same way for every seed; or the path of a folder, from
-            `root` or from where the program runs, with train, val and test (.txt or .csv), one class on each line; or
-            `folders`, if `root` holds the folders train, val and test with class folders in each.
-        image_size: height and width in pixels of every picture; see `metalearn.tasks.common.pictures.formed`.
-        channels: 1 (grey) or 3 (red, green, blue).
-        rotations: turn each drawn class by a random multiple of 90°, in every split.
+    The path of a `table`, or of a folder of lists, is from `root` or from where the program runs. Pictures are read as
+    `metalearn.tasks.common.pictures.formed` says.
     """
     shapes = shapes_of(episode)
     if split == FOLDERS and table is not None:

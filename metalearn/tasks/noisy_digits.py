@@ -64,17 +64,8 @@ class NoisyDigits(UnlimitedTasks):
 
 
 def noisy_digits(*, examples: int, clean: int, queries: int, wrong: float, noise: str, seeds: Seeds) -> NoisyDigits:
-    """Replicates of a training on digits with wrong labels. Raises ValueError for a number that is not allowed, and
-    DataError at the first task if scikit-learn is not installed.
-
-    Args:
-        examples: training examples, the first of every support set.
-        clean: the clean examples behind them, which are the queries of training tasks.
-        queries: clean examples of a validation task; all that are left are those of a test task.
-        wrong: the share of the training examples whose labels are wrong.
-        noise: a wrong label is that of the `next` digit (pair flipping, Han et al. 2018, arXiv 1804.06872), or of `any`
-            other.
-    """
+    """Replicates of a training on digits with wrong labels: of the next digit (pair flipping, Han et al. 2018, arXiv
+    1804.06872), or of any other. Raises DataError at the first task if scikit-learn is not installed."""
     whole_number("examples", examples, at_least=1, at_most=PICTURES - 3)
     whole_number("clean", clean, at_least=1, at_most=PICTURES - examples - 2)
     whole_number("queries", queries, at_least=1, at_most=PICTURES - examples - clean - 1)

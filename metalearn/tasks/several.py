@@ -32,13 +32,8 @@ def several(
     *, sets: Mapping[str, TaskSource], weights: list[float] | None, episode: EpisodeSpec, image_size: int,
     channels: int, seeds: Seeds,
 ) -> TaskSource:  # fmt: skip
-    """Few-shot classification of the classes of several sets.
-
-    Args:
-        sets: the sources of tasks, by the names of their options. Each has the same `episode`, `image_size`,
-            `channels` and `seeds`; their other keys are the defaults of their options.
-        weights: how often training takes a task of each set, in their order; None: alike.
-    """
+    """Few-shot classification of the classes of several `sets`, by the names of their options. Each has the same
+    `episode`, `image_size`, `channels` and `seeds`."""
     if not isinstance(episode.shots, int):
         raise Invalid("shots", episode.shots, "tasks of several sets have one number of shots", "type KEY=1")
     for name, source in sets.items():

@@ -43,13 +43,7 @@ class _Sinusoid(UnlimitedTasks):
 
 
 def sinusoid(*, shots: Shots, queries: int, eval_queries: int, seeds: Seeds) -> TaskSource:
-    """Sine waves, each learned from a few points. Raises ValueError for fewer than one point, or a negative seed.
-
-    Args:
-        shots: support points of a task, or the fewest and the most.
-        queries: query points of a training task.
-        eval_queries: query points of a validation or test task.
-    """
+    """Sine waves, each learned from a few points."""
     check_shots(shots)
     whole_number("queries", queries, at_least=1)
     whole_number("eval_queries", eval_queries, at_least=1)

@@ -102,22 +102,7 @@ def table(
     *, file: str, task: str, target: str, targets: str, features: Sequence[str] | None, split: Sequence[float] | str,
     missing: str, standardize: bool, shots: Shots, queries: int, seeds: Seeds,
 ) -> TaskSource:  # fmt: skip
-    """Tasks of the rows of a file. Raises ValueError for a value that is not allowed, and DataError, which names row
-    and column, at the first task.
-
-    Args:
-        file: `.csv` with a line of names.
-        task: the column that names a row's task.
-        target: the column to predict.
-        targets: `numbers`, or `classes`, which all tasks share.
-        features: the columns to predict it from, all of numbers; None: all others.
-        split: the fractions of the tasks that train, validate and test; or the column that says `train`, `val` or
-            `test`.
-        missing: `refuse`, or `mean`: a missing feature is the mean of the task's support rows (0 if they have none).
-        standardize: whether features are shifted and scaled to mean 0 and variance 1 over the training tasks.
-        shots: support rows of a task, or the fewest and the most.
-        queries: query rows of a task.
-    """
+    """Tasks of the rows of a file. A DataError at the first task names row and column of what is wrong."""
     for key, value in (("file", file), ("task", task), ("target", target)):
         if not isinstance(value, str) or not value:
             raise Invalid(key, value, "must be a name", "type KEY=NAME")

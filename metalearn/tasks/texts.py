@@ -13,10 +13,8 @@ import torch
 from torch import Tensor
 
 from metalearn.errors import DataError, whole_number
-from metalearn.tasks.common.episodes import Seeds, check_seeds, reading_tasks
-from metalearn.types import Episode, Unit
-
-SPLITS = ("train", "val", "test")
+from metalearn.tasks.common.episodes import SPLITS, Seeds, UnlimitedTasks, check_seeds, reading_tasks
+from metalearn.types import Episode
 
 BYTES = 256
 
@@ -33,7 +31,7 @@ class Text(NamedTuple):
     content: bytes
 
 
-class Texts:
+class Texts(UnlimitedTasks):
     """A source of windows of texts; see `texts`."""
 
     def __init__(self, root: Path | None, ending: str, lengths: dict[str, int], seeds: Seeds) -> None:
@@ -42,9 +40,6 @@ class Texts:
 
     def classes(self, split: str) -> int:
         return BYTES
-
-    def unit(self, split: str) -> Unit:
-        return "tasks"
 
     def size(self, split: str) -> int | None:
         return None if split == "train" else len(self._splits[split])
@@ -119,15 +114,8 @@ class Texts:
 
 
 def texts(*, root: str | None, ending: str, length: int, eval_length: int, seeds: Seeds) -> Texts:
-    """Windows of texts, of which each byte is to be predicted. Raises ValueError for a length below 1.
-
-    Args:
-        root: a folder. All files of an entry at its top are in one split: in train, val or test where it has that name,
-            else seven tenths of the entries in train, one in val and two in test. None: Python's library.
-        ending: of the names of the files, such as `.py`; empty: all files.
-        length: bytes of a training window that are predicted.
-        eval_length: those of validation and test, which have one window of each file.
-    """
+    """Windows of texts, of which each byte is to be predicted. All files of an entry at the top of `root` are in one
+    split: that of its name; else seven tenths of the entries are in train, one in val and two in test."""
     for name, value in (("length", length), ("eval_length", eval_length)):
         whole_number(name, value, at_least=1)
     lengths = {"train": length, "val": eval_length, "test": eval_length}

@@ -4,9 +4,6 @@
 Nothing here keeps state. Task number i of a split is drawn from a generator seeded by (seed, split, i). So any worker
 can make any task, and a resumed run draws the same tasks as a run that was never stopped.
 
-A factory of tasks raises ValueError for an argument that is not allowed. Its data are read for the first task, which
-raises DataError if they are missing, damaged, or too few for an episode.
-
 A class has one identity, the same in every dataset, split and run.
 """
 
@@ -292,12 +289,12 @@ def image_episode(drawn: Images, *, shots: int) -> Episode:
 
 
 class UnlimitedTasks:
-    """What sources of any number of tasks share."""
+    """What sources of tasks share, which have any number of them if they do not say another `size`."""
 
     def unit(self, split: str) -> Unit:
         return "tasks"
 
-    def size(self, split: str) -> None:
+    def size(self, split: str) -> int | None:
         return None
 
 
@@ -335,7 +332,7 @@ class TaskPlan(NamedTuple):
         return [turned(pictures[places], turns) for pictures, places, turns in each]
 
 
-class _PictureTasks:
+class _PictureTasks(UnlimitedTasks):
     def __init__(
         self, load: Callable[[], Mapping[str, Classes]], shapes: Mapping[str, EpisodeShape], rotations: bool,
         augment: Mapping[str, Sequence[str]], seeds: Seeds, samples: Samples | None, grouped: Grouped,
@@ -351,9 +348,6 @@ class _PictureTasks:
     def _splits(self) -> Mapping[str, Classes]:
         """The classes, which are loaded for the first task."""
         return self._load()
-
-    def unit(self, split: str) -> Unit:
-        return "tasks"
 
     def size(self, split: str) -> int | None:
         return len(self._grouped.fixed[split]) if split in self._grouped.fixed else None

@@ -90,12 +90,7 @@ def draw_settings(
     """The settings of a task: what its generator draws first."""
     kernels = [kernel] if isinstance(kernel, str) else kernel
     name = kernels[int(rng.integers(len(kernels)))]
-    draw = _draw_evenly if uniform else draw_real
-    return Settings(name, *(draw(rng, value) for value in (length, noise, scale, period)))
-
-
-def _draw_evenly(rng: np.random.Generator, value: Real) -> float:
-    return float(value) if isinstance(value, int | float) else float(rng.uniform(value[0], value[1]))
+    return Settings(name, *(draw_real(rng, value, evenly=uniform) for value in (length, noise, scale, period)))
 
 
 def gp_prior(
@@ -103,21 +98,7 @@ def gp_prior(
     seeds: Seeds, scale: Real = 1.0, period: Real = 1.0, uniform: bool = False, inputs: Sequence[float] = (0.0, 1.0),
     asked: int | None = None,
 ) -> PriorTasks:  # fmt: skip
-    """Tasks of a Gaussian process. Raises ValueError for a value that is not allowed.
-
-    Args:
-        kernel: one of `KERNELS`, or several, of which each task draws one.
-        length: the length scale of the kernel, or a range, of which each task draws one.
-        noise: the standard deviation of the noise, or a range, of which each task draws one.
-        features, rows, known: input dimensions, points, and known points; ranges: each group draws one.
-        group: how many tasks share a shape.
-        scale: the standard deviation of the function, or a range, of which each task draws one.
-        period: of the periodic kernel, or a range, of which each task draws one.
-        uniform: whether ranges of numbers are drawn from evenly, or evenly in the logarithm.
-        inputs: the smallest and the largest input.
-        asked: the fewest points to predict: a group draws `known`, then the number of all points, up to `rows`. None:
-            it draws `rows`, whatever is known.
-    """
+    """Tasks of a Gaussian process."""
     kernels = [kernel] if isinstance(kernel, str) else list(kernel)
     if not kernels or not {*kernels} <= {*KERNELS}:
         raise Invalid("kernel", kernel, f"must be of {', '.join(KERNELS)}", "type KEY=rbf, or KEY=[rbf,matern52]")
@@ -166,14 +147,7 @@ def gp_prior(
 def sine_prior(
     *, amplitude: Real, frequency: Real, noise: float, rows: Whole, known: Whole, group: int, seeds: Seeds
 ) -> PriorTasks:
-    """Tasks of sine waves, with x in [−5, 5] and phase in [0, π]. Raises ValueError for a value that is not allowed.
-
-    Args:
-        amplitude, frequency: numbers, or ranges, of which each task draws one.
-        noise: the standard deviation of the noise of y.
-        rows, known: points, and known points; ranges: each group draws one.
-        group: how many tasks share a shape.
-    """
+    """Tasks of sine waves, with x in [−5, 5] and phase in [0, π]."""
     check_real("amplitude", amplitude)
     check_real("frequency", frequency)
     real_number("noise", noise, at_least=0)

@@ -60,10 +60,12 @@ def draw_whole(rng: np.random.Generator, value: Whole) -> int:
     return value if isinstance(value, int) else int(rng.integers(value[0], value[1] + 1))
 
 
-def draw_real(rng: np.random.Generator, value: Real) -> float:
-    """A number of the range, evenly in its logarithm."""
+def draw_real(rng: np.random.Generator, value: Real, *, evenly: bool = False) -> float:
+    """A number of the range, evenly in its logarithm, or else `evenly`."""
     if isinstance(value, int | float):
         return float(value)
+    if evenly:
+        return rng.uniform(value[0], value[1])
     return math.exp(rng.uniform(math.log(value[0]), math.log(value[1])))
 
 
@@ -91,11 +93,6 @@ class Shape(NamedTuple):
         if isinstance(self.known, int | np.integer):
             return int(self.known)
         return min(max(1, round(self.rows * self.known)), self.rows - 1)
-
-    @property
-    def cells(self) -> int:
-        """The cells of a table, with its targets."""
-        return self.rows * (self.features + 1)
 
 
 Tables = tuple[NDArray[Any], NDArray[Any]]
@@ -140,7 +137,8 @@ class PriorTasks(UnlimitedTasks):
         return self._group
 
     def cells(self, split: str, index: int) -> int:
-        return self.shape(split, index // self._group).cells
+        shape = self.shape(split, index // self._group)
+        return shape.rows * (shape.features + 1)
 
     def episodes(self, split: str, indices: Tensor) -> Any:
         numbers = indices.tolist()
@@ -255,16 +253,10 @@ def tasks_of(prior: Prior, *, classes: int | None, group: int, seeds: Seeds) -> 
 
 
 def own_prior(*, prior: ModuleType, classes: int | None, group: int, seeds: Seeds) -> PriorTasks:
-    """Tasks that a module draws. Raises ValueError if the module has no such functions, or a number is out of range.
-
-    Args:
-        prior: the module. `shape(rng)` gives the `Shape` of a group of tasks, and `table(rng, shape)` the arrays x
-            [rows, features] and y [rows] of a task. In place of it, `tables(rngs, shape)` may draw a table by each of
-            several generators, x [t, rows, features] and y [t, rows], such that none depends on those beside it. Or the
-            module has a `prior`, such as `metalearn.tasks.priors.source` makes it.
-        classes: the most classes of a task; None: the targets are real numbers.
-        group: how many tasks share a shape.
-    """
+    """Tasks that a module draws. `shape(rng)` gives the `Shape` of a group of tasks, and `table(rng, shape)` the arrays
+    x [rows, features] and y [rows] of a task. In place of it, `tables(rngs, shape)` may draw a table by each of several
+    generators, x [t, rows, features] and y [t, rows], such that none depends on those beside it. Or the module has a
+    `prior`, such as `mixture` makes it. Raises ValueError if it has no such functions."""
     rule = getattr(prior, "prior", None)
     if not isinstance(rule, Prior):
         parts: Any = (getattr(prior, name, None) for name in ("shape", "table", "tables"))
@@ -275,9 +267,6 @@ def own_prior(*, prior: ModuleType, classes: int | None, group: int, seeds: Seed
             raise Invalid("prior", prior.__name__, f"the module defines no {missing}", advice, quoted=False)
         rule = Prior(prior.__name__, shape, tables if callable(tables) else one_by_one(table))
     return tasks_of(rule, classes=classes, group=group, seeds=seeds)
-
-
-Rng = np.random.Generator
 
 
 def mixture(*parts: tuple[float, Prior]) -> Prior:
@@ -293,13 +282,13 @@ def mixture(*parts: tuple[float, Prior]) -> Prior:
         raise ValueError("parts: there are none; give mixture((3, one_prior), (1, another_prior))")
     priors, ends = [prior for _, prior in parts], np.cumsum([weight for weight, _ in parts])
 
-    def shape(rng: Rng) -> Shape:
+    def shape(rng: np.random.Generator) -> Shape:
         number = int(np.searchsorted(ends, rng.random() * ends[-1], side="right"))
         inner = priors[number].shape(rng)
         # What is no Shape is refused where every shape is checked.
         return inner._replace(part=inner.part * len(priors) + number) if isinstance(inner, Shape) else inner
 
-    def tables(rngs: Sequence[Rng], shape: Shape) -> Tables:
+    def tables(rngs: Sequence[np.random.Generator], shape: Shape) -> Tables:
         inner, number = divmod(shape.part, len(priors))
         return priors[number].tables(rngs, shape._replace(part=inner))
 
@@ -336,7 +325,7 @@ def of_tables(*tables: tuple[ArrayLike, ArrayLike], rows: Whole = (30, 300), kno
     if not arrays:
         raise ValueError("tables: there are none; give of_tables((x, y), (another_x, another_y))")
 
-    def shape(rng: Rng) -> Shape:
+    def shape(rng: np.random.Generator) -> Shape:
         part = int(rng.integers(len(arrays)))
         x, y = arrays[part]
         count, columns = min(draw_whole(rng, rows), len(x)), int(rng.integers(1, x.shape[1] + 1))
@@ -344,7 +333,7 @@ def of_tables(*tables: tuple[ArrayLike, ArrayLike], rows: Whole = (30, 300), kno
         first = min(max(1, round(draw_real(rng, known) * count)), count - 1)
         return Shape(count, first, columns, classes, missing=bool(np.isnan(x).any()), part=part)
 
-    def table(rng: Rng, shape: Shape) -> Tables:
+    def table(rng: np.random.Generator, shape: Shape) -> Tables:
         x, y = arrays[shape.part]
         order, columns = rng.permutation(len(x))[: shape.rows], rng.permutation(x.shape[1])[: shape.features]
         return x[np.ix_(order, columns)], y[order]
