@@ -38,41 +38,28 @@ class Package(NamedTuple):
 
 
 class Client(NamedTuple):
-    """The program that fetches from a registry. `fetch` is the command that puts packages into the working folder.
-    `advice` says how to get the program."""
+    """The program that fetches from a registry. The words of its `command` put packages into the working folder; each
+    package follows by its name, the `sign` and its version. `advice` says how to get the program."""
 
-    program: str
+    command: Sequence[str]
+    sign: str
     advice: str
-    fetch: Callable[[Sequence[Package]], list[str]]
 
 
 NPM = Client(
-    "npm",
+    ("npm", "pack", "--ignore-scripts", "--fetch-timeout=20000", "--fetch-retries=1"), "@",
     "type apt-get install npm, or install Node.js",
-    lambda packages: [
-        "npm", "pack", "--ignore-scripts", "--fetch-timeout=20000", "--fetch-retries=1",
-        *(f"{package.name}@{package.version}" for package in packages),
-    ],
 )  # fmt: skip
-
 APT = Client(
-    "apt-get",
+    ("apt-get", "download", "-q", "-o", "Acquire::http::Timeout=20", "-o", "Acquire::Retries=1"), "=",
     "it belongs to Debian 12; elsewhere work in a container of it, of the image debian:12",
-    lambda packages: [
-        "apt-get", "download", "-q", "-o", "Acquire::http::Timeout=20", "-o", "Acquire::Retries=1",
-        *(f"{package.name}={package.version}" for package in packages),
-    ],
 )  # fmt: skip
 
 
 def fetched(packages: Sequence[Package], client: Client, folder: Path) -> dict[str, Path]:
-    """Package → its file in `folder`. Those that are there already are not fetched again.
-
-    Raises:
-        ConfigError: the client is missing.
-        DataError: the registry has another file of a version.
-        RunError: a package did not come: the registry does not answer, or has other versions. What has come is kept.
-    """
+    """Package → its file in `folder`. Those that are there already are not fetched again. Raises ConfigError if the
+    client is missing, DataError if the registry has another file of a version, and RunError if a package did not come:
+    the registry does not answer, or has other versions. What has come is kept."""
     files = {package.name: folder / f"{package.sha256}.package" for package in packages}
     missing = {
         package.sha256: package
@@ -81,21 +68,22 @@ def fetched(packages: Sequence[Package], client: Client, folder: Path) -> dict[s
     }
     if not missing:
         return files
-    if shutil.which(client.program) is None:
-        raise ConfigError(f"{client.program} is not installed, which fetches {len(missing)} packages: {client.advice}")
+    program = client.command[0]
+    if shutil.which(program) is None:
+        raise ConfigError(f"{program} is not installed, which fetches {len(missing)} packages: {client.advice}")
     incoming = folder / "incoming"
     others = ""
     with writing(incoming):
         shutil.rmtree(incoming, ignore_errors=True)
         incoming.mkdir(parents=True)
-        command = client.fetch(list(missing.values()))
+        command = [*client.command, *(f"{one.name}{client.sign}{one.version}" for one in missing.values())]
         try:
             answer = subprocess.run(
                 command, cwd=incoming, env=os.environ | {"LC_ALL": "C"}, stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace", timeout=SECONDS,
             ).stdout  # fmt: skip
         except subprocess.TimeoutExpired:
-            answer = f"{command[0]} has not answered within {SECONDS:g} s"
+            answer = f"{program} has not answered within {SECONDS:g} s"
         for path in sorted(incoming.iterdir()):
             digest = digest_of(path)
             if digest in missing:
@@ -108,18 +96,14 @@ def fetched(packages: Sequence[Package], client: Client, folder: Path) -> dict[s
         raise (DataError if others else RunError)(
             f"{len(missing)} of {len(files)} packages did not come; the first is {first.name}, version {first.version} "
             f"with SHA-256 {first.sha256[:12]}…{others}: {answer[-300:].strip() or 'no word'}; the others are kept, "
-            f"and the same command goes on ({client.program}: {client.advice})"
+            f"and the same command goes on ({program}: {client.advice})"
         )
     return files
 
 
 def members(package: Path, names: Collection[str], *, debian: bool = False) -> dict[str, bytes]:
-    """Files of a package by their names in it: of an archive of npm, or of a package of Debian.
-
-    Raises:
-        ConfigError: the program is missing that opens packages of Debian.
-        DataError: a file is missing.
-    """
+    """Files of a package by their names in it: of an archive of npm, or of a package of Debian. Raises ConfigError if
+    the program is missing that opens packages of Debian, and DataError for a missing file."""
     if debian and shutil.which("dpkg-deb") is None:
         raise ConfigError(f"dpkg-deb is not installed, which opens packages of Debian: {APT.advice}")
     try:
@@ -196,18 +180,14 @@ def made_once(out: Path, other: Callable[[DrawnSet], str], make: Callable[[], Dr
     says what `out` holds, if that is another set, which is refused; `again` ends the message that it holds this one."""
     with writing(out):
         out.mkdir(parents=True, exist_ok=True)
-        lock = held(out / ".lock", f"{out} is being made")
-    try:
-        with lock:
-            if not (out / INDEX).exists():
-                return make()
-            advice = f"remove {out}, or type another --out"
-            old = read_set(out, advice)
-            if holds := other(old):
-                raise DataError(f"--out={out}: holds {holds}; {advice}")
-            read_pictures(out, old, advice)
-    except TimeoutError as error:
-        raise DataError(str(error)) from error
+    with held(out / ".lock", f"{out} is being made"):
+        if not (out / INDEX).exists():
+            return make()
+        advice = f"remove {out}, or type another --out"
+        old = read_set(out, advice)
+        if holds := other(old):
+            raise DataError(f"--out={out}: holds {holds}; {advice}")
+        read_pictures(out, old, advice)
     log.info("%s is there already%s", out, again)
     return old
 
@@ -242,7 +222,7 @@ class SetRecipe:
     def _made(self, out: Path) -> DrawnSet:
         work = out / ".work"
         packages = {Package(design.package, design.version, design.sha256) for design in self.designs}
-        log.info("%s: %d packages by %s", self.name, len(packages), self.client.program)
+        log.info("%s: %d packages by %s", self.name, len(packages), self.client.command[0])
         files = fetched(sorted(packages), self.client, work)
         parts = []
         for number, design in enumerate(self.designs, 1):

@@ -10,18 +10,18 @@ import torch
 from torch import Tensor
 
 from metalearn.errors import positive, whole_number
-from metalearn.tasks.common.episodes import Seeds, UnlimitedTasks, check_seeds, reading_tasks
+from metalearn.tasks.common.episodes import SeededTasks, Seeds, reading_tasks
 from metalearn.types import Episode
 
 ORDER = 2
 
 
-class Chains(UnlimitedTasks):
+class Chains(SeededTasks):
     """A source of documents; see `chains`."""
 
     def __init__(self, symbols: int, alpha: float, lengths: dict[str, int], seeds: Seeds) -> None:
-        self._symbols, self._alpha, self._lengths, self._seeds = symbols, alpha, lengths, seeds
-        check_seeds(seeds)
+        super().__init__(seeds)
+        self._symbols, self._alpha, self._lengths = symbols, alpha, lengths
 
     def classes(self, split: str) -> int:
         return self._symbols

@@ -8,7 +8,7 @@ from functools import cache, partial
 
 import numpy as np
 
-from metalearn.errors import enough_classes, only, whole_number
+from metalearn.errors import only, whole_number
 from metalearn.tasks.common.episodes import Classes, EpisodeSpec, Images, Seeds, check_filled, identity, shapes_of
 from metalearn.tasks.common.samples import drawn_samples, few_shot
 from metalearn.types import TaskSource
@@ -76,11 +76,9 @@ def glyph_characters(
     *, ways: int, train_drawings: int, val_drawings: int, image_size: int, channels: int, known: int, seeds: Seeds
 ) -> TaskSource:  # fmt: skip
     """Plain classification of the training characters of `glyphs`."""
-    whole_number("ways", ways, at_least=2)
-    enough_classes("ways", ways, "train", CLASSES["train"])
     whole_number("image_size", image_size, at_least=8)
     only("channels", channels, 1, "glyphs, which are grey")
     return drawn_samples(  # the training characters are the first ones
-        lambda: partial(character, size=image_size), identities("train")[:ways], DRAWINGS, train=train_drawings,
+        lambda: partial(character, size=image_size), identities("train"), DRAWINGS, ways=ways, train=train_drawings,
         val=val_drawings, known=known, seeds=seeds,
     )  # fmt: skip

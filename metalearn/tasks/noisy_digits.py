@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from metalearn.errors import DataError, fraction, install, one_of, whole_number
-from metalearn.tasks.common.episodes import Seeds, UnlimitedTasks, check_seeds
+from metalearn.tasks.common.episodes import SeededTasks, Seeds
 from metalearn.types import Batch, Episode
 
 PICTURES, CLASSES = 1797, 10
@@ -21,12 +21,12 @@ PICTURES, CLASSES = 1797, 10
 _SHUFFLE = 1797  # seeds the division of the pictures and the wrong labels, which are the same in every run
 
 
-class NoisyDigits(UnlimitedTasks):
+class NoisyDigits(SeededTasks):
     """A source of replicates; see `noisy_digits`."""
 
     def __init__(self, examples: int, clean: int, queries: int, wrong: float, noise: str, seeds: Seeds) -> None:
-        self._ends, self._wrong, self._noise, self._seeds = (examples, clean, queries), wrong, noise, seeds
-        check_seeds(seeds)
+        super().__init__(seeds)
+        self._ends, self._wrong, self._noise = (examples, clean, queries), wrong, noise
 
     def classes(self, split: str) -> int:
         return CLASSES

@@ -18,7 +18,7 @@ from typing import NamedTuple
 import numpy as np
 from PIL import Image
 
-from metalearn.errors import DataError, Invalid, enough_classes, one_of, only, true_or_false, whole_number
+from metalearn.errors import DataError, Invalid, one_of, only, true_or_false, whole_number
 from metalearn.tasks.common.episodes import (
     META_DATASET,
     NO_LABELS,
@@ -91,7 +91,7 @@ STREAM, STREAMS = EpisodeShape(600, 15, 5), 10
 def _grouped(
     split: str, within: str | None, test: str | None, shapes: Mapping[str, EpisodeShape], labels: str,
     classes: Mapping[str, Sequence[tuple[int, int]]],
-) -> Grouped | None:  # fmt: skip
+) -> Grouped:  # fmt: skip
     """What the keys `within` and `test` ask for. Raises ValueError if it does not fit the episode or the split."""
     one_of("within", within, (None, "alphabet"))
     one_of("test", test, (None, "lake_runs", "stream"))
@@ -115,8 +115,6 @@ def _grouped(
         if most < shapes[part].ways and not (test and part == "test"):
             allowed = f"the split '{part}' of dataset.split={split} has at most {most} characters of an alphabet"
             raise Invalid("ways", shapes[part].ways, allowed, f"type KEY={most}, or GROUP.split={ALPHABETS}")
-    if not (within or test):
-        return None
     if test is None:
         return Grouped(groups, {})
     if test == "lake_runs":
@@ -152,11 +150,6 @@ def names_of(classes: Iterable[tuple[int, int]]) -> list[str]:
         turned_by = f", turned by {90 * turns}°" if turns else ""
         names.append(f"{alphabet.replace('_', ' ')} {int(character.removeprefix('character'))}{turned_by}")
     return names
-
-
-def digest(drawings: list[Image.Image]) -> str:
-    """A digest of the black-and-white pixels alone, not of the files that hold them."""
-    return hashlib.sha256(b"".join(picture.convert("1").tobytes() for picture in drawings)).hexdigest()[:16]
 
 
 # The published files
@@ -223,7 +216,9 @@ def decode_character(character: Character, files: Drawings, size: int) -> Images
             pictures.append(Image.open(io.BytesIO(files.read(path)), formats=["PNG"]).convert("L"))
         except Exception as error:  # zipfile and Pillow raise many types for what is broken
             raise DataError(f"{files.where}: {path} cannot be read ({error}); fetch the files again") from error
-    if digest(pictures) != character.digest:
+    # The digest of the black-and-white pixels alone, not of the files that hold them.
+    pixels = b"".join(picture.convert("1").tobytes() for picture in pictures)
+    if hashlib.sha256(pixels).hexdigest()[:16] != character.digest:
         raise DataError(f"{files.where}: the drawings of {character.path} are not the published ones")
     small = [picture.resize((size, size), Image.Resampling.LANCZOS) for picture in pictures]
     return np.stack([255 - np.asarray(picture, np.uint8) for picture in small])
@@ -305,14 +300,12 @@ def omniglot_characters(
     """Plain classification of Omniglot's training characters, upright. Those of validation and test are not used."""
     _check(place, split, image_size, channels)
     numbers = [number for number, _ in classes_of(split, "train", rotations=False)]
-    whole_number("ways", ways, at_least=2)
-    enough_classes("ways", ways, "train", len(numbers))
 
     def load() -> Callable[[int], Images]:
         drawings = decoded(place, image_size)
         return lambda label: drawings[numbers[label]]
 
     return drawn_samples(
-        load, identities(numbers[:ways]), DRAWINGS, train=train_drawings, val=val_drawings, known=known, seeds=seeds,
-        names=names_of((number, 0) for number in numbers[:ways]),
+        load, identities(numbers), DRAWINGS, ways=ways, train=train_drawings, val=val_drawings, known=known,
+        seeds=seeds, names=names_of((number, 0) for number in numbers),
     )  # fmt: skip

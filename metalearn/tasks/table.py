@@ -16,18 +16,17 @@ import numpy as np
 import torch
 from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
-from torch.utils import _pytree as pytree
 
 from metalearn.errors import DataError, Invalid, one_of, true_or_false, whole_number
 from metalearn.tasks.common.episodes import (
     SPLITS,
+    SeededTasks,
     Seeds,
     Shots,
-    UnlimitedTasks,
     are_fractions,
     by_fractions,
-    check_seeds,
     check_shots,
+    joined,
     most_shots,
     shots_of_task,
 )
@@ -50,10 +49,10 @@ class Rows(NamedTuple):
     tasks: Mapping[str, Sequence[NDArray[np.int64]]]
 
 
-class _RowTasks(UnlimitedTasks):
+class _RowTasks(SeededTasks):
     def __init__(self, read: Callable[[], Rows], shots: Shots, queries: int, seeds: Seeds) -> None:
-        self._read, self._shots, self._queries, self._seeds = read, shots, queries, seeds
-        check_seeds(seeds)
+        super().__init__(seeds)
+        self._read, self._shots, self._queries = read, shots, queries
 
     @functools.cached_property
     def rows(self) -> Rows:
@@ -74,10 +73,7 @@ class _RowTasks(UnlimitedTasks):
 
     def episodes(self, split: str, indices: Tensor) -> Any:
         tasks = [self._task(split, index) for index in indices.tolist()]
-        if not isinstance(self._shots, int):
-            return tasks[0] if len(tasks) == 1 else tasks
-        whole: Episode = pytree.tree_map(lambda *parts: torch.cat(parts), *tasks)
-        return whole
+        return joined(tasks, alike=isinstance(self._shots, int))
 
     def _task(self, split: str, index: int) -> Episode:
         rng, tasks = self._seeds.generator(split, index), self.rows.tasks[split]

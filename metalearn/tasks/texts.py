@@ -6,14 +6,13 @@ import logging
 import sysconfig
 from functools import cached_property
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from metalearn.errors import DataError, whole_number
-from metalearn.tasks.common.episodes import SPLITS, Seeds, UnlimitedTasks, check_seeds, reading_tasks
+from metalearn.tasks.common.episodes import SPLITS, SeededTasks, Seeds, reading_tasks
 from metalearn.types import Episode
 
 BYTES = 256
@@ -24,19 +23,12 @@ NOT_LIBRARY = {"site-packages", "dist-packages", "test", "tests", "idle_test", "
 log = logging.getLogger("metalearn")
 
 
-class Text(NamedTuple):
-    """A file: its place below the root, and its bytes."""
-
-    name: str
-    content: bytes
-
-
-class Texts(UnlimitedTasks):
+class Texts(SeededTasks):
     """A source of windows of texts; see `texts`."""
 
     def __init__(self, root: Path | None, ending: str, lengths: dict[str, int], seeds: Seeds) -> None:
-        self._root, self._ending, self._lengths, self._seeds = root, ending, lengths, seeds
-        check_seeds(seeds)
+        super().__init__(seeds)
+        self._root, self._ending, self._lengths = root, ending, lengths
 
     def classes(self, split: str) -> int:
         return BYTES
@@ -52,21 +44,21 @@ class Texts(UnlimitedTasks):
         rng, n, texts = self._seeds.generator(split, number), self._lengths[split] + 1, self._splits[split]
         if split == "train":
             number = int(np.searchsorted(self._ends, rng.integers(self._ends[-1]), side="right"))
-        content = texts[number].content
+        content = texts[number]
         start = int(rng.integers(len(content) - n + 1))
         return torch.frombuffer(bytearray(content[start : start + n]), dtype=torch.uint8).long()
 
     @cached_property
     def _ends(self) -> np.ndarray:
-        return np.cumsum([len(text.content) - self._lengths["train"] for text in self._splits["train"]])
+        return np.cumsum([len(content) - self._lengths["train"] for content in self._splits["train"]])
 
     @cached_property
-    def _splits(self) -> dict[str, list[Text]]:
+    def _splits(self) -> dict[str, list[bytes]]:
         """The texts of each split. A content that several files have counts once, in the first of them."""
         root = self._root or Path(sysconfig.get_paths()["stdlib"])
         if not root.is_dir():
             raise DataError(f"dataset.root={root}: is no folder; type the folder of your texts, or null")
-        splits: dict[str, list[Text]] = {split: [] for split in SPLITS}
+        splits: dict[str, list[bytes]] = {split: [] for split in SPLITS}
         places: dict[bytes, tuple[str, str]] = {}
         left_out = {"short": 0, "no text": 0, "a copy": 0}
         across = []
@@ -85,7 +77,7 @@ class Texts(UnlimitedTasks):
                 left_out["short"] += 1
             else:
                 places[mark] = split, name
-                splits[split].append(Text(name, content))
+                splits[split].append(content)
         order = np.random.default_rng(0)  # so that the first test files are not all of one package
         splits = {split: [texts[i] for i in order.permutation(len(texts))] for split, texts in splits.items()}
         counts = ", ".join(f"{len(texts)} in {split}" for split, texts in splits.items())

@@ -7,7 +7,7 @@ import numpy as np
 
 from metalearn.errors import only, true_or_false, whole_number
 from metalearn.tasks.common.episodes import Seeds, identity
-from metalearn.tasks.common.samples import Labelled, samples
+from metalearn.tasks.common.samples import Labelled, SampleSource
 from metalearn.tasks.common.stored import TEST, DataPlace, PublishedDataset, read_published
 from metalearn.types import TaskSource
 
@@ -51,7 +51,7 @@ def _classification(published: PublishedDataset) -> Callable[..., TaskSource]:
 
         identities = [identity(published.name, number) for number in range(CLASSES)]
         names = [name.replace("_", " ") for name in _NAMES[published.name].split()]
-        return samples(load, sizes, identities, known=known, seeds=seeds, names=names)
+        return SampleSource(load, sizes, identities, known=known, seeds=seeds, names=names)
 
     return source
 

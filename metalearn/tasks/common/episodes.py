@@ -12,7 +12,7 @@ import ctypes
 import functools
 import hashlib
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
@@ -107,12 +107,15 @@ class Classes(NamedTuple):
     support: Sequence[int] = ()
     drawers: Mapping[str, str] = {}
 
+    def of_each(self) -> Iterator[Images]:
+        """The pictures of each class."""
+        return map(self.pictures, range(len(self.identities)))
+
 
 def each_picture(classes: Classes, copies: int) -> Classes:
     """Classes of tasks without labels: each picture is one, in as many `copies` as an episode needs, which augmentation
     makes different (UMTRA, Khodadadeh et al. 2019, arXiv 1811.11819). Two pictures of a task may show the same."""
-    sizes = [len(classes.pictures(label)) for label in range(len(classes.identities))]
-    places = [(label, place) for label, size in enumerate(sizes) for place in range(size)]
+    places = [(label, place) for label, of_class in enumerate(classes.of_each()) for place in range(len(of_class))]
 
     def pictures(number: int) -> Images:
         label, place = places[number]
@@ -148,11 +151,6 @@ def by_fractions(names: Sequence[str], fractions: Sequence[float], seed: int) ->
     # Sums are rounded, not parts: so each name is in one split.
     ends = [round(sum(fractions[:part]) * len(names)) for part in range(len(SPLITS) + 1)]
     return {split: mixed[first:end] for split, (first, end) in zip(SPLITS, pairwise(ends), strict=True)}
-
-
-def check_seeds(seeds: Seeds) -> None:
-    """Raises ValueError for a negative seed."""
-    not_negative(**seeds._asdict())
 
 
 def check_shots(shots: Shots, *, by_rule: bool = False) -> None:
@@ -209,13 +207,8 @@ def shapes_of(episode: EpisodeSpec) -> dict[str, EpisodeShape]:
 
 
 def check_filled(shapes: Mapping[str, EpisodeShape], counts: Mapping[str, tuple[int, int]], group: str = "") -> None:
-    """Checks that every split fills its episodes; `counts` are (classes, pictures of the smallest class) of each split.
-
-    A message puts `group` before the names of keys.
-
-    Raises:
-        ValueError: too few classes, or too few pictures of a class.
-    """
+    """Raises ValueError for too few classes to fill a split's episodes, or too few pictures of a class. `counts` are
+    (classes, pictures of the smallest class) of each split; a message puts `group` before the names of keys."""
     evaluation = shapes["test"]
     for split, shape in shapes.items():
         (ways, _, queries), shots = shape, most_shots(shape.shots)
@@ -288,8 +281,20 @@ def image_episode(drawn: Images, *, shots: int) -> Episode:
     return Episode(batch(pictures[:, :, :shots]), batch(pictures[:, :, shots:]))
 
 
-class UnlimitedTasks:
-    """What sources of tasks share, which have any number of them if they do not say another `size`."""
+def joined(tasks: Sequence[Episode], *, alike: bool = True) -> Any:
+    """Tasks as one episode, if their shapes are `alike`; else as a list, or an only one as it is."""
+    if alike:
+        return pytree.tree_map(lambda *values: torch.cat(values), *tasks)
+    return tasks[0] if len(tasks) == 1 else tasks
+
+
+class SeededTasks:
+    """What sources share whose tasks are drawn from seeds: any number of them, if they do not say another `size`.
+    Raises ValueError for a negative seed."""
+
+    def __init__(self, seeds: Seeds) -> None:
+        not_negative(**seeds._asdict())
+        self._seeds = seeds
 
     def unit(self, split: str) -> Unit:
         return "tasks"
@@ -316,6 +321,9 @@ class Grouped(NamedTuple):
     fixed: Mapping[str, Sequence[FixedTask]]
 
 
+UNGROUPED = Grouped({}, {})
+
+
 class TaskPlan(NamedTuple):
     """What a task shows: its classes, by the labels of the split; all pictures of each; the numbers of those that are
     drawn; how many of these, the first ones, are the support set; and by how many quarters each class is turned."""
@@ -332,17 +340,18 @@ class TaskPlan(NamedTuple):
         return [turned(pictures[places], turns) for pictures, places, turns in each]
 
 
-class _PictureTasks(UnlimitedTasks):
+class PictureTasks(SeededTasks):
     def __init__(
         self, load: Callable[[], Mapping[str, Classes]], shapes: Mapping[str, EpisodeShape], rotations: bool,
         augment: Mapping[str, Sequence[str]], seeds: Seeds, samples: Samples | None, grouped: Grouped,
     ) -> None:  # fmt: skip
+        super().__init__(seeds)
         if samples is not None:
             self.samples = samples
-        self._load, self._shapes, self._rotations, self._augment, self._seeds = load, shapes, rotations, augment, seeds
+        self._load, self._shapes, self._rotations, self._augment = load, shapes, rotations, augment
         self._grouped, self.ways_differ = grouped, shapes["test"].shots == META_DATASET
-        check_seeds(seeds)
-        self._counted: dict[str, NDArray[np.int64]] = {}
+        # How many pictures each class has.
+        self._sizes = functools.cache(lambda split: np.array(list(map(len, self._splits[split].of_each()))))
 
     @functools.cached_property
     def _splits(self) -> Mapping[str, Classes]:
@@ -368,13 +377,6 @@ class _PictureTasks(UnlimitedTasks):
     def drawers(self, split: str) -> Mapping[str, str]:
         return self._splits[split].drawers
 
-    def _sizes(self, split: str) -> NDArray[np.int64]:
-        """How many pictures each class has."""
-        if split not in self._counted:
-            classes = self._splits[split]
-            self._counted[split] = np.array([len(classes.pictures(label)) for label in range(len(classes.identities))])
-        return self._counted[split]
-
     # As `metalearn.types.DrawsByNumber`
 
     def shots_of(self, split: str) -> int | None:
@@ -385,8 +387,7 @@ class _PictureTasks(UnlimitedTasks):
         return int(self._sizes(split).sum()) * int(self._splits[split].pictures(0)[0].nbytes)
 
     def pictures_of(self, split: str) -> Tensor:
-        classes = self._splits[split]
-        return torch.from_numpy(np.concatenate([classes.pictures(label) for label in range(len(classes.identities))]))
+        return torch.from_numpy(np.concatenate(list(self._splits[split].of_each())))
 
     def numbers(self, split: str, indices: Tensor) -> Tensor:
         shape, sizes = self._shapes[split], self._sizes(split)
@@ -411,9 +412,7 @@ class _PictureTasks(UnlimitedTasks):
                 rng = self._seeds.generator(split, index, _AUGMENT)
                 changed = (augmented_pictures(batch.x[0], augment, rng).unsqueeze(0) for batch in task)
                 tasks[place] = Episode(*(Batch(x, batch.y) for x, batch in zip(changed, task, strict=True)))
-        if shots is not None:
-            return Episode(*(Batch(*map(torch.cat, zip(*part, strict=True))) for part in zip(*tasks, strict=True)))
-        return tasks[0] if len(tasks) == 1 else tasks
+        return joined(tasks, alike=shots is not None)
 
     def _plan(self, split: str, index: int) -> TaskPlan:
         classes, shape, grouped = self._splits[split], self._shapes[split], self._grouped
@@ -422,17 +421,16 @@ class _PictureTasks(UnlimitedTasks):
         if split in grouped.fixed or split in grouped.groups:
             turn = 0
             if split in grouped.fixed:
-                labels, places = grouped.fixed[split][index]
+                task = grouped.fixed[split][index]
             else:
                 groups = [group for group in grouped.groups[split] if len(group) >= ways]
                 sizes = np.array(list(map(len, groups)))
                 group = groups[rng.choice(len(groups), p=sizes / sizes.sum())]
                 labels = rng.choice(group, ways, replace=False).tolist()
-                places = rng.permutation(classes.fewest)[: shape.most]
+                task = FixedTask(labels, rng.permutation(classes.fewest)[: shape.most].tolist())
                 turn = int(rng.integers(4)) if self._rotations else 0
-            pictures = [classes.pictures(label) for label in labels]
-            return TaskPlan(labels, pictures, [np.array(places)] * ways, [shots] * ways, [turn] * ways)
-
+            pictures = [classes.pictures(label) for label in task.labels]
+            return TaskPlan(task.labels, pictures, [np.array(task.places)] * ways, [shots] * ways, [turn] * ways)
         if rule == META_DATASET:
             ways = int(rng.integers(min(FEWEST_WAYS, ways), ways + 1))
         labels = rng.choice(len(classes.identities), ways, replace=False).tolist()
@@ -463,9 +461,9 @@ def _episode_of(plan: TaskPlan) -> Episode:
 
 def picture_tasks(
     load: Callable[[], Mapping[str, Classes]], shapes: Mapping[str, EpisodeShape], *, rotations: bool,
-    augment: Sequence[str] = (), seeds: Seeds, samples: Samples | None = None, grouped: Grouped | None = None,
+    augment: Sequence[str] = (), seeds: Seeds, samples: Samples | None = None, grouped: Grouped = UNGROUPED,
     labels: str = "all",
-) -> TaskSource:  # fmt: skip
+) -> PictureTasks:  # fmt: skip
     """A source of few-shot classification tasks. Raises ValueError for a negative seed, or `rotations` that is neither
     true nor false.
 
@@ -486,9 +484,7 @@ def picture_tasks(
         return {**splits} | {split: each_picture(splits[split], shapes[split].most) for split in unlabelled}
 
     changes = dict.fromkeys(unlabelled or ("train",), augment)
-    return _PictureTasks(
-        load_splits, shapes, rotations, changes, seeds, samples, Grouped({}, {}) if grouped is None else grouped
-    )
+    return PictureTasks(load_splits, shapes, rotations, changes, seeds, samples, grouped)
 
 
 # The numbers of many tasks at once, in C: numpy takes 90 µs for a task, this one
@@ -682,13 +678,6 @@ def identity(family: str, name: object) -> str:
     return hashlib.sha256(f"{family}/{name}".encode(errors="surrogateescape")).hexdigest()[:16]
 
 
-@runtime_checkable
-class HasDigest(Protocol):
-    """A source with a digest of all of its data."""
-
-    def digest_of_all(self) -> bytes: ...
-
-
 def content_of(source: TaskSource) -> Content:
     """The content of a source."""
     digest, of_pictures, read = hashlib.sha256(), hashlib.sha256(), 0
@@ -699,13 +688,12 @@ def content_of(source: TaskSource) -> Content:
                 digest.update(values.detach().cpu().contiguous().numpy().data)
         if not isinstance(source, HoldsClasses) or (classes := source.classes_of(split)).drawn:
             continue
-        for label in range(len(classes.identities)):
-            pictures = classes.pictures(label)
+        for pictures in classes.of_each():
             read += pictures.nbytes
             for number in range(len(pictures)) if read <= _WHOLE else (0, len(pictures) - 1):
                 of_pictures.update(hashlib.sha256(pictures[number].tobytes()).digest())
     digest.update(of_pictures.digest())
-    if isinstance(source, HasDigest):
+    if hasattr(source, "digest_of_all"):
         digest.update(source.digest_of_all())
     return Content(f"2-{digest.hexdigest()}")  # 2: the way in which it is made; raise it with any change above
 

@@ -13,19 +13,19 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from metalearn.errors import ConfigError, Invalid, whole_number
+from metalearn.errors import ConfigError, Invalid, enough_classes, whole_number
 from metalearn.tasks.common.episodes import (
     NO_LABELS,
     SPLITS,
+    UNGROUPED,
     Classes,
     EpisodeShape,
     EpisodeSpec,
     Grouped,
-    HoldsClasses,
     Images,
+    SeededTasks,
     Seeds,
     augmented_pictures,
-    check_seeds,
     class_names_of,
     drawers_of,
     identities_of,
@@ -70,13 +70,28 @@ class Chosen(NamedTuple):
 Split = Labelled | Chosen
 
 
-class _SampleSource:
+class SampleSource(SeededTasks):
+    """A source of plain samples. Raises ValueError for a negative seed, or `known` that is not between 1 and the number
+    of training samples.
+
+    Args:
+        load: reads the splits `train`, `val` and `test`; called once, for the first sample.
+        sizes: samples of each split.
+        identities: those of the classes, which all splits share.
+        known: how many training samples are the support set in validation and test, for normalisation statistics.
+        seeds: the order of the samples is drawn from them; the known samples are drawn from `eval_seed`.
+        names: what people call the classes, if that is known.
+        augment: the changes of each training sample, names of `AUGMENTATIONS`.
+    """
+
     def __init__(
         self, load: Callable[[], Mapping[str, Split]], sizes: Mapping[str, int], identities: Sequence[str], *,
-        names: Sequence[str], support_size: int, augment: Sequence[str], seeds: Seeds,
+        known: int, seeds: Seeds, names: Sequence[str] = (), augment: Sequence[str] = (),
     ) -> None:  # fmt: skip
+        super().__init__(seeds)
+        whole_number("known", known, at_least=1, at_most=sizes["train"])
         self._load, self._sizes, self._identities, self._names = load, sizes, identities, names
-        self._support_size, self._augment, self._seeds = support_size, augment, seeds
+        self._support_size, self._augment = known, augment
         # Of training the last epoch's too, in which a chunk may begin.
         self._order = functools.lru_cache(4)(self._drawn_order)
 
@@ -135,27 +150,6 @@ class _SampleSource:
         return Batch(x.unsqueeze(0), torch.from_numpy(classes).unsqueeze(0))
 
 
-def samples(
-    load: Callable[[], Mapping[str, Split]], sizes: Mapping[str, int], identities: Sequence[str], *, known: int,
-    seeds: Seeds, names: Sequence[str] = (), augment: Sequence[str] = (),
-) -> TaskSource:  # fmt: skip
-    """A source of plain samples. Raises ValueError for a negative seed, or `known` that is not between 1 and the number
-    of training samples.
-
-    Args:
-        load: reads the splits `train`, `val` and `test`; called once, for the first sample.
-        sizes: samples of each split.
-        identities: those of the classes, which all splits share.
-        known: how many training samples are the support set in validation and test, for normalisation statistics.
-        seeds: the order of the samples is drawn from them; the known samples are drawn from `eval_seed`.
-        names: what people call the classes, if that is known.
-        augment: the changes of each training sample, names of `AUGMENTATIONS`.
-    """
-    check_seeds(seeds)
-    whole_number("known", known, at_least=1, at_most=sizes["train"])
-    return _SampleSource(load, sizes, identities, names=names, support_size=known, augment=augment, seeds=seeds)
-
-
 class Pretraining:
     """A source that trains on `samples`, and validates and tests on `tasks`."""
 
@@ -185,37 +179,42 @@ class Pretraining:
         return self._sources[split].episodes(split, indices)
 
 
-def refuse_training_shape(episode: EpisodeSpec) -> None:
-    """Raises ValueError if training tasks are to have another shape, or no labels: plain samples have none, and are
-    trained on with theirs."""
-    if episode.labels == NO_LABELS:
-        raise Invalid("labels", episode.labels, "this algorithm trains on plain samples with labels", "type KEY=all")
-    for name, value in (("train_ways", episode.train_ways), ("train_queries", episode.train_queries)):
-        if value is not None:
-            allowed = "this algorithm trains on plain samples, which have no training tasks"
-            raise Invalid(name, value, allowed, "type KEY=null")
-
-
 def few_shot(
     load: Callable[[], Mapping[str, Classes]], shapes: Mapping[str, EpisodeShape], episode: EpisodeSpec, *,
-    rotations: bool, seeds: Seeds, instead: str, grouped: Grouped | None = None,
+    rotations: bool, seeds: Seeds, instead: str | Callable[[], tuple[TaskSource, str]], grouped: Grouped = UNGROUPED,
 ) -> TaskSource:  # fmt: skip
-    """As `picture_tasks`, with the augmentation of `episode`; algorithms that are trained on plain samples get all
-    pictures of the training classes. Raises ValueError as `picture_tasks`.
+    """As `picture_tasks`, with what `episode` says of training; algorithms that are trained on plain samples get all
+    pictures of the training classes.
 
     Args:
-        instead: an option of dataset with plain samples to evaluate on, for a message.
+        instead: what evaluates on plain samples: the name of another dataset, for a message; or a function that gives
+            a source of such samples, and says what they are.
         load, shapes, rotations, seeds, grouped: as for `picture_tasks`.
     """
 
     def plain(evaluated_on: Unit) -> tuple[TaskSource, str]:
-        refuse_training_shape(episode)
+        if episode.labels == NO_LABELS:
+            raise Invalid("labels", NO_LABELS, "this algorithm trains on plain samples with labels", "type KEY=all")
+        for name, value in (("train_ways", episode.train_ways), ("train_queries", episode.train_queries)):
+            if value is not None:
+                allowed = "this algorithm trains on plain samples, which have no training tasks"
+                raise Invalid(name, value, allowed, "type KEY=null")
         if evaluated_on != "tasks":
+            if callable(instead):
+                return instead()
             raise ConfigError(
                 "dataset: this one has tasks of classes, and algorithm=supervised wants one problem with the same "
                 f"classes in training and test; type dataset={instead} or dataset=image_folder"
             )
-        return pretraining_on(tasks, seeds, episode.augment)
+        classes = tasks.classes_of("train")
+        sizes = list(map(len, classes.of_each()))
+        train, counts = sum(sizes), {"train": sum(sizes), "val": 0, "test": 0}
+        training = SampleSource(
+            lambda: {"train": Chosen(classes.pictures, list(map(np.arange, sizes)))}, counts, classes.identities,
+            known=min(KNOWN, train), augment=episode.augment, seeds=seeds,
+        )  # fmt: skip
+        words = f"all {train} pictures of the {len(sizes)} training classes; the others' tasks evaluate"
+        return Pretraining(training, tasks), words
 
     tasks = picture_tasks(
         load, shapes, rotations=rotations, augment=episode.augment, seeds=seeds, samples=plain, grouped=grouped,
@@ -224,38 +223,22 @@ def few_shot(
     return tasks
 
 
-def pretraining_on(tasks: TaskSource, seeds: Seeds, augment: Sequence[str]) -> tuple[TaskSource, str]:
-    """Trains on all pictures of the training classes of `tasks`, and evaluates on the tasks; and what there is, in
-    words."""
-    assert isinstance(tasks, HoldsClasses)
-    identities, _, pictures, *_ = tasks.classes_of("train")
-    sizes = [len(pictures(label)) for label in range(len(identities))]
-    train = {"train": Chosen(pictures, [np.arange(size) for size in sizes])}
-    counts = {"train": sum(sizes), "val": 0, "test": 0}
-    plain = samples(lambda: train, counts, identities, known=min(KNOWN, sum(sizes)), augment=augment, seeds=seeds)
-    words = f"all {sum(sizes)} pictures of the {len(sizes)} training classes; the others' tasks evaluate"
-    return Pretraining(plain, tasks), words
-
-
 def drawn_samples(
-    load: Callable[[], Callable[[int], Images]], identities: Sequence[str], drawings: int, *, train: int, val: int,
-    known: int, seeds: Seeds, names: Sequence[str] = (),
+    load: Callable[[], Callable[[int], Images]], identities: Sequence[str], drawings: int, *, ways: int, train: int,
+    val: int, known: int, seeds: Seeds, names: Sequence[str] = (),
 ) -> TaskSource:  # fmt: skip
-    """Plain samples of classes with as many drawings each: of each class the first `train` train, the next `val`
-    validate, and the others test. Raises ValueError if a split would be empty; or as `samples`.
-
-    Args:
-        load: gives the function from a class's number to its drawings; called once, for the first sample.
-        identities, known, seeds, names: as for `samples`.
-        drawings: the number of drawings of each class.
-    """
+    """Plain samples of the first `ways` classes, which have as many `drawings` each: the first `train` train, the next
+    `val` validate, and the others test. `load` gives the function from a class's number to its drawings. Raises
+    ValueError if there are too few classes, or a split would be empty; or as `SampleSource`."""
+    whole_number("ways", ways, at_least=2)
+    enough_classes("ways", ways, "train", len(identities))
     whole_number("train_drawings", train, at_least=1, at_most=drawings - 2)
     whole_number("val_drawings", val, at_least=1, at_most=drawings - train - 1)
     parts = dict(zip(SPLITS, np.split(np.arange(drawings), [train, train + val]), strict=True))
 
     def splits() -> dict[str, Chosen]:
         pictures = load()
-        return {split: Chosen(pictures, [part] * len(identities)) for split, part in parts.items()}
+        return {split: Chosen(pictures, [part] * ways) for split, part in parts.items()}
 
-    sizes = {split: len(identities) * len(part) for split, part in parts.items()}
-    return samples(splits, sizes, identities, known=known, seeds=seeds, names=names)
+    sizes = {split: ways * len(part) for split, part in parts.items()}
+    return SampleSource(splits, sizes, identities[:ways], known=known, seeds=seeds, names=names[:ways])

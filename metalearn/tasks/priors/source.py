@@ -16,7 +16,7 @@ from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
 from metalearn.errors import DataError, Invalid, real_number, whole_number
-from metalearn.tasks.common.episodes import Seeds, UnlimitedTasks, check_seeds
+from metalearn.tasks.common.episodes import SeededTasks, Seeds
 from metalearn.types import Batch, Episode
 
 Whole = int | Sequence[int]  # a whole number, or the fewest and the most
@@ -120,14 +120,13 @@ def one_by_one(table: Callable[[np.random.Generator, Shape], Any]) -> Callable[.
     return tables
 
 
-class PriorTasks(UnlimitedTasks):
+class PriorTasks(SeededTasks):
     """The tasks of a prior: a `metalearn.types.TaskSource` that comes in groups. `shape(split, group)` is the shape of
     a group."""
 
     def __init__(self, prior: Prior, classes: int | None, group: int, seeds: Seeds) -> None:
-        self.prior, self._classes, self._group, self._seeds = prior, classes, group, seeds
-        check_seeds(seeds)
-        self._checked = False
+        super().__init__(seeds)
+        self.prior, self._classes, self._group, self._checked = prior, classes, group, False
         self.shape = functools.lru_cache(4096)(self._shape)  # every chunk of a group asks for it
 
     def classes(self, split: str) -> int | None:
@@ -238,14 +237,9 @@ def _alike(one: Episode, other: Episode) -> bool:
 
 
 def tasks_of(prior: Prior, *, classes: int | None, group: int, seeds: Seeds) -> PriorTasks:
-    """The tasks of a prior. Raises ValueError for a number out of range, and DataError at the first task if the rule
-    draws none, or breaks its promise.
-
-    Args:
-        prior: the rule.
-        classes: the most classes of a task; None: the targets are real numbers.
-        group: how many tasks share a shape. A chunk is a part of a group.
-    """
+    """The tasks of a prior. `classes` are the most of a task; None: the targets are real numbers. `group` is how many
+    tasks share a shape; a chunk is a part of a group. Raises ValueError for a number out of range, and DataError at the
+    first task if the rule draws none, or breaks its promise."""
     if classes is not None:
         whole_number("classes", classes, at_least=2)
     whole_number("group", group, at_least=1)
@@ -259,8 +253,7 @@ def own_prior(*, prior: ModuleType, classes: int | None, group: int, seeds: Seed
     `prior`, such as `mixture` makes it. Raises ValueError if it has no such functions."""
     rule = getattr(prior, "prior", None)
     if not isinstance(rule, Prior):
-        parts: Any = (getattr(prior, name, None) for name in ("shape", "table", "tables"))
-        shape, table, tables = parts
+        shape, table, tables = (getattr(prior, name, None) for name in ("shape", "table", "tables"))
         if not callable(shape) or not (callable(table) or callable(tables)):
             missing = "table(rng, shape)" if callable(shape) else "shape(rng)"
             advice = "see docs/how-to/prior.md"
