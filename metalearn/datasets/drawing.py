@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from metalearn.errors import ConfigError, DataError, RunError
 from metalearn.saved.form import digest_of
@@ -220,29 +219,15 @@ class SetRecipe:
         return made_once(out, other, lambda: self._made(out))
 
     def _made(self, out: Path) -> DrawnSet:
-        work = out / ".work"
-        packages = {Package(design.package, design.version, design.sha256) for design in self.designs}
-        log.info("%s: %d packages by %s", self.name, len(packages), self.client.command[0])
-        files = fetched(sorted(packages), self.client, work)
-        parts = []
-        for number, design in enumerate(self.designs, 1):
-            numbers, pictures = self.draw(design, files[design.package], self.classes)
-            parts.append((np.array(numbers, np.int64), pictures))
-            log.info("%s: %s, %d drawings (%d of %d)", self.name, design.name, len(numbers), number, len(self.designs))
-        places, left_out = self._placed(parts)
-        for row, of_class in zip(self.classes, places, strict=True):
-            if len(of_class) < FEWEST:
-                raise DataError(f"{self.name}: {len(of_class)} drawings of {row.one.name}, and {FEWEST} are needed")
-        if left_out:
-            log.info("%s: %d drawings that copy another one of their class are left out", self.name, left_out)
+        drawn = self._drawn(out / ".work")
 
         def classes() -> Iterator[tuple[DrawnClass, Images]]:
-            for row, of_class in zip(self.classes, places, strict=True):
-                drawn = [parts[design][1][place] for design, place in of_class]
-                yield row.one._replace(drawers=[design for design, _ in of_class]), np.stack(drawn)
+            for row, of_class in zip(self.classes, drawn, strict=True):
+                drawers, pictures = zip(*of_class, strict=True)
+                yield row.one._replace(drawers=list(drawers)), np.stack(pictures)
 
         names = [design.name for design in self.designs]
-        made = write_set(out, self.name, names, self.shape, classes(), sum(map(len, places)))
+        made = write_set(out, self.name, names, self.shape, classes(), sum(map(len, drawn)))
         log.info("%s: %d classes, %d pictures, SHA-256 %s…", self.name, len(made.classes), made.total, made.digest[:16])
         pairs = zip(self.classes, made.classes, strict=True)
         if other := [row.one.name for row, one in pairs if row.digest != one.digest]:
@@ -264,20 +249,29 @@ class SetRecipe:
             "passes it on names the author and the licence. CC-BY-SA also binds what is made of the pictures.", "",
             "| design | author | licence | package | pictures |", "| --- | --- | --- | --- | --- |", *rows, "",
         ]))  # fmt: skip
-        shutil.rmtree(work, ignore_errors=True)
+        shutil.rmtree(out / ".work", ignore_errors=True)
         return made
 
-    def _placed(self, parts: Sequence[tuple[NDArray[np.int64], Images]]) -> tuple[list[list[tuple[int, int]]], int]:
-        """The drawings of each class as (design, place in its part), and how many copies are left out."""
-        places: list[list[tuple[int, int]]] = [[] for _ in self.classes]
-        for design, (numbers, _) in enumerate(parts):
-            for place, number in enumerate(numbers.tolist()):
-                places[number].append((design, place))
-        if not self.distinct:
-            return places, 0
-        before = sum(map(len, places))
-        for number, of_class in enumerate(places):
+    def _drawn(self, work: Path) -> list[list[tuple[int, Images]]]:
+        """The drawings of each class: the number of the design, and the picture."""
+        packages = {Package(design.package, design.version, design.sha256) for design in self.designs}
+        log.info("%s: %d packages by %s", self.name, len(packages), self.client.command[0])
+        files = fetched(sorted(packages), self.client, work)
+        drawn: list[list[tuple[int, Images]]] = [[] for _ in self.classes]
+        for number, design in enumerate(self.designs):
+            numbers, pictures = self.draw(design, files[design.package], self.classes)
+            for place, picture in zip(numbers, pictures, strict=True):
+                drawn[place].append((number, picture))
+            log.info("%s: %s, %d drawings (%d of %d)", self.name, design.name, len(numbers), number + 1,
+                     len(self.designs))  # fmt: skip
+        before = sum(map(len, drawn))
+        for number, of_class in enumerate(drawn if self.distinct else ()):
             if of_class:
-                drawn = np.stack([parts[design][1][place] for design, place in of_class])
-                places[number] = [of_class[place] for place in first_of_copies(drawn)]
-        return places, before - sum(map(len, places))
+                first = first_of_copies(np.stack([picture for _, picture in of_class]))
+                drawn[number] = [of_class[place] for place in first]
+        for row, of_class in zip(self.classes, drawn, strict=True):
+            if len(of_class) < FEWEST:
+                raise DataError(f"{self.name}: {len(of_class)} drawings of {row.one.name}, and {FEWEST} are needed")
+        if copies := before - sum(map(len, drawn)):
+            log.info("%s: %d drawings that copy another one of their class are left out", self.name, copies)
+        return drawn

@@ -68,7 +68,7 @@ class ClassPictures(NamedTuple):
     """The pictures of a class, where they lie: paths, or files' contents (bytes), or uint8 [n, h, w, 3]."""
 
     total: int
-    get: Callable[[], Sequence[Any]]
+    get: Callable[[], Any]
 
 
 class FoundSet(NamedTuple):

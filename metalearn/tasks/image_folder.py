@@ -17,7 +17,6 @@ from metalearn.errors import DataError, Invalid
 from metalearn.tasks.common.episodes import (
     SPLITS,
     Classes,
-    EpisodeShape,
     EpisodeSpec,
     Images,
     Seeds,
@@ -161,7 +160,16 @@ def image_folder(
         folders = _pictures_by_class(Path(root), table, split)
         names = _divide(Path(root), folders, split)
         splits = {part: {name: folders[name] for name in classes} for part, classes in names.items()}
-        _check_sizes(Path(root), splits, shapes)
+        sizes = [(part, name, len(files)) for part, classes in splits.items() for name, files in classes.items()]
+        if single := [name for _, name, size in sizes if size < 2]:
+            raise DataError(
+                f"dataset.root={Path(root)}: {len(single)} classes have fewer than 2 pictures, and an episode needs one for "
+                f"its support set and one for its query set: {first_few(single)}; remove these folders or add pictures"
+            )
+        counts = {part: (len(classes), min(map(len, classes.values()))) for part, classes in splits.items()}
+        small = [f"{name} ({size})" for part, name, size in sizes if size < shapes[part].most]
+        which = f": {len(small)} classes have too few pictures: {first_few(small)}" if small else ""
+        check_read(shapes, counts, f"dataset.root={Path(root)}{which}")
         return _decoded(Path(root), splits, image_size, channels)
 
     def classification() -> tuple[TaskSource, str]:
@@ -178,22 +186,6 @@ def image_folder(
         return plain, f"the pictures of all {len(names)} classes, {how}: {counts}"
 
     return few_shot(load, shapes, episode, rotations=rotations, seeds=seeds, instead=classification)
-
-
-def _check_sizes(
-    root: Path, splits: Mapping[str, Mapping[str, Sequence[str]]], shapes: Mapping[str, EpisodeShape]
-) -> None:
-    """Raises DataError for too few classes, or too few pictures of a class, for the episodes."""
-    sizes = [(split, name, len(files)) for split, classes in splits.items() for name, files in classes.items()]
-    if single := [name for _, name, size in sizes if size < 2]:
-        raise DataError(
-            f"dataset.root={root}: {len(single)} classes have fewer than 2 pictures, and an episode needs one for "
-            f"its support set and one for its query set: {first_few(single)}; remove these folders or add pictures"
-        )
-    counts = {split: (len(classes), min(map(len, classes.values()))) for split, classes in splits.items()}
-    small = [f"{name} ({size})" for split, name, size in sizes if size < shapes[split].most]
-    which = f": {len(small)} classes have too few pictures: {first_few(small)}" if small else ""
-    check_read(shapes, counts, f"dataset.root={root}{which}")
 
 
 def _decoded(

@@ -122,8 +122,8 @@ def _grouped(
     fixed = []
     for number in range(STREAMS):  # drawn by numbers that are the same in every run
         rng = np.random.default_rng(number)
-        labels = rng.permutation(len(classes["test"]))[: STREAM.ways].tolist()
-        fixed.append(FixedTask(labels, rng.permutation(DRAWINGS).tolist()))
+        of_task = rng.permutation(len(classes["test"]))[: STREAM.ways].tolist()
+        fixed.append(FixedTask(of_task, rng.permutation(DRAWINGS).tolist()))
     return Grouped(groups, {"test": fixed})
 
 

@@ -86,8 +86,8 @@ class _SeveralSets(SeededTasks):
         places = [self._place(split, index) for index in indices.tolist()]
         tasks = [self._sources[place].episodes(split, torch.tensor([number])) for place, number in places]
         shapes = [[tuple(values.shape) for values in pytree.tree_leaves(task)] for task in tasks]
-        if any(shape != shapes[0] for shape in shapes):
-            wrong = next(number for number, shape in enumerate(shapes) if shape != shapes[0])
-            pair = [f"{self.sets[places[number][0]]} {shapes[number][0]}" for number in (0, wrong)]
-            raise DataError(f"dataset.sets: tasks differ in shape: {' and '.join(pair)}; choose others")
+        for wrong, shape in enumerate(shapes):
+            if shape != shapes[0]:
+                pair = [f"{self.sets[places[number][0]]} {shapes[number][0]}" for number in (0, wrong)]
+                raise DataError(f"dataset.sets: tasks differ in shape: {' and '.join(pair)}; choose others")
         return joined(tasks)

@@ -188,9 +188,7 @@ def arrays(
 def _check_episode(shots: Shots, queries: int, split: object) -> None:
     check_shots(shots)
     whole_number("queries", queries, at_least=1)
-    if isinstance(split, str) and split:
-        return
-    if not are_fractions(split):
+    if not (isinstance(split, str) and split) and not are_fractions(split):
         raise Invalid("split", split, "must be three fractions with the sum 1, or a column", "type KEY=[0.6,0.2,0.2]")
 
 

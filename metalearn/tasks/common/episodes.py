@@ -452,11 +452,12 @@ def _episode_of(plan: TaskPlan) -> Episode:
     """A task, whose classes may have different numbers of shots."""
     if len(set(plan.shots)) == 1:
         return image_episode(np.stack(plan.drawn())[None], shots=plan.shots[0])
-    parts: tuple[list[Batch], list[Batch]] = [], []
+    each = []
     for way, (drawn, shots) in enumerate(zip(plan.drawn(), plan.shots, strict=True)):
-        for part, batch in zip(parts, image_episode(np.stack([drawn])[None], shots=shots), strict=True):
-            part.append(Batch(batch.x, batch.y + way))
-    return Episode(*(Batch(*(torch.cat(values, dim=1) for values in zip(*part, strict=True))) for part in parts))
+        support, query = image_episode(np.stack([drawn])[None], shots=shots)
+        each.append(Episode(Batch(support.x, support.y + way), Batch(query.x, query.y + way)))
+    whole: Episode = pytree.tree_map(lambda *values: torch.cat(values, dim=1), *each)
+    return whole
 
 
 def picture_tasks(
@@ -464,18 +465,10 @@ def picture_tasks(
     augment: Sequence[str] = (), seeds: Seeds, samples: Samples | None = None, grouped: Grouped = UNGROUPED,
     labels: str = "all",
 ) -> PictureTasks:  # fmt: skip
-    """A source of few-shot classification tasks. Raises ValueError for a negative seed, or `rotations` that is neither
-    true nor false.
-
-    Args:
-        load: gives the classes of the splits `train`, `val` and `test`; called once, for the first task.
-        shapes: the shape of each split's episodes.
-        rotations: turn each drawn class by a random multiple of 90°, in every split.
-        augment: the changes of each training picture, names of `AUGMENTATIONS`.
-        samples: that of `metalearn.types.GivesSamples`, if the source is one.
-        grouped: draws tasks within groups of classes, and has fixed ones.
-        labels: as in `EpisodeSpec`.
-    """
+    """A source of few-shot classification tasks; `shapes` are those of each split's episodes. `load` gives the classes
+    of each split; it is called once, for the first task. With `rotations`, each drawn class is turned by a random
+    multiple of 90°, in every split. `augment` and `labels` are those of `EpisodeSpec`, and `samples` is that of
+    `metalearn.types.GivesSamples`. Raises ValueError for a negative seed, or `rotations` that is no truth value."""
     true_or_false("rotations", rotations)
     unlabelled = ("train", "val") if labels == NO_LABELS else ()
 

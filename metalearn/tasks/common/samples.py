@@ -75,12 +75,10 @@ class SampleSource(SeededTasks):
     of training samples.
 
     Args:
-        load: reads the splits `train`, `val` and `test`; called once, for the first sample.
-        sizes: samples of each split.
-        identities: those of the classes, which all splits share.
+        load: reads the splits `train`, `val` and `test`, which have these `sizes`; called once, for the first sample.
+        identities: those of the classes, which all splits share; `names` is what people call them, if that is known.
         known: how many training samples are the support set in validation and test, for normalisation statistics.
         seeds: the order of the samples is drawn from them; the known samples are drawn from `eval_seed`.
-        names: what people call the classes, if that is known.
         augment: the changes of each training sample, names of `AUGMENTATIONS`.
     """
 
@@ -183,14 +181,9 @@ def few_shot(
     load: Callable[[], Mapping[str, Classes]], shapes: Mapping[str, EpisodeShape], episode: EpisodeSpec, *,
     rotations: bool, seeds: Seeds, instead: str | Callable[[], tuple[TaskSource, str]], grouped: Grouped = UNGROUPED,
 ) -> TaskSource:  # fmt: skip
-    """As `picture_tasks`, with what `episode` says of training; algorithms that are trained on plain samples get all
-    pictures of the training classes.
-
-    Args:
-        instead: what evaluates on plain samples: the name of another dataset, for a message; or a function that gives
-            a source of such samples, and says what they are.
-        load, shapes, rotations, seeds, grouped: as for `picture_tasks`.
-    """
+    """As `picture_tasks`; algorithms that are trained on plain samples get all pictures of the training classes.
+    `instead` evaluates on plain samples: a function that gives their source, and says what they are; or, for a message,
+    the name of another dataset."""
 
     def plain(evaluated_on: Unit) -> tuple[TaskSource, str]:
         if episode.labels == NO_LABELS:

@@ -189,14 +189,10 @@ def read_pictures(folder: Path, index: DrawnSet, advice: str) -> Images:
 def pictures_by_split(
     folder: Path, index: DrawnSet, size: int, channels: int, advice: str, *, ink: bool = False
 ) -> dict[str, tuple[list[DrawnClass], Callable[[int], Images]]]:
-    """The classes of each split, and the pictures of one by its number there: those of the set, or of another size or
-    number of channels. These are made once and kept in the cache. Raises DataError as `read_pictures`; or if no cache
-    folder can be used.
-
-    Args:
-        channels: 1: grey, [n, size, size]; 3: [n, size, size, 3].
-        ink: grey pictures of the set are ink on paper, with ink as the largest value; those in colour lie on white.
-    """
+    """The classes of each split, and the pictures of one by its number there: [n, size, size] for one of `channels`,
+    [n, size, size, 3] for three. If those of the set are others, they are made once and kept in the cache. With `ink`,
+    grey pictures are ink on paper, with ink as the largest value, and those in colour lie on white. Raises DataError as
+    `read_pictures`; or if no cache folder can be used."""
     colours = 3 if len(index.shape) == 3 else 1
     mode = {1: "L", 3: "RGB"}[channels]
     shape = (index.total, size, size, *([3] if channels == 3 else []))

@@ -154,12 +154,12 @@ class PriorTasks(SeededTasks):
         another one. Raises DataError if it does not."""
         group = index // self._group
         one, again, other = (self._of(split, n // self._group, [n]) for n in (index, index, index + 1))
-        if self._shape(split, group) != self._shape(split, group) or not _alike(one, again):
+        if self._shape(split, group) != self._shape(split, group) or _bits(one) != _bits(again):
             raise self._wrong(
                 f"two calls for task {index} of {split} differ; let it draw from `rng` alone, and not from the clock, "
                 "a global generator or what an earlier call has left"
             )
-        if _alike(one, other):
+        if _bits(one) == _bits(other):
             raise self._wrong(f"tasks {index} and {index + 1} of {split} are alike; let it draw from `rng`")
 
     def _shape(self, split: str, group: int) -> Shape:
@@ -230,10 +230,8 @@ def is_constant(task: Episode) -> bool:
     return bool((values == values[:, :1]).all())
 
 
-def _alike(one: Episode, other: Episode) -> bool:
-    """Whether two episodes have the same bits."""
-    pairs = [(a, b) for mine, theirs in zip(one, other, strict=True) for a, b in zip(mine, theirs, strict=True)]
-    return all(a.shape == b.shape and a.numpy().tobytes() == b.numpy().tobytes() for a, b in pairs)
+def _bits(task: Episode) -> list[tuple[torch.Size, bytes]]:
+    return [(values.shape, values.numpy().tobytes()) for batch in task for values in batch]
 
 
 def tasks_of(prior: Prior, *, classes: int | None, group: int, seeds: Seeds) -> PriorTasks:
@@ -253,7 +251,8 @@ def own_prior(*, prior: ModuleType, classes: int | None, group: int, seeds: Seed
     `prior`, such as `mixture` makes it. Raises ValueError if it has no such functions."""
     rule = getattr(prior, "prior", None)
     if not isinstance(rule, Prior):
-        shape, table, tables = (getattr(prior, name, None) for name in ("shape", "table", "tables"))
+        parts: Any = (getattr(prior, name, None) for name in ("shape", "table", "tables"))
+        shape, table, tables = parts
         if not callable(shape) or not (callable(table) or callable(tables)):
             missing = "table(rng, shape)" if callable(shape) else "shape(rng)"
             advice = "see docs/how-to/prior.md"
