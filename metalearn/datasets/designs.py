@@ -48,11 +48,9 @@ def emoji() -> SetRecipe:
             f"resvg-py is version {resvg_py.__version__}, and {RENDERER} draws the published pictures: "
             f"pip install resvg-py=={RENDERER}"
         )
-    rows = listed(HERE / "emoji_classes.csv")
-    designs = designs_of(HERE / "emoji_designs.csv")
     return SetRecipe(
-        "emoji", f"resvg-py {RENDERER}", (EMOJI_SIDE, EMOJI_SIDE, 3), NPM, designs, rows, draw_emoji, distinct=False,
-        source="the npm packages of Iconify",
+        "emoji", f"resvg-py {RENDERER}", (EMOJI_SIDE, EMOJI_SIDE, 3), NPM, designs_of(HERE / "emoji_designs.csv"),
+        listed(HERE / "emoji_classes.csv"), draw_emoji, distinct=False, source="the npm packages of Iconify",
     )  # fmt: skip
 
 
@@ -92,11 +90,10 @@ _LEAST_INK = 12  # a character with less ink, in full pixels, is one that the fo
 
 def characters(name: str) -> SetRecipe:
     """The recipe of `kanji`, or of the letters of six `scripts`."""
-    rows = listed(HERE / f"{name}_classes.csv")
-    renderer = f"FreeType {features.version('freetype2')}"
     return SetRecipe(
-        name, renderer, (CHARACTER_SIDE, CHARACTER_SIDE), APT, designs_of(HERE / "fonts.csv"), rows, draw_characters,
-        distinct=True, source="the font packages of Debian 12",
+        name, f"FreeType {features.version('freetype2')}", (CHARACTER_SIDE, CHARACTER_SIDE), APT,
+        designs_of(HERE / "fonts.csv"), listed(HERE / f"{name}_classes.csv"), draw_characters, distinct=True,
+        source="the font packages of Debian 12",
     )  # fmt: skip
 
 

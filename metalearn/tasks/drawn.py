@@ -25,8 +25,6 @@ from metalearn.tasks.common.samples import few_shot
 from metalearn.tasks.common.stored import INDEX, DrawnClass, pictures_by_split, read_set
 from metalearn.types import TaskSource
 
-TESTS = ("all", "held", "cross")
-
 log = logging.getLogger(__name__)
 
 
@@ -60,7 +58,7 @@ def _drawn_set(name: str, side: int) -> Callable[..., TaskSource]:
         check_shots(episode.shots)
         shapes = shapes_of(episode)
         true_or_false("drop_small", protocol.drop_small)
-        one_of("test", protocol.test, TESTS)
+        one_of("test", protocol.test, ("all", "held", "cross"))
         names = protocol.held_drawers
         if isinstance(names, str) or len(set(names)) != len(names):
             raise Invalid("held_drawers", names, "must be a list of different names", "type KEY=[NAME,NAME]")

@@ -24,14 +24,13 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from metalearn.errors import DataError, Invalid, enough_classes, not_negative, one_of, true_or_false, whole_number
+from metalearn.errors import DataError, Invalid, enough_classes, not_negative, one_of, whole_number
 from metalearn.storage.cache import library_of
 from metalearn.types import Batch, Episode, NamesClasses, NamesDrawers, TaskSource, TellsClasses, Unit
 
 SPLITS = {"train": 0, "val": 1, "test": 2}
 
 Images = NDArray[np.uint8]
-Samples = Callable[[Unit], tuple[TaskSource, str]]
 
 
 class Seeds(NamedTuple):
@@ -246,7 +245,7 @@ def turned(pictures: Images, quarters: int) -> Images:
     return pictures.swapaxes(1, 2)[:, :, ::-1]
 
 
-def sizes_of_task(rng: np.random.Generator, pictures: NDArray[np.int64], queries: int) -> tuple[NDArray[np.int64], int]:
+def sizes_of_task(rng: np.random.Generator, pictures: NDArray[np.int64], queries: int) -> tuple[list[int], int]:
     """The shots of each class of a task, and the queries of all, by the rule of Meta-Dataset (Triantafillou et al.
     2020, arXiv 1903.03096, appendix): larger classes have more shots.
 
@@ -260,7 +259,7 @@ def sizes_of_task(rng: np.random.Generator, pictures: NDArray[np.int64], queries
     total = min(MOST_SHOTS, int(np.ceil(share * np.minimum(MOST_OF_CLASS, room)).sum()))
     weights = np.exp(rng.uniform(math.log(0.5), math.log(2), ways)) * pictures
     shots = np.floor(weights / weights.sum() * (total - ways)).astype(np.int64) + 1
-    return np.minimum(shots, room), queries
+    return np.minimum(shots, room).tolist(), queries
 
 
 def image_episode(drawn: Images, *, shots: int) -> Episode:
@@ -341,13 +340,16 @@ class TaskPlan(NamedTuple):
 
 
 class PictureTasks(SeededTasks):
+    """A source of few-shot classification tasks; see `metalearn.tasks.common.samples.few_shot`. `augment` names the
+    changes of each split's pictures, and `samples` is that of `metalearn.types.GivesSamples`."""
+
     def __init__(
         self, load: Callable[[], Mapping[str, Classes]], shapes: Mapping[str, EpisodeShape], rotations: bool,
-        augment: Mapping[str, Sequence[str]], seeds: Seeds, samples: Samples | None, grouped: Grouped,
+        augment: Mapping[str, Sequence[str]], seeds: Seeds, samples: Callable[[Unit], tuple[TaskSource, str]],
+        grouped: Grouped,
     ) -> None:  # fmt: skip
         super().__init__(seeds)
-        if samples is not None:
-            self.samples = samples
+        self.samples = samples
         self._load, self._shapes, self._rotations, self._augment = load, shapes, rotations, augment
         self._grouped, self.ways_differ = grouped, shapes["test"].shots == META_DATASET
         # How many pictures each class has.
@@ -434,18 +436,18 @@ class PictureTasks(SeededTasks):
         if rule == META_DATASET:
             ways = int(rng.integers(min(FEWEST_WAYS, ways), ways + 1))
         labels = rng.choice(len(classes.identities), ways, replace=False).tolist()
-        pictures, counts = [classes.pictures(label) for label in labels], np.full(ways, shots)
+        pictures, counts = [classes.pictures(label) for label in labels], [shots] * ways
         if rule == META_DATASET:
             counts, queries = sizes_of_task(rng, np.array(list(map(len, pictures))), queries)
         turns = rng.integers(0, 4, ways) if self._rotations else np.zeros(ways, np.int64)
         places = []
-        for label, of_class, count in zip(labels, pictures, counts.tolist(), strict=True):
+        for label, of_class, count in zip(labels, pictures, counts, strict=True):
             order = rng.permutation(len(of_class))
             if classes.support:
                 is_support = order < classes.support[label]
                 order = np.concatenate([order[is_support][:count], order[~is_support]])
             places.append(order[: count + queries])
-        return TaskPlan(labels, pictures, places, counts.tolist(), turns.tolist())
+        return TaskPlan(labels, pictures, places, counts, turns.tolist())
 
 
 def _episode_of(plan: TaskPlan) -> Episode:
@@ -460,27 +462,7 @@ def _episode_of(plan: TaskPlan) -> Episode:
     return whole
 
 
-def picture_tasks(
-    load: Callable[[], Mapping[str, Classes]], shapes: Mapping[str, EpisodeShape], *, rotations: bool,
-    augment: Sequence[str] = (), seeds: Seeds, samples: Samples | None = None, grouped: Grouped = UNGROUPED,
-    labels: str = "all",
-) -> PictureTasks:  # fmt: skip
-    """A source of few-shot classification tasks; `shapes` are those of each split's episodes. `load` gives the classes
-    of each split; it is called once, for the first task. With `rotations`, each drawn class is turned by a random
-    multiple of 90°, in every split. `augment` and `labels` are those of `EpisodeSpec`, and `samples` is that of
-    `metalearn.types.GivesSamples`. Raises ValueError for a negative seed, or `rotations` that is no truth value."""
-    true_or_false("rotations", rotations)
-    unlabelled = ("train", "val") if labels == NO_LABELS else ()
-
-    def load_splits() -> Mapping[str, Classes]:
-        splits = load()
-        return {**splits} | {split: each_picture(splits[split], shapes[split].most) for split in unlabelled}
-
-    changes = dict.fromkeys(unlabelled or ("train",), augment)
-    return PictureTasks(load_splits, shapes, rotations, changes, seeds, samples, grouped)
-
-
-# The numbers of many tasks at once, in C: numpy takes 90 µs for a task, this one
+# The numbers of many tasks at once, in C: numpy takes 90 µs for a task
 
 SOURCE = Path(__file__).with_name("draws.c")
 

@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from metalearn.errors import ConfigError, Invalid, enough_classes, whole_number
+from metalearn.errors import ConfigError, Invalid, enough_classes, true_or_false, whole_number
 from metalearn.tasks.common.episodes import (
     NO_LABELS,
     SPLITS,
@@ -23,13 +23,14 @@ from metalearn.tasks.common.episodes import (
     EpisodeSpec,
     Grouped,
     Images,
+    PictureTasks,
     SeededTasks,
     Seeds,
     augmented_pictures,
     class_names_of,
     drawers_of,
+    each_picture,
     identities_of,
-    picture_tasks,
 )
 from metalearn.types import Batch, Episode, TaskSource, Unit, ways_differ
 
@@ -180,10 +181,24 @@ class Pretraining:
 def few_shot(
     load: Callable[[], Mapping[str, Classes]], shapes: Mapping[str, EpisodeShape], episode: EpisodeSpec, *,
     rotations: bool, seeds: Seeds, instead: str | Callable[[], tuple[TaskSource, str]], grouped: Grouped = UNGROUPED,
-) -> TaskSource:  # fmt: skip
-    """As `picture_tasks`; algorithms that are trained on plain samples get all pictures of the training classes.
-    `instead` evaluates on plain samples: a function that gives their source, and says what they are; or, for a message,
-    the name of another dataset."""
+) -> PictureTasks:  # fmt: skip
+    """A source of few-shot classification tasks. Algorithms that are trained on plain samples get all pictures of the
+    training classes. Raises ValueError for a negative seed, or `rotations` that is neither true nor false.
+
+    Args:
+        load: gives the classes of the splits `train`, `val` and `test`; called once, for the first task.
+        shapes: the shape of each split's episodes.
+        rotations: turn each drawn class by a random multiple of 90°, in every split.
+        instead: evaluates on plain samples: a function that gives their source, and says what they are; or, for a
+            message, the name of another dataset.
+        grouped: draws tasks within groups of classes, and has fixed ones.
+    """
+    true_or_false("rotations", rotations)
+    unlabelled = ("train", "val") if episode.labels == NO_LABELS else ()
+
+    def load_splits() -> Mapping[str, Classes]:
+        splits = load()
+        return {**splits} | {split: each_picture(splits[split], shapes[split].most) for split in unlabelled}
 
     def plain(evaluated_on: Unit) -> tuple[TaskSource, str]:
         if episode.labels == NO_LABELS:
@@ -209,10 +224,8 @@ def few_shot(
         words = f"all {train} pictures of the {len(sizes)} training classes; the others' tasks evaluate"
         return Pretraining(training, tasks), words
 
-    tasks = picture_tasks(
-        load, shapes, rotations=rotations, augment=episode.augment, seeds=seeds, samples=plain, grouped=grouped,
-        labels=episode.labels,
-    )  # fmt: skip
+    changes = dict.fromkeys(unlabelled or ("train",), episode.augment)
+    tasks = PictureTasks(load_splits, shapes, rotations, changes, seeds, plain, grouped)
     return tasks
 
 
