@@ -278,11 +278,8 @@ def omniglot(
         drawings = decoded(place, image_size)
 
         def part(of_part: list[tuple[int, int]]) -> Classes:
-            def pictures(label: int) -> Images:
-                number, turns = of_part[label]
-                return turned(drawings[number], turns)
-
-            numbers = [number for number, _ in of_part]
+            numbers, turns = zip(*of_part, strict=True)
+            pictures = lambda label: turned(drawings[numbers[label]], turns[label])  # noqa: E731
             return Classes(identities(numbers), DRAWINGS, pictures, names=names_of(of_part))
 
         return {name: part(of_part) for name, of_part in classes.items()}

@@ -148,12 +148,9 @@ def picture_folders(root: Path, key: str = "dataset.root=", *, strict: bool = Fa
 
     Hidden files and folders, and files that file managers leave behind, are ignored. Lines name other files beside
     pictures, folders below `root` whose files are no pictures, as those of a phone may be, and class folders within
-    another one, as a folder of copies may be. Messages put `key`, as a user types it, before the folder.
-
-    Raises:
-        DataError: `root` is missing or holds no pictures, a folder cannot be read, links lead to a folder twice, or two
-            folders differ only in the form of Unicode; or, if `strict`, there are other files.
-    """
+    another one, as a folder of copies may be. Messages put `key`, as a user types it, before the folder. Raises
+    DataError if `root` is missing or holds no pictures, a folder cannot be read, links lead to a folder twice, or two
+    folders differ only in the form of Unicode; or, if `strict`, there are other files."""
     if not root.is_dir():
         raise DataError(f"{key}{root}: there is no such folder; type {key}/path/to/pictures")
 

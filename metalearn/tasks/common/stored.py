@@ -119,11 +119,6 @@ class DrawnSet(NamedTuple):
         return self.drawers[0].endswith(PARTLY)
 
 
-def digest_of(pictures: Images) -> str:
-    """A digest of the pictures of a class."""
-    return hashlib.sha256(np.ascontiguousarray(pictures).data).hexdigest()[:16]
-
-
 def write_set(
     folder: Path, name: str, drawers: Sequence[str], shape: tuple[int, ...],
     classes: Iterable[tuple[DrawnClass, Images]], count: int,
@@ -136,8 +131,8 @@ def write_set(
         file.write(head)
         for one, pictures in classes:  # they may be more than memory holds
             assert pictures.shape == (len(one.drawers), *shape) and pictures.dtype == np.uint8
-            written.append(one._replace(digest=digest_of(pictures)))
             content = np.ascontiguousarray(pictures).reshape(-1).data
+            written.append(one._replace(digest=hashlib.sha256(content).hexdigest()[:16]))
             digest.update(content)
             file.write(content)
         file.flush()

@@ -64,12 +64,8 @@ def posterior(
     period: float = 1.0,
 ) -> tuple[Array, Array]:  # fmt: skip
     """Mean and standard deviation [m] of the noisy values at `asked` [m, d], given y [n] at x [n, d]."""
-
-    def between(a: Array, b: Array) -> Array:
-        return scale**2 * covariance(kernel, a, b, length, period)
-
-    across = between(x, asked)
-    weights = np.linalg.solve(between(x, x) + noise**2 * np.eye(len(x)), across)
+    across, among = (scale**2 * covariance(kernel, x, points, length, period) for points in (asked, x))
+    weights = np.linalg.solve(among + noise**2 * np.eye(len(x)), across)
     return weights.T @ y, np.sqrt(scale**2 + noise**2 - (across * weights).sum(axis=0))
 
 

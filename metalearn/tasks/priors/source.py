@@ -263,11 +263,8 @@ def own_prior(*, prior: ModuleType, classes: int | None, group: int, seeds: Seed
 
 def mixture(*parts: tuple[float, Prior]) -> Prior:
     """Each group of tasks is drawn by one of several priors, with a probability that is proportional to its weight.
-    Raises ValueError for no prior, or a weight out of range.
-
-    Args:
-        parts: the weight of each prior, above 0, and the prior.
-    """
+    `parts` are the weight of each prior, above 0, and the prior. Raises ValueError for no prior, or a weight out of
+    range."""
     for weight, _ in parts:
         real_number("weight", weight, above=0)
     if not parts:
@@ -288,18 +285,15 @@ def mixture(*parts: tuple[float, Prior]) -> Prior:
 
 
 def of_tables(*tables: tuple[ArrayLike, ArrayLike], rows: Whole = (30, 300), known: Real = (0.3, 0.8)) -> Prior:
-    """Tasks of some rows and some columns of tables of one's own; each group of tasks is of one table.
-
-    Training, validation and test draw from the same tables.
+    """Tasks of some rows and some columns of tables of one's own; each group of tasks is of one table. Training,
+    validation and test draw from the same tables. Raises ValueError for no table, arrays that do not fit together, or a
+    number out of range.
 
     Args:
         tables: of each the features x [n, d], where NaN is a missing value, and the targets y [n]: classes 0, 1, … or
             real numbers, the same kind in all tables.
         rows: of a task; a range: each group draws one. A table with fewer gives all of its rows.
         known: the part of them that is known; a range: each group draws one.
-
-    Raises:
-        ValueError: no table, arrays that do not fit together, or a number out of range.
     """
     check_whole("rows", rows, at_least=2)
     check_real("known", known)
