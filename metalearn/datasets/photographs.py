@@ -15,16 +15,7 @@ import numpy as np
 from PIL import Image
 
 from metalearn.datasets.drawing import ATTRIBUTION, HERE, made_once
-from metalearn.datasets.layouts import (
-    ENCODED,
-    FOLDERS,
-    LISTS,
-    PICKLES,
-    ClassPictures,
-    FoundSet,
-    PublishedPictures,
-    recognised,
-)
+from metalearn.datasets.layouts import ENCODED, FOLDERS, LISTS, PICKLES, FoundSet, PublishedPictures, recognised
 from metalearn.errors import DataError
 from metalearn.storage.files import write_atomically
 from metalearn.tasks.common.episodes import SPLITS, Images, published_list, rows_of
@@ -106,7 +97,7 @@ def collect(published: PublishedPictures, folder: Path, out: Path, *, partly: bo
         if not total:
             raise DataError(f"--from={folder}: has no picture of {published.title}")
         log.info("%s: %d pictures are brought to %d × %d pixels", published.title, total, side, side)
-        written = _written(published, raw, [(key, classes[key]) for key in order])
+        written = _written(published, raw, order)
         layout = raw.layout + (PARTLY if wrong else "")
         try:
             made = write_set(out, published.name, [layout], (side, side, 3), written, total)
@@ -170,12 +161,12 @@ def deviations(published: PublishedPictures, raw: FoundSet) -> list[str]:
 
 
 def _written(
-    published: PublishedPictures, raw: FoundSet, classes: Sequence[tuple[tuple[str, str], ClassPictures]]
+    published: PublishedPictures, raw: FoundSet, classes: Sequence[tuple[str, str]]
 ) -> Iterator[tuple[DrawnClass, Images]]:
     """Each class with its pictures, uint8 [n, side, side, 3], in the order of their digests."""
     form, right = PictureForm(published.side, 3), (published.side, published.side)
-    for (split, name), found in classes:
-        pictures = found.get()
+    for split, name in classes:
+        pictures = raw.classes[split, name].get()
         if isinstance(pictures, np.ndarray):
             whole = np.ascontiguousarray(pictures)
             if whole.shape[1:3] != right:

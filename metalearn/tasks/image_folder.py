@@ -157,22 +157,21 @@ def image_folder(
     check_picture_shape(image_size, channels)
 
     def load() -> dict[str, Classes]:
-        folder = Path(root)
-        pictures = _pictures_by_class(folder, table, split)
-        names = _divide(folder, pictures, split)
+        place = Path(root)
+        pictures = _pictures_by_class(place, table, split)
+        names = _divide(place, pictures, split)
         splits = {part: {name: pictures[name] for name in classes} for part, classes in names.items()}
         sizes = [(part, name, len(files)) for part, classes in splits.items() for name, files in classes.items()]
         if single := [name for _, name, size in sizes if size < 2]:
             raise DataError(
-                f"dataset.root={folder}: {len(single)} classes have fewer than 2 pictures, and an episode needs one "
-                f"for its support set and one for its query set: {first_few(single)}; remove these folders or add "
-                "pictures"
+                f"dataset.root={place}: {len(single)} classes have fewer than 2 pictures, and an episode needs one for "
+                f"its support set and one for its query set: {first_few(single)}; remove these folders or add pictures"
             )
         counts = {part: (len(classes), min(map(len, classes.values()))) for part, classes in splits.items()}
         small = [f"{name} ({size})" for part, name, size in sizes if size < shapes[part].most]
         which = f": {len(small)} classes have too few pictures: {first_few(small)}" if small else ""
-        check_read(shapes, counts, f"dataset.root={folder}{which}")
-        return _decoded(folder, splits, image_size, channels)
+        check_read(shapes, counts, f"dataset.root={place}{which}")
+        return _decoded(place, splits, image_size, channels)
 
     def classification() -> tuple[TaskSource, str]:
         if rotations:

@@ -241,11 +241,7 @@ class PublishedDataset(NamedTuple):
     channels: int
 
 
-Contents = tuple[Labelled, Labelled, list[str]]
-"""The training set, the test set, and the names of the classes in the order of their numbers."""
-
-
-def _read(published: PublishedDataset, root: Path, download: bool) -> Contents:
+def _read(published: PublishedDataset, root: Path, download: bool) -> tuple[Labelled, Labelled, list[str]]:
     import torchvision  # takes a second
 
     # torchvision unpickles the files of CIFAR, but compares their md5 first: only published bytes are unpickled.
@@ -261,9 +257,10 @@ def _read(published: PublishedDataset, root: Path, download: bool) -> Contents:
     return train, test, list(map(str, sets[0].classes))
 
 
-def read_published(published: PublishedDataset, place: DataPlace) -> Contents:
-    """The whole dataset. If it cannot be read and may be downloaded, one process at a time downloads it. Raises
-    DataError if files are missing or damaged, and are not downloaded."""
+def read_published(published: PublishedDataset, place: DataPlace) -> tuple[Labelled, Labelled, list[str]]:
+    """The training set, the test set, and the names of the classes in the order of their numbers. If they cannot be
+    read and may be downloaded, one process at a time downloads them. Raises DataError if files are missing or damaged,
+    and are not downloaded."""
     root, why = Path(place.root), ""
     try:
         return _read(published, root, download=False)
