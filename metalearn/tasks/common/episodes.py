@@ -404,7 +404,7 @@ class PictureTasks(SeededTasks):
         return torch.from_numpy(np.stack(rows))
 
     def episodes(self, split: str, indices: Tensor) -> Any:
-        plans, shots = [self._plan(split, index) for index in indices.tolist()], self.shots_of(split)
+        plans, shots = (self._plan(split, index) for index in indices.tolist()), self.shots_of(split)
         augment = self._augment.get(split, ())
         if shots is not None and not augment:
             return image_episode(np.stack([plan.drawn() for plan in plans]), shots=shots)
@@ -417,6 +417,7 @@ class PictureTasks(SeededTasks):
         return joined(tasks, alike=shots is not None)
 
     def _plan(self, split: str, index: int) -> TaskPlan:
+        """What a task shows; its classes are what its generator draws first."""
         classes, shape, grouped = self._splits[split], self._shapes[split], self._grouped
         rng, (ways, rule, queries) = self._seeds.generator(split, index), shape
         shots = shots_of_task(rule, self._seeds, split, index)
