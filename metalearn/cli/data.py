@@ -46,9 +46,15 @@ def main(arguments: Sequence[str]) -> int:
     def make_set() -> int:
         logging.basicConfig(level=logging.INFO, format="%(message)s")
         out = options.out or Path(os.environ.get("METALEARN_DATA", "data"), options.name)
-        from metalearn.datasets import make  # imports torch
+        # Both import torch, and each needs packages that the other one does not.
+        if options.source is not None:
+            from metalearn.datasets.photographs import SETS, collect
 
-        made = make(options.name, out, source=options.source, partly=options.partial)
+            made = collect(SETS[options.name](), options.source, out, partly=options.partial)
+        else:
+            from metalearn.datasets.designs import characters, emoji
+
+            made = (emoji() if options.name == "emoji" else characters(options.name)).build(out)
         print(f"{out}: {len(made.classes)} classes, {made.total} pictures, SHA-256 {made.digest}")
         return OK
 

@@ -14,7 +14,6 @@ ones. The Latin S, k, n and ŋ are no classes either: among the nearest by featu
 `fonts_left_out.csv` names what a font shows wrongly: one picture for two characters is right for one of them at most.
 """
 
-import csv
 import io
 import json
 import os
@@ -30,7 +29,7 @@ from PIL import Image, ImageDraw, ImageFont, features
 
 from metalearn.datasets.drawing import APT, HERE, NPM, Design, Drawings, Listed, SetRecipe, designs_of, listed, members
 from metalearn.errors import ConfigError, DataError
-from metalearn.tasks.common.episodes import Images
+from metalearn.tasks.common.episodes import Images, rows_of
 
 EMOJI_SIDE = 84
 RENDERER = "0.5.0"  # the version of resvg-py that has drawn the published pictures
@@ -49,11 +48,9 @@ def emoji() -> SetRecipe:
             f"resvg-py is version {resvg_py.__version__}, and {RENDERER} draws the published pictures: "
             f"pip install resvg-py=={RENDERER}"
         )
-    rows = listed(HERE / "emoji_classes.csv")
-    designs = designs_of(HERE / "emoji_designs.csv")
     return SetRecipe(
-        "emoji", f"resvg-py {RENDERER}", (EMOJI_SIDE, EMOJI_SIDE, 3), NPM, designs, rows, draw_emoji, distinct=False,
-        source="the npm packages of Iconify",
+        "emoji", f"resvg-py {RENDERER}", (EMOJI_SIDE, EMOJI_SIDE, 3), NPM, designs_of(HERE / "emoji_designs.csv"),
+        listed(HERE / "emoji_classes.csv"), draw_emoji, distinct=False, source="the npm packages of Iconify",
     )  # fmt: skip
 
 
@@ -91,30 +88,19 @@ _SCALE, _EM = 2, 50
 _LEAST_INK = 12  # a character with less ink, in full pixels, is one that the font lists and does not draw
 
 
-def kanji() -> SetRecipe:
-    """The recipe of the kanji."""
-    return _characters("kanji")
-
-
-def scripts() -> SetRecipe:
-    """The recipe of the letters of six scripts."""
-    return _characters("scripts")
-
-
-def _characters(name: str) -> SetRecipe:
-    rows = listed(HERE / f"{name}_classes.csv")
-    renderer = f"FreeType {features.version('freetype2')}"
+def characters(name: str) -> SetRecipe:
+    """The recipe of `kanji`, or of the letters of six `scripts`."""
     return SetRecipe(
-        name, renderer, (CHARACTER_SIDE, CHARACTER_SIDE), APT, designs_of(HERE / "fonts.csv"), rows, draw_characters,
-        distinct=True, source="the font packages of Debian 12",
+        name, f"FreeType {features.version('freetype2')}", (CHARACTER_SIDE, CHARACTER_SIDE), APT,
+        designs_of(HERE / "fonts.csv"), listed(HERE / f"{name}_classes.csv"), draw_characters, distinct=True,
+        source="the font packages of Debian 12",
     )  # fmt: skip
 
 
 def left_out(font: str) -> re.Pattern[str]:
     """Matches the characters that a font shows wrongly. The list has single ones and ranges, such as 가-힣."""
-    with (HERE / "fonts_left_out.csv").open(encoding="utf-8", newline="") as file:
-        characters = "".join(row["characters"] for row in csv.DictReader(file) if row["font"] == font)
-    return re.compile(f"[{characters}]" if characters else r"(?!)")
+    wrong = "".join(row["characters"] for row in rows_of(HERE / "fonts_left_out.csv") if row["font"] == font)
+    return re.compile(f"[{wrong}]" if wrong else r"(?!)")
 
 
 def draw_characters(design: Design, package: Path, classes: Sequence[Listed]) -> Drawings:

@@ -5,7 +5,6 @@ SHA-256 of each are known before, and it is opened only if they are right. What 
 .work until the set is whole.
 """
 
-import csv
 import dataclasses
 import io
 import logging
@@ -19,12 +18,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from metalearn.errors import ConfigError, DataError, RunError
 from metalearn.saved.form import digest_of
 from metalearn.storage.files import held, write_atomically, writing
-from metalearn.tasks.common.episodes import SPLITS, Images
+from metalearn.tasks.common.episodes import SPLITS, Images, rows_of
 from metalearn.tasks.common.stored import INDEX, DrawnClass, DrawnSet, read_pictures, read_set, write_set
 
 SECONDS = 300.0  # how long a client may take for all packages
@@ -39,41 +37,28 @@ class Package(NamedTuple):
 
 
 class Client(NamedTuple):
-    """The program that fetches from a registry. `fetch` is the command that puts packages into the working folder.
-    `advice` says how to get the program."""
+    """The program that fetches from a registry. The words of its `command` put packages into the working folder; each
+    package follows by its name, the `sign` and its version. `advice` says how to get the program."""
 
-    program: str
+    command: Sequence[str]
+    sign: str
     advice: str
-    fetch: Callable[[Sequence[Package]], list[str]]
 
 
 NPM = Client(
-    "npm",
+    ("npm", "pack", "--ignore-scripts", "--fetch-timeout=20000", "--fetch-retries=1"), "@",
     "type apt-get install npm, or install Node.js",
-    lambda packages: [
-        "npm", "pack", "--ignore-scripts", "--fetch-timeout=20000", "--fetch-retries=1",
-        *(f"{package.name}@{package.version}" for package in packages),
-    ],
 )  # fmt: skip
-
 APT = Client(
-    "apt-get",
+    ("apt-get", "download", "-q", "-o", "Acquire::http::Timeout=20", "-o", "Acquire::Retries=1"), "=",
     "it belongs to Debian 12; elsewhere work in a container of it, of the image debian:12",
-    lambda packages: [
-        "apt-get", "download", "-q", "-o", "Acquire::http::Timeout=20", "-o", "Acquire::Retries=1",
-        *(f"{package.name}={package.version}" for package in packages),
-    ],
 )  # fmt: skip
 
 
 def fetched(packages: Sequence[Package], client: Client, folder: Path) -> dict[str, Path]:
-    """Package → its file in `folder`. Those that are there already are not fetched again.
-
-    Raises:
-        ConfigError: the client is missing.
-        DataError: the registry has another file of a version.
-        RunError: a package did not come: the registry does not answer, or has other versions. What has come is kept.
-    """
+    """Package → its file in `folder`. Those that are there already are not fetched again. Raises ConfigError if the
+    client is missing, DataError if the registry has another file of a version, and RunError if a package did not come:
+    the registry does not answer, or has other versions. What has come is kept."""
     files = {package.name: folder / f"{package.sha256}.package" for package in packages}
     missing = {
         package.sha256: package
@@ -82,21 +67,22 @@ def fetched(packages: Sequence[Package], client: Client, folder: Path) -> dict[s
     }
     if not missing:
         return files
-    if shutil.which(client.program) is None:
-        raise ConfigError(f"{client.program} is not installed, which fetches {len(missing)} packages: {client.advice}")
+    program = client.command[0]
+    if shutil.which(program) is None:
+        raise ConfigError(f"{program} is not installed, which fetches {len(missing)} packages: {client.advice}")
     incoming = folder / "incoming"
     others = ""
     with writing(incoming):
         shutil.rmtree(incoming, ignore_errors=True)
         incoming.mkdir(parents=True)
-        command = client.fetch(list(missing.values()))
+        command = [*client.command, *(f"{one.name}{client.sign}{one.version}" for one in missing.values())]
         try:
             answer = subprocess.run(
                 command, cwd=incoming, env=os.environ | {"LC_ALL": "C"}, stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace", timeout=SECONDS,
             ).stdout  # fmt: skip
         except subprocess.TimeoutExpired:
-            answer = f"{command[0]} has not answered within {SECONDS:g} s"
+            answer = f"{program} has not answered within {SECONDS:g} s"
         for path in sorted(incoming.iterdir()):
             digest = digest_of(path)
             if digest in missing:
@@ -109,28 +95,20 @@ def fetched(packages: Sequence[Package], client: Client, folder: Path) -> dict[s
         raise (DataError if others else RunError)(
             f"{len(missing)} of {len(files)} packages did not come; the first is {first.name}, version {first.version} "
             f"with SHA-256 {first.sha256[:12]}…{others}: {answer[-300:].strip() or 'no word'}; the others are kept, "
-            f"and the same command goes on ({client.program}: {client.advice})"
+            f"and the same command goes on ({program}: {client.advice})"
         )
     return files
 
 
 def members(package: Path, names: Collection[str], *, debian: bool = False) -> dict[str, bytes]:
-    """Files of a package by their names in it: of an archive of npm, or of a package of Debian.
-
-    Raises:
-        ConfigError: the program is missing that opens packages of Debian.
-        DataError: a file is missing.
-    """
+    """Files of a package by their names in it: of an archive of npm, or of a package of Debian. Raises ConfigError if
+    the program is missing that opens packages of Debian, and DataError for a missing file."""
     if debian and shutil.which("dpkg-deb") is None:
         raise ConfigError(f"dpkg-deb is not installed, which opens packages of Debian: {APT.advice}")
     try:
-        if debian:
-            command = ["dpkg-deb", "--fsys-tarfile", str(package)]
-            content = io.BytesIO(subprocess.run(command, stdout=subprocess.PIPE, check=True).stdout)
-            archive = tarfile.open(fileobj=content)  # noqa: SIM115 (closed below)
-        else:
-            archive = tarfile.open(package)  # noqa: SIM115
-        with archive:
+        command = ["dpkg-deb", "--fsys-tarfile", str(package)]
+        content = subprocess.run(command, stdout=subprocess.PIPE, check=True).stdout if debian else package.read_bytes()
+        with tarfile.open(fileobj=io.BytesIO(content)) as archive:
             files = {name: archive.extractfile(name) for name in names}
             if none := [name for name, file in files.items() if file is None]:
                 raise DataError(f"{package}: has no file {none[0]}")
@@ -174,14 +152,12 @@ Drawings = tuple[Sequence[int], Images]  # the numbers of classes, rising, and a
 
 def designs_of(path: Path) -> list[Design]:
     """The designs of a list."""
-    with path.open(encoding="utf-8", newline="") as file:
-        return [Design(**row) for row in csv.DictReader(file)]
+    return [Design(**row) for row in rows_of(path)]
 
 
 def listed(path: Path) -> list[Listed]:
     """The classes of a list, split after split; its columns `key`, `name`, `split` and `digest` are read here."""
-    with path.open(encoding="utf-8", newline="") as file:
-        rows = sorted(csv.DictReader(file), key=lambda row: SPLITS[row["split"]])
+    rows = sorted(rows_of(path), key=lambda row: SPLITS[row["split"]])
     return [Listed(DrawnClass(row["key"], row["name"], row["split"], ()), row, row["digest"]) for row in rows]
 
 
@@ -203,18 +179,14 @@ def made_once(out: Path, other: Callable[[DrawnSet], str], make: Callable[[], Dr
     says what `out` holds, if that is another set, which is refused; `again` ends the message that it holds this one."""
     with writing(out):
         out.mkdir(parents=True, exist_ok=True)
-        lock = held(out / ".lock", f"{out} is being made")
-    try:
-        with lock:
-            if not (out / INDEX).exists():
-                return make()
-            advice = f"remove {out}, or type another --out"
-            old = read_set(out, advice)
-            if holds := other(old):
-                raise DataError(f"--out={out}: holds {holds}; {advice}")
-            read_pictures(out, old, advice)
-    except TimeoutError as error:
-        raise DataError(str(error)) from error
+    with held(out / ".lock", f"{out} is being made"):
+        if not (out / INDEX).exists():
+            return make()
+        advice = f"remove {out}, or type another --out"
+        old = read_set(out, advice)
+        if holds := other(old):
+            raise DataError(f"--out={out}: holds {holds}; {advice}")
+        read_pictures(out, old, advice)
     log.info("%s is there already%s", out, again)
     return old
 
@@ -247,51 +219,15 @@ class SetRecipe:
         return made_once(out, other, lambda: self._made(out))
 
     def _made(self, out: Path) -> DrawnSet:
-        work = out / ".work"
-        packages = {Package(design.package, design.version, design.sha256) for design in self.designs}
-        log.info("%s: %d packages by %s", self.name, len(packages), self.client.program)
-        files = fetched(sorted(packages), self.client, work)
-        parts = []
-        for number, design in enumerate(self.designs, 1):
-            numbers, pictures = self.draw(design, files[design.package], self.classes)
-            parts.append((np.array(numbers, np.int64), pictures))
-            log.info("%s: %s, %d drawings (%d of %d)", self.name, design.name, len(numbers), number, len(self.designs))
-        places, left_out = self._placed(parts)
-        for row, of_class in zip(self.classes, places, strict=True):
-            if len(of_class) < FEWEST:
-                raise DataError(f"{self.name}: {len(of_class)} drawings of {row.one.name}, and {FEWEST} are needed")
-        if left_out:
-            log.info("%s: %d drawings that copy another one of their class are left out", self.name, left_out)
+        drawn = self._drawn(out / ".work")
 
         def classes() -> Iterator[tuple[DrawnClass, Images]]:
-            for row, of_class in zip(self.classes, places, strict=True):
-                drawn = [parts[design][1][place] for design, place in of_class]
-                yield row.one._replace(drawers=[design for design, _ in of_class]), np.stack(drawn)
+            for row, of_class in zip(self.classes, drawn, strict=True):
+                drawers, pictures = zip(*of_class, strict=True)
+                yield row.one._replace(drawers=list(drawers)), np.stack(pictures)
 
         names = [design.name for design in self.designs]
-        made = write_set(out, self.name, names, self.shape, classes(), sum(map(len, places)))
-        self._report(made)
-        write_atomically(out / ATTRIBUTION, self._attribution(made))
-        shutil.rmtree(work, ignore_errors=True)
-        return made
-
-    def _placed(self, parts: Sequence[tuple[NDArray[np.int64], Images]]) -> tuple[list[list[tuple[int, int]]], int]:
-        """The drawings of each class as (design, place in its part), and how many copies are left out."""
-        places: list[list[tuple[int, int]]] = [[] for _ in self.classes]
-        for design, (numbers, _) in enumerate(parts):
-            for place, number in enumerate(numbers.tolist()):
-                places[number].append((design, place))
-        if not self.distinct:
-            return places, 0
-        before = sum(map(len, places))
-        for number, of_class in enumerate(places):
-            if of_class:
-                drawn = np.stack([parts[design][1][place] for design, place in of_class])
-                places[number] = [of_class[place] for place in first_of_copies(drawn)]
-        return places, before - sum(map(len, places))
-
-    def _report(self, made: DrawnSet) -> None:
-        """Says how many pictures there are, and whether they are the published ones."""
+        made = write_set(out, self.name, names, self.shape, classes(), sum(map(len, drawn)))
         log.info("%s: %d classes, %d pictures, SHA-256 %s…", self.name, len(made.classes), made.total, made.digest[:16])
         pairs = zip(self.classes, made.classes, strict=True)
         if other := [row.one.name for row, one in pairs if row.digest != one.digest]:
@@ -302,17 +238,40 @@ class SetRecipe:
             )  # fmt: skip
         else:
             log.info("%s: the pictures of all classes are the published ones", self.name)
-
-    def _attribution(self, made: DrawnSet) -> str:
-        """Who has drawn the pictures, and under which licence they may be used."""
         counts = Counter(number for one in made.classes for number in one.drawers)
         rows = [
             f"| {one.name} | {one.author} | {one.licence} | {one.package} {one.version} | {counts[number]} |"
             for number, one in enumerate(self.designs)
         ]
-        return "\n".join([
+        write_atomically(out / ATTRIBUTION, "\n".join([
             f"# {self.name}: who has drawn the pictures", "",
             f"Drawn by {self.version} from {self.source}. Each picture stays under the licence of its design: whoever "
             "passes it on names the author and the licence. CC-BY-SA also binds what is made of the pictures.", "",
             "| design | author | licence | package | pictures |", "| --- | --- | --- | --- | --- |", *rows, "",
-        ])  # fmt: skip
+        ]))  # fmt: skip
+        shutil.rmtree(out / ".work", ignore_errors=True)
+        return made
+
+    def _drawn(self, work: Path) -> list[list[tuple[int, Images]]]:
+        """The drawings of each class: the number of the design, and the picture."""
+        packages = {Package(design.package, design.version, design.sha256) for design in self.designs}
+        log.info("%s: %d packages by %s", self.name, len(packages), self.client.command[0])
+        files = fetched(sorted(packages), self.client, work)
+        drawn: list[list[tuple[int, Images]]] = [[] for _ in self.classes]
+        for number, design in enumerate(self.designs):
+            numbers, pictures = self.draw(design, files[design.package], self.classes)
+            for place, picture in zip(numbers, pictures, strict=True):
+                drawn[place].append((number, picture))
+            log.info("%s: %s, %d drawings (%d of %d)", self.name, design.name, len(numbers), number + 1,
+                     len(self.designs))  # fmt: skip
+        before = sum(map(len, drawn))
+        for number, of_class in enumerate(drawn if self.distinct else ()):
+            if of_class:
+                first = first_of_copies(np.stack([picture for _, picture in of_class]))
+                drawn[number] = [of_class[place] for place in first]
+        for row, of_class in zip(self.classes, drawn, strict=True):
+            if len(of_class) < FEWEST:
+                raise DataError(f"{self.name}: {len(of_class)} drawings of {row.one.name}, and {FEWEST} are needed")
+        if copies := before - sum(map(len, drawn)):
+            log.info("%s: %d drawings that copy another one of their class are left out", self.name, copies)
+        return drawn

@@ -34,7 +34,7 @@ _IGNORED = (".", "@eaDir", "__MACOSX", "segmentations")
 
 @dataclasses.dataclass(frozen=True)
 class PublishedPictures:
-    """What is published of a set.
+    """What is published of a set: in which `paper`, and on what `terms`.
 
     `split_of` and `counts` say the split of each class, and the fewest and the most pictures that it has; `totals` the
     pictures of each split. `pickles` are names of files, with {split} in them.
@@ -47,6 +47,8 @@ class PublishedPictures:
     counts: Mapping[str, tuple[int, int]]
     totals: Mapping[str, int]
     layouts: Sequence["PictureLayout"]
+    paper: str
+    terms: str
     pickles: Sequence[str] = ()
 
     def of(self, split: str) -> list[str]:
@@ -66,7 +68,7 @@ class ClassPictures(NamedTuple):
     """The pictures of a class, where they lie: paths, or files' contents (bytes), or uint8 [n, h, w, 3]."""
 
     total: int
-    get: Callable[[], Sequence[Any]]
+    get: Callable[[], Any]
 
 
 class FoundSet(NamedTuple):
@@ -143,26 +145,16 @@ def recognised(folder: Path, published: PublishedPictures) -> FoundSet:
 # Class folders
 
 
-def _class_folders(place: Path, tree: Tree, published: PublishedPictures) -> set[str]:
-    """The folders of classes side by side."""
-    return set(tree[place].folders & published.split_of.keys())
-
-
 def _split_folders(place: Path, tree: Tree, published: PublishedPictures) -> dict[str, Path]:
     """Split → its folder, if two or more have classes, and no class is in two: ImageNet's own train and val share all
     classes."""
     folders: dict[str, Path] = {}
     for split, names in _FOLDERS_OF.items():
         paths = [place / name for name in names if place / name in tree]
-        if paths and _class_folders(paths[0], tree, published):
+        if paths and tree[paths[0]].folders & published.split_of.keys():
             folders[split] = paths[0]
-    inside = [name for path in folders.values() for name in _class_folders(path, tree, published)]
+    inside = [name for path in folders.values() for name in tree[path].folders & published.split_of.keys()]
     return folders if len(folders) > 1 and len(set(inside)) == len(inside) else {}
-
-
-def _folders_score(place: Path, tree: Tree, published: PublishedPictures) -> int:
-    places = _split_folders(place, tree, published).values() or [place]
-    return sum(len(_class_folders(path, tree, published)) for path in places)
 
 
 def _read_folders(place: Path, tree: Tree, published: PublishedPictures) -> FoundSet:
@@ -177,24 +169,26 @@ def _read_folders(place: Path, tree: Tree, published: PublishedPictures) -> Foun
 
     split_of, splits = published.split_of, _split_folders(place, tree, published)
     if not splits:
-        names = sorted(_class_folders(place, tree, published))
+        names = sorted(tree[place].folders & split_of.keys())
         classes = {(split_of[name], name): pictures(place / name) for name in names}
         return FoundSet("class folders side by side", place, classes)
     inside = [(split, path / name) for split, path in splits.items() for name in sorted(tree[path].folders)]
     classes = {(split_of.get(folder.name, split), folder.name): pictures(folder) for split, folder in inside}
-    wrong = _misplaced(published, [(split, folder.name) for split, folder in inside])
+    wrong = _misplaced(split_of, [(split, folder.name) for split, folder in inside])
     layout, whole = "class folders in train, val and test", {key: one for key, one in classes.items() if one.total}
     return FoundSet(layout, place, whole, wrong=wrong)
 
 
-def _misplaced(published: PublishedPictures, classes: Iterable[tuple[str, str]]) -> list[str]:
+def _misplaced(split_of: Mapping[str, str], classes: Iterable[tuple[str, str]]) -> list[str]:
     """A line if some of these (split, class) are not where they are published."""
-    elsewhere = [
-        f"{name} (in {split}, belongs to {published.split_of[name]})"
-        for split, name in classes
-        if published.split_of.get(name, split) != split
-    ]
+    wrong = [(split, name) for split, name in classes if split_of.get(name, split) != split]
+    elsewhere = [f"{name} (in {split}, belongs to {split_of[name]})" for split, name in wrong]
     return [f"{len(elsewhere)} classes are in another split: {first_few(elsewhere)}"] if elsewhere else []
+
+
+def _folders_score(place: Path, tree: Tree, published: PublishedPictures) -> int:
+    places = _split_folders(place, tree, published).values() or [place]
+    return sum(len(tree[path].folders & published.split_of.keys()) for path in places)
 
 
 FOLDERS = PictureLayout(
@@ -215,25 +209,21 @@ def _lists(place: Path, tree: Tree) -> dict[str, Path]:
     return {}
 
 
-def read_list(path: Path) -> list[tuple[str, str]]:
-    """The rows filename,label of a published list. Raises DataError if it is something else, or cut off."""
-    try:
-        with path.open(encoding="utf-8-sig", newline="") as text:
-            rows = [(row["filename"], row["label"]) for row in csv.DictReader(text)]
-        if cut := [file for file, label in rows if not (file and label)]:
-            raise ValueError(f"the row {cut[0]} is cut off")
-    except (OSError, KeyError, csv.Error, ValueError) as error:
-        raise DataError(f"{path}: is not a list of filename,label ({error!r}); fetch the published one") from error
-    return rows
-
-
 def _read_lists(place: Path, tree: Tree, published: PublishedPictures) -> FoundSet:
-    rows = [(split, file, label) for split, path in _lists(place, tree).items() for file, label in read_list(path)]
+    rows: list[tuple[str, str, str]] = []
+    for split, path in _lists(place, tree).items():
+        try:
+            with path.open(encoding="utf-8-sig", newline="") as text:
+                rows += [(split, row["filename"], row["label"]) for row in csv.DictReader(text)]
+            if cut := [file for _, file, label in rows if not (file and label)]:
+                raise ValueError(f"the row {cut[0]} is cut off")
+        except (OSError, KeyError, csv.Error, ValueError) as error:
+            raise DataError(f"{path}: is not a list of filename,label ({error!r}); fetch the published one") from error
     images, members = tree[place / "images"].files, dict[tuple[str, str], set[Path]]()
     for split, file, label in rows:
         if file in images:
             members.setdefault((published.split_of.get(label, split), label), set()).add(place / "images" / file)
-    wrong = _misplaced(published, sorted({(split, label) for split, _, label in rows}))
+    wrong = _misplaced(published.split_of, sorted({(split, label) for split, _, label in rows}))
     if absent := [file for _, file, _ in rows if file not in images]:
         wrong.append(f"the lists name {len(absent)} pictures that images does not hold: {first_few(absent)}")
     classes = {key: ClassPictures(len(paths), functools.partial(sorted, paths)) for key, paths in members.items()}
@@ -326,9 +316,8 @@ def _read_pickles(place: Path, tree: Tree, published: PublishedPictures) -> Foun
             if "image_data" in fields:
                 images, places = fields["image_data"], {str(name): at for name, at in fields["class_dict"].items()}
             else:
-                names = fields.get("label2catname") or {
-                    at: name for name, at in fields.get("catname2label", {}).items()
-                }
+                by_name = fields.get("catname2label", {})
+                names = fields.get("label2catname") or {at: name for name, at in by_name.items()}
                 names = dict(names if isinstance(names, dict) else enumerate(names))
                 images, (places, more) = fields["data"], _by_label(published, split, fields["labels"], names)
                 words |= more
@@ -374,6 +363,10 @@ PICKLES = PictureLayout(
 )  # fmt: skip
 
 
+_PNGS = ("{split}_images_png.pkl", "tiered-imagenet-{split}_images_png.pkl")
+_LABELS = ("{split}_labels.pkl", "tiered-imagenet-{split}_labels.pkl")
+
+
 def _read_encoded(place: Path, tree: Tree, published: PublishedPictures) -> FoundSet:
     """Reads tiered-ImageNet's files of pictures, with labels beside them."""
     files, labels = _files_of(place, tree, _PNGS), _files_of(place, tree, _LABELS)
@@ -382,11 +375,9 @@ def _read_encoded(place: Path, tree: Tree, published: PublishedPictures) -> Foun
     ids: dict[str, str] = {}  # what people call a class → its WordNet id, if the files that say it are there
     if {"class_names.txt", "synsets.txt"} <= tree[place].files:
         with _in_words(place):
-            texts, wordnet = (
-                (place / name).read_text(encoding="utf-8", errors="replace").splitlines()
-                for name in ("class_names.txt", "synsets.txt")
-            )
-        ids = {text.strip(): key.strip() for text, key in zip(texts, wordnet, strict=False)}
+            files_of = (place / "class_names.txt", place / "synsets.txt")
+            lines = [path.read_text(encoding="utf-8", errors="replace").splitlines() for path in files_of]
+        ids = {text.strip(): key.strip() for text, key in zip(*lines, strict=False)}
     latest: dict[Path, Any] = {}
     for split, path in files.items():
         if split not in labels:
@@ -415,11 +406,7 @@ def _read_encoded(place: Path, tree: Tree, published: PublishedPictures) -> Foun
     return FoundSet("pickles of encoded pictures", place, classes, list(files.values()), words)
 
 
-_PNGS = ("{split}_images_png.pkl", "tiered-imagenet-{split}_images_png.pkl")
-_LABELS = ("{split}_labels.pkl", "tiered-imagenet-{split}_labels.pkl")
-
 ENCODED = PictureLayout(
     "the files SPLIT_images_png.pkl with SPLIT_labels.pkl",
-    lambda place, tree, _: len(_files_of(place, tree, _PNGS)),
-    _read_encoded,
-)
+    lambda place, tree, _: len(_files_of(place, tree, _PNGS)), _read_encoded,
+)  # fmt: skip

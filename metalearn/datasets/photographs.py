@@ -5,102 +5,71 @@ The written set does not depend on the layout, as far as the pictures do not: a 
 digests.
 """
 
-import csv
 import hashlib
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
 
 import numpy as np
 from PIL import Image
 
 from metalearn.datasets.drawing import ATTRIBUTION, HERE, made_once
-from metalearn.datasets.layouts import (
-    ENCODED,
-    FOLDERS,
-    LISTS,
-    PICKLES,
-    ClassPictures,
-    FoundSet,
-    PublishedPictures,
-    recognised,
-)
+from metalearn.datasets.layouts import ENCODED, FOLDERS, LISTS, PICKLES, FoundSet, PublishedPictures, recognised
 from metalearn.errors import DataError
 from metalearn.storage.files import write_atomically
-from metalearn.tasks.common.episodes import SPLITS, Images, published_list
+from metalearn.tasks.common.episodes import SPLITS, Images, published_list, rows_of
 from metalearn.tasks.common.pictures import PictureForm, decoded, first_few, formed
 from metalearn.tasks.common.stored import INDEX, PARTLY, PICTURES, DrawnClass, DrawnSet, write_set
 from metalearn.tasks.photographs import published_splits
 
-# Training pictures of the smallest and the largest class of ImageNet (Russakovsky et al. 2015, arXiv 1409.0575).
-_SMALLEST_OF_IMAGENET, _LARGEST_OF_IMAGENET = 732, 1300
+_OF_IMAGENET = "ImageNet's terms of access: research and education, not commercial"
 
 log = logging.getLogger("metalearn")
 
 
-class Source(NamedTuple):
-    """Who has published a set, and on what terms."""
-
-    published: PublishedPictures
-    paper: str
-    terms: str
-
-
-def _mini_imagenet() -> Source:
+def _mini_imagenet() -> PublishedPictures:
     classes = published_splits("mini_imagenet")
     totals = {split: 600 * list(classes.values()).count(split) for split in SPLITS}
-    return Source(
-        PublishedPictures(
-            "mini_imagenet", "mini-ImageNet", 84, classes, dict.fromkeys(classes, (600, 600)), totals,
-            (LISTS, FOLDERS, PICKLES),
-            ("mini-imagenet-cache-{split}.pkl", "miniImageNet_category_split_{split}.pickle",
-             "mini_imagenet_{split}.pickle"),
-        ),
-        "Vinyals et al. 2016 (arXiv 1606.04080), divided by Ravi and Larochelle 2017 (ICLR)",
-        "ImageNet's terms of access: research and education, not commercial",
+    return PublishedPictures(
+        "mini_imagenet", "mini-ImageNet", 84, classes, dict.fromkeys(classes, (600, 600)), totals,
+        (LISTS, FOLDERS, PICKLES),
+        "Vinyals et al. 2016 (arXiv 1606.04080), divided by Ravi and Larochelle 2017 (ICLR)", _OF_IMAGENET,
+        ("mini-imagenet-cache-{split}.pkl", "miniImageNet_category_split_{split}.pickle",
+         "mini_imagenet_{split}.pickle"),
     )  # fmt: skip
 
 
-def _tiered_imagenet() -> Source:
+def _tiered_imagenet() -> PublishedPictures:
     classes = published_splits("tiered_imagenet")
-    return Source(
-        PublishedPictures(
-            "tiered_imagenet", "tiered-ImageNet", 84, classes,
-            dict.fromkeys(classes, (_SMALLEST_OF_IMAGENET, _LARGEST_OF_IMAGENET)),
-            {"train": 448_695, "val": 124_261, "test": 206_209}, (FOLDERS, ENCODED),
-        ),
-        "Ren et al. 2018 (arXiv 1803.00676)", "ImageNet's terms of access: research and education, not commercial",
+    # Training pictures of the smallest and the largest class of ImageNet (Russakovsky et al. 2015, arXiv 1409.0575).
+    counts = dict.fromkeys(classes, (732, 1300))
+    totals = {"train": 448_695, "val": 124_261, "test": 206_209}
+    return PublishedPictures(
+        "tiered_imagenet", "tiered-ImageNet", 84, classes, counts, totals, (FOLDERS, ENCODED),
+        "Ren et al. 2018 (arXiv 1803.00676)", _OF_IMAGENET,
     )  # fmt: skip
 
 
-def _cub() -> Source:
-    rows = published_list("cub_classes.csv")
-    classes = {row["class"]: row["split"] for row in rows}
-    counts = {row["class"]: int(row["pictures"]) for row in rows}
+def _cub() -> PublishedPictures:
+    classes = published_splits("cub")
+    counts = {row["class"]: int(row["pictures"]) for row in published_list("cub_classes.csv")}
     totals = {split: sum(counts[name] for name, part in classes.items() if part == split) for split in SPLITS}
-    return Source(
-        PublishedPictures(
-            "cub", "CUB-200-2011", 84, classes, {name: (count, count) for name, count in counts.items()}, totals,
-            (LISTS, FOLDERS),
-        ),
-        "Wah et al. 2011 (Caltech, CNS-TR-2011-001), divided by Chen et al. 2019 (arXiv 1904.04232)",
+    return PublishedPictures(
+        "cub", "CUB-200-2011", 84, classes, {name: (count, count) for name, count in counts.items()}, totals,
+        (LISTS, FOLDERS), "Wah et al. 2011 (Caltech, CNS-TR-2011-001), divided by Chen et al. 2019 (arXiv 1904.04232)",
         "research and education, not commercial; the pictures are those of their photographers",
     )  # fmt: skip
 
 
-SETS: Mapping[str, Callable[[], Source]] = {
-    "mini_imagenet": _mini_imagenet,
-    "tiered_imagenet": _tiered_imagenet,
-    "cub": _cub,
-}
+SETS: Mapping[str, Callable[[], PublishedPictures]] = {
+    "mini_imagenet": _mini_imagenet, "tiered_imagenet": _tiered_imagenet, "cub": _cub
+}  # fmt: skip
 
 
-def collect(source: Source, folder: Path, out: Path, *, partly: bool) -> DrawnSet:
+def collect(published: PublishedPictures, folder: Path, out: Path, *, partly: bool) -> DrawnSet:
     """Writes the set that lies in `folder` into `out`, or finds it there; with `partly` also one that is not whole.
     Raises DataError if it is not there, or not as published; a picture is damaged; or `out` holds another set."""
-    published = source.published
 
     def other(old: DrawnSet) -> str:
         if old.name != published.name:
@@ -128,14 +97,14 @@ def collect(source: Source, folder: Path, out: Path, *, partly: bool) -> DrawnSe
         if not total:
             raise DataError(f"--from={folder}: has no picture of {published.title}")
         log.info("%s: %d pictures are brought to %d × %d pixels", published.title, total, side, side)
-        written = _written(published, raw, [(key, classes[key]) for key in order])
+        written = _written(published, raw, order)
         layout = raw.layout + (PARTLY if wrong else "")
         try:
             made = write_set(out, published.name, [layout], (side, side, 3), written, total)
         finally:
             if not (out / INDEX).exists():
                 (out / PICTURES).unlink(missing_ok=True)  # many gigabytes, which could not be completed
-        lines = [f"# {published.title}", "", f"{source.paper}.", "", f"Terms: {source.terms}.", ""]
+        lines = [f"# {published.title}", "", f"{published.paper}.", "", f"Terms: {published.terms}.", ""]
         lines += [f"{len(made.classes)} classes, {made.total} pictures, read from {raw.layout}."]
         lines += ["", "Not as published:", *(f"- {line}" for line in wrong)] if wrong else []
         write_atomically(out / ATTRIBUTION, "\n".join([*lines, ""]))
@@ -146,8 +115,8 @@ def collect(source: Source, folder: Path, out: Path, *, partly: bool) -> DrawnSe
 
 def digests(published: PublishedPictures, raw: FoundSet) -> list[str]:
     """Lines that say whether the files are, byte for byte, those whose MD5 is published."""
-    with (HERE / "photograph_files.csv").open(encoding="utf-8", newline="") as file:
-        published_files = {row["file"].lower(): row for row in csv.DictReader(file) if row["set"] == published.name}
+    rows = rows_of(HERE / "photograph_files.csv")
+    published_files = {row["file"].lower(): row for row in rows if row["set"] == published.name}
     lines = []
     for path in raw.files:
         if row := published_files.get(path.name.lower()):
@@ -174,55 +143,44 @@ def deviations(published: PublishedPictures, raw: FoundSet) -> list[str]:
                 lines.append(f"{split}: {len(more)} classes do not belong there, and are left out: {first_few(more)}")
         elif len(counts) != len(names):
             lines.append(f"{split}: has {len(counts)} classes, and {len(names)} are published")
-        lines += _wrong_counts(published, split, counts)
-    return lines
-
-
-def _wrong_counts(published: PublishedPictures, split: str, counts: Mapping[str, int]) -> list[str]:
-    """The classes of a split that have too few or too many pictures, or all of them."""
-    usual = published.counts[published.of(split)[0]]
-    in_split = {name: count for name, count in counts.items() if count and published.belongs(split, name)}
-    few, many = list[str](), list[str]()
-    for name, count in in_split.items():
-        fewest, most = published.counts.get(name, usual)
-        if count < fewest:
-            few.append(f"{name} ({count} of {fewest})")
-        elif count > most:
-            many.append(f"{name} ({count} of {most})")
-    lines = [
-        f"{split}: {len(classes)} classes have too {what} pictures: {first_few(classes)}"
-        for what, classes in (("few", few), ("many", many))
-        if classes
-    ]
-    total = sum(in_split.values())
-    if not lines and len(in_split) == len(published.of(split)) and total != published.totals[split]:
-        lines.append(f"{split}: has {total:,} pictures, and {published.totals[split]:,} are published")
+        in_split = {name: count for name, count in counts.items() if count and published.belongs(split, name)}
+        few, many = list[str](), list[str]()
+        for name, count in in_split.items():
+            fewest, most = published.counts.get(name, published.counts[names[0]])
+            if count < fewest:
+                few.append(f"{name} ({count} of {fewest})")
+            elif count > most:
+                many.append(f"{name} ({count} of {most})")
+        for what, classes in (("few", few), ("many", many)):
+            if classes:
+                lines.append(f"{split}: {len(classes)} classes have too {what} pictures: {first_few(classes)}")
+        total = sum(in_split.values())
+        if not few + many and len(in_split) == len(names) and total != published.totals[split]:
+            lines.append(f"{split}: has {total:,} pictures, and {published.totals[split]:,} are published")
     return lines
 
 
 def _written(
-    published: PublishedPictures, raw: FoundSet, classes: Sequence[tuple[tuple[str, str], ClassPictures]]
+    published: PublishedPictures, raw: FoundSet, classes: Sequence[tuple[str, str]]
 ) -> Iterator[tuple[DrawnClass, Images]]:
-    """Each class with its pictures, in the order of their digests."""
-    for (split, name), pictures in classes:
-        whole = _formed(pictures.get(), name, published.side)
+    """Each class with its pictures, uint8 [n, side, side, 3], in the order of their digests."""
+    form, right = PictureForm(published.side, 3), (published.side, published.side)
+    for split, name in classes:
+        pictures = raw.classes[split, name].get()
+        if isinstance(pictures, np.ndarray):
+            whole = np.ascontiguousarray(pictures)
+            if whole.shape[1:3] != right:
+                whole = np.stack([formed(Image.fromarray(one), form) for one in whole])
+        else:
+            each = list(decoded(pictures, form))
+            broken = [
+                f"{file if isinstance(file, Path) else f'one of {name}'} ({picture})"
+                for file, picture in zip(pictures, each, strict=True) if isinstance(picture, str)
+            ]  # fmt: skip
+            if broken:
+                reasons = f"{len(broken)} pictures cannot be read: {first_few(broken)}"
+                raise DataError(f"{reasons}; repair them, or fetch them again")
+            whole = np.stack(each)
         order = sorted(range(len(whole)), key=lambda number: hashlib.sha256(whole[number].tobytes()).digest())
         words = raw.words.get(name) or name.partition(".")[2] or name
         yield DrawnClass(name, words.replace("_", " "), split, [0] * len(whole)), whole[order]
-
-
-def _formed(pictures: Any, name: str, side: int) -> Images:
-    """The pictures of the class `name`, uint8 [n, side, side, 3]."""
-    form = PictureForm(side, 3)
-    if isinstance(pictures, np.ndarray):
-        pictures = np.ascontiguousarray(pictures)
-        is_right = pictures.shape[1:3] == (side, side)
-        return pictures if is_right else np.stack([formed(Image.fromarray(one), form) for one in pictures])
-    whole = list(decoded(pictures, form))
-    broken = [
-        f"{file if isinstance(file, Path) else f'one of {name}'} ({picture})"
-        for file, picture in zip(pictures, whole, strict=True) if isinstance(picture, str)
-    ]  # fmt: skip
-    if broken:
-        raise DataError(f"{len(broken)} pictures cannot be read: {first_few(broken)}; repair them, or fetch them again")
-    return np.stack(whole)

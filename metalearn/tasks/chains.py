@@ -10,18 +10,18 @@ import torch
 from torch import Tensor
 
 from metalearn.errors import positive, whole_number
-from metalearn.tasks.common.episodes import Seeds, UnlimitedTasks, check_seeds, reading_tasks
+from metalearn.tasks.common.episodes import SeededTasks, Seeds, reading_tasks
 from metalearn.types import Episode
 
 ORDER = 2
 
 
-class Chains(UnlimitedTasks):
+class Chains(SeededTasks):
     """A source of documents; see `chains`."""
 
     def __init__(self, symbols: int, alpha: float, lengths: dict[str, int], seeds: Seeds) -> None:
-        self._symbols, self._alpha, self._lengths, self._seeds = symbols, alpha, lengths, seeds
-        check_seeds(seeds)
+        super().__init__(seeds)
+        self._symbols, self._alpha, self._lengths = symbols, alpha, lengths
 
     def classes(self, split: str) -> int:
         return self._symbols
@@ -66,15 +66,7 @@ class Chains(UnlimitedTasks):
 
 
 def chains(*, symbols: int, alpha: float, length: int, eval_length: int, seeds: Seeds) -> Chains:
-    """Documents of Markov chains of order two. Raises ValueError for fewer than two symbols, a length below 1, or an α
-    that is not above 0.
-
-    Args:
-        symbols: k.
-        alpha: α; the smaller, the more certain is the next symbol.
-        length: symbols of a training document that are predicted.
-        eval_length: those of a document of validation and test.
-    """
+    """Documents of Markov chains of order two over k = `symbols`, with α = `alpha`."""
     whole_number("symbols", symbols, at_least=2)
     positive(alpha=alpha)
     for name, value in (("length", length), ("eval_length", eval_length)):

@@ -5,7 +5,7 @@ the test file. torchvision reads them. One array in a cache file keeps them; all
 A set that metalearn data has written is read in their place, if there is one.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 
 import numpy as np
 
@@ -31,36 +31,9 @@ DECODER = "cifar100-v1"  # raise the version if the array changes: older caches 
 _CIFAR100 = PublishedDataset("CIFAR100", "cifar-100-python", "train, test and meta", 50_000, 32, 3)
 
 
-def class_names() -> list[str]:
-    """The names of all classes, by their numbers in CIFAR-100's files."""
-    return [row["class"] for row in published_list("cifar100_classes.csv")]
-
-
 def classes_of(division: str, split: str) -> list[int]:
     """The numbers of a split's classes, as places in the list; `division` is `cifar_fs` or `fc100`."""
     return [number for number, row in enumerate(published_list("cifar100_classes.csv")) if row[division] == split]
-
-
-def identities(numbers: Iterable[int]) -> list[str]:
-    """The identities of the classes with these numbers."""
-    names = class_names()
-    return [identity("cifar100", names[number]) for number in numbers]
-
-
-def pictures_of(place: DataPlace) -> Callable[[int], Images]:
-    """Number of a class → its pictures, [600, 32, 32, 3]. Raises DataError if files are missing or damaged."""
-    everyone, shape = class_names(), (_CIFAR100.size, _CIFAR100.size, _CIFAR100.channels)
-
-    def by_class() -> Images:
-        """The classes in the order of the list."""
-        train, test, names = read_published(_CIFAR100, place)
-        whole = np.concatenate([train.pictures, test.pictures])
-        classes = np.concatenate([train.classes, test.classes])
-        return np.stack([whole[classes == names.index(name)] for name in everyone])
-
-    of_all = (len(everyone), PICTURES, *shape)
-    pictures = cached_array(DECODER, of_all, by_class, title="CIFAR-100", unread=place.root)
-    return lambda number: pictures[number]
 
 
 def _few_shot(division: str) -> Callable[..., TaskSource]:
@@ -69,14 +42,7 @@ def _few_shot(division: str) -> Callable[..., TaskSource]:
     def source(
         *, place: DataPlace, episode: EpisodeSpec, image_size: int, channels: int, rotations: bool, seeds: Seeds
     ) -> TaskSource:
-        """Few-shot classification of CIFAR-100's pictures.
-
-        Args:
-            place: its root holds cifar-100-python.
-            image_size: height and width in pixels, must be 32.
-            channels: must be 3 (red, green, blue).
-            rotations: turn each drawn class by a random multiple of 90°, in every split.
-        """
+        """Few-shot classification of CIFAR-100's pictures."""
         shapes = shapes_of(episode)
         classes = {split: classes_of(division, split) for split in SPLITS}
         check_filled(shapes, {split: (len(numbers), PICTURES) for split, numbers in classes.items()})
@@ -85,12 +51,22 @@ def _few_shot(division: str) -> Callable[..., TaskSource]:
         true_or_false("download", place.download)
 
         def load() -> dict[str, Classes]:
-            pictures = pictures_of(place)
+            everyone = [row["class"] for row in published_list("cifar100_classes.csv")]
 
-            def part(of_part: list[int]) -> Classes:
-                names = [class_names()[number].replace("_", " ") for number in of_part]
-                of_class = lambda label: pictures(of_part[label])  # noqa: E731
-                return Classes(identities(of_part), PICTURES, of_class, names=names)
+            def by_class() -> Images:
+                """The classes in the order of the list."""
+                train, test, names = read_published(_CIFAR100, place)
+                whole = np.concatenate([train.pictures, test.pictures])
+                labels = np.concatenate([train.classes, test.classes])
+                return np.stack([whole[labels == names.index(name)] for name in everyone])
+
+            shape = (len(everyone), PICTURES, _CIFAR100.size, _CIFAR100.size, _CIFAR100.channels)
+            pictures = cached_array(DECODER, shape, by_class, title="CIFAR-100", unread=place.root)
+
+            def part(numbers: list[int]) -> Classes:
+                identities = [identity("cifar100", everyone[number]) for number in numbers]
+                names = [everyone[number].replace("_", " ") for number in numbers]
+                return Classes(identities, PICTURES, lambda label: pictures[numbers[label]], names=names)
 
             return {split: part(numbers) for split, numbers in classes.items()}
 

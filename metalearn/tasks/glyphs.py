@@ -8,7 +8,7 @@ from functools import cache, partial
 
 import numpy as np
 
-from metalearn.errors import enough_classes, only, whole_number
+from metalearn.errors import only, whole_number
 from metalearn.tasks.common.episodes import Classes, EpisodeSpec, Images, Seeds, check_filled, identity, shapes_of
 from metalearn.tasks.common.samples import drawn_samples, few_shot
 from metalearn.types import TaskSource
@@ -57,14 +57,7 @@ def character(number: int, size: int) -> Images:
 
 
 def glyphs(*, episode: EpisodeSpec, image_size: int, channels: int, rotations: bool, seeds: Seeds) -> TaskSource:
-    """Drawn characters: 400 to train, 100 to validate, 200 to test, 20 drawings of each. Raises ValueError if the
-    characters cannot fill the episode, or another number is out of range.
-
-    Args:
-        image_size: height and width, in pixels.
-        channels: must be 1.
-        rotations: turn each drawn class by a random multiple of 90°.
-    """
+    """Drawn characters: 400 to train, 100 to validate, 200 to test, 20 drawings of each."""
     shapes = shapes_of(episode)
     check_filled(shapes, {split: (classes, DRAWINGS) for split, classes in CLASSES.items()})
     whole_number("image_size", image_size, at_least=8)
@@ -82,20 +75,10 @@ def glyphs(*, episode: EpisodeSpec, image_size: int, channels: int, rotations: b
 def glyph_characters(
     *, ways: int, train_drawings: int, val_drawings: int, image_size: int, channels: int, known: int, seeds: Seeds
 ) -> TaskSource:  # fmt: skip
-    """Plain classification of the training characters of `glyphs`. Raises ValueError for more characters or drawings
-    than there are.
-
-    Args:
-        ways: the number of characters; the first ones are taken.
-        train_drawings, val_drawings: how many of each character's 20 drawings train and validate; the rest test.
-        image_size, channels: as for `glyphs`.
-        known, seeds: as for `metalearn.tasks.common.samples.samples`.
-    """
-    whole_number("ways", ways, at_least=2)
-    enough_classes("ways", ways, "train", CLASSES["train"])
+    """Plain classification of the training characters of `glyphs`."""
     whole_number("image_size", image_size, at_least=8)
     only("channels", channels, 1, "glyphs, which are grey")
     return drawn_samples(  # the training characters are the first ones
-        lambda: partial(character, size=image_size), identities("train")[:ways], DRAWINGS, train=train_drawings,
+        lambda: partial(character, size=image_size), identities("train"), DRAWINGS, ways=ways, train=train_drawings,
         val=val_drawings, known=known, seeds=seeds,
     )  # fmt: skip

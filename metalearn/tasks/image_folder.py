@@ -1,11 +1,16 @@
 """Few-shot classification of any pictures in folders, one folder for each class."""
 
+import contextlib
 import csv
+import hashlib
 import logging
+import os
 from collections.abc import Callable, Collection, Mapping, Sequence
+from itertools import accumulate, pairwise
 from pathlib import Path, PurePosixPath
 
 import numpy as np
+import PIL
 from numpy.typing import NDArray
 
 from metalearn.errors import DataError, Invalid
@@ -13,18 +18,21 @@ from metalearn.tasks.common.episodes import (
     SPLITS,
     Classes,
     EpisodeSpec,
+    Images,
     Seeds,
     are_fractions,
     by_fractions,
-    picture_tasks,
+    check_read,
+    identity,
     shapes_of,
 )
-from metalearn.tasks.common.pictures import first_few, one_form, picture_folders
-from metalearn.tasks.common.samples import KNOWN, Chosen, pretraining_on, refuse_training_shape, samples
-from metalearn.tasks.common.stored import check_picture_shape, decoded_classes
-from metalearn.types import TaskSource, Unit
+from metalearn.tasks.common.pictures import PictureForm, decoded, first_few, one_form, picture_folders
+from metalearn.tasks.common.samples import KNOWN, Chosen, SampleSource, few_shot
+from metalearn.tasks.common.stored import FAMILY, cached_array, check_picture_shape
+from metalearn.types import TaskSource
 
 FOLDERS = "folders"
+DECODER = 1  # raise it if the decoding of class folders changes: older caches are not read then
 
 _SHUFFLE = 64_16_20  # seeds the division of classes by fractions, which is the same in every run
 
@@ -71,7 +79,6 @@ def by_lists(root: Path, names: Collection[str], lists: str) -> dict[str, list[s
 
 def _divide(root: Path, folders: Mapping[str, Sequence[str]], split: str | Sequence[float]) -> dict[str, list[str]]:
     """The classes of each split."""
-    _refuse_loose(root, folders, split)
     if not isinstance(split, str):
         splits = by_fractions(sorted(folders), split, _SHUFFLE)
         sizes = ", ".join(f"{part} {len(classes)}" for part, classes in splits.items())
@@ -110,15 +117,16 @@ def _check_disjoint(splits: Mapping[str, Sequence[str]], label_of: Callable[[str
             split_of[label] = part
 
 
-def _refuse_loose(root: Path, folders: Mapping[str, Sequence[str]], split: str | Sequence[float]) -> None:
-    """Raises DataError for pictures that lie in no class folder."""
+def _pictures_by_class(root: Path, table: str | None, split: str | Sequence[float]) -> dict[str, list[str]]:
+    """The pictures of each class: of its folder, or by the table. Raises DataError for those outside class folders."""
+    folders = picture_folders(root) if table is None else _classes_of_table(root, table)
     outside = [*SPLITS, "."] if split == FOLDERS else ["."]
-    loose = [picture for name in outside if name in folders for picture in folders[name]]
-    if loose:
+    if loose := [picture for name in outside if name in folders for picture in folders[name]]:
         raise DataError(
             f"dataset.root={root}: {len(loose)} pictures lie in no class folder: {first_few(loose)}; put them into a "
             "folder named by their class, or name the folder above: dataset.root=/path"
         )
+    return folders
 
 
 def _below_split(name: str) -> str:
@@ -137,16 +145,8 @@ def image_folder(
     the others. `supervised` gets all classes: the pictures of each are divided as `split` divides classes, in the same
     way for every seed; with `folders`, each class is in all three folders.
 
-    Args:
-        root: the folder of class folders.
-        table: a CSV file, from `root` or from where the program runs, with the columns `path` (from `root`) and
-            `class`; None: the folders are the classes.
-        split: three fractions, which divide the classes in the same way for every seed; or the path of a folder, from
-            `root` or from where the program runs, with train, val and test (.txt or .csv), one class on each line; or
-            `folders`, if `root` holds the folders train, val and test with class folders in each.
-        image_size: height and width in pixels of every picture; see `metalearn.tasks.common.pictures.formed`.
-        channels: 1 (grey) or 3 (red, green, blue).
-        rotations: turn each drawn class by a random multiple of 90°, in every split.
+    The path of a `table`, or of a folder of lists, is from `root` or from where the program runs. Pictures are read as
+    `metalearn.tasks.common.pictures.formed` says.
     """
     shapes = shapes_of(episode)
     if split == FOLDERS and table is not None:
@@ -157,34 +157,83 @@ def image_folder(
     check_picture_shape(image_size, channels)
 
     def load() -> dict[str, Classes]:
-        folders = _pictures_by_class(Path(root), table)
-        names = _divide(Path(root), folders, split)
-        splits = {part: {name: folders[name] for name in classes} for part, classes in names.items()}
-        return decoded_classes(
-            "image_folder", Path(root), splits, shapes, image_size=image_size, channels=channels,
-            class_name=_below_split,
-        )  # fmt: skip
+        place = Path(root)
+        pictures = _pictures_by_class(place, table, split)
+        names = _divide(place, pictures, split)
+        splits = {part: {name: pictures[name] for name in classes} for part, classes in names.items()}
+        sizes = [(part, name, len(files)) for part, classes in splits.items() for name, files in classes.items()]
+        if single := [name for _, name, size in sizes if size < 2]:
+            raise DataError(
+                f"dataset.root={place}: {len(single)} classes have fewer than 2 pictures, and an episode needs one for "
+                f"its support set and one for its query set: {first_few(single)}; remove these folders or add pictures"
+            )
+        counts = {part: (len(classes), min(map(len, classes.values()))) for part, classes in splits.items()}
+        small = [f"{name} ({size})" for part, name, size in sizes if size < shapes[part].most]
+        which = f": {len(small)} classes have too few pictures: {first_few(small)}" if small else ""
+        check_read(shapes, counts, f"dataset.root={place}{which}")
+        return _decoded(place, splits, image_size, channels)
 
-    def plain(evaluated_on: Unit) -> tuple[TaskSource, str]:
-        refuse_training_shape(episode)
-        if evaluated_on == "tasks":
-            return pretraining_on(tasks, seeds, episode.augment)
+    def classification() -> tuple[TaskSource, str]:
         if rotations:
             raise Invalid("rotations", True, "plain samples are not turned", "type KEY=false")
         identities, names, divided = _classified(Path(root), table, split, image_size, channels)
         how = "as train, val and test have them" if split == FOLDERS else f"divided by {split} in each class"
         sizes = {part: sum(map(len, pictures.places)) for part, pictures in divided.items()}
         counts = ", ".join(f"{part} {size}" for part, size in sizes.items())
-        plain = samples(
+        plain = SampleSource(
             lambda: divided, sizes, identities, known=min(KNOWN, sizes["train"]), seeds=seeds, names=names,
             augment=episode.augment,
         )  # fmt: skip
         return plain, f"the pictures of all {len(names)} classes, {how}: {counts}"
 
-    tasks = picture_tasks(
-        load, shapes, rotations=rotations, augment=episode.augment, seeds=seeds, samples=plain, labels=episode.labels
-    )
-    return tasks
+    return few_shot(load, shapes, episode, rotations=rotations, seeds=seeds, instead=classification)
+
+
+def _decoded(
+    root: Path, splits: Mapping[str, Mapping[str, Sequence[str]]], image_size: int, channels: int
+) -> dict[str, Classes]:
+    """The classes of every split, in the order of their names; from the cache if they are there. `splits` has the
+    pictures of each class of a split by their paths from `root`; no class is in two. Raises DataError for pictures that
+    cannot be read: the message counts them and names the first."""
+    members = {label: files for classes in splits.values() for label, files in classes.items()}
+    labels = sorted(members)
+    files = [file for label in labels for file in members[label]]
+    shape = (len(files), image_size, image_size) + ((3,) if channels == 3 else ())
+
+    def decode() -> Images:
+        megabytes = np.prod(shape) / 1e6
+        log.info("decoding %d pictures of %s, %.1f MB, once: they are kept in the cache", len(files), root, megabytes)
+        pictures, broken = np.empty(shape, np.uint8), []
+        each = decoded([root / file for file in files], PictureForm(image_size, channels))
+        for number, picture in enumerate(each):
+            if isinstance(picture, str):
+                broken.append(f"{files[number]} ({picture})")
+            else:
+                pictures[number] = picture
+        if broken:
+            count = f"{len(broken)} of {len(files)} pictures cannot be read"
+            raise DataError(f"dataset.root={root}: {count}: {first_few(broken)}; repair or remove them")
+        return pictures
+
+    # Names, sizes and times of change stand for the contents of the files, which would take as long to read as to
+    # decode. Of the two times, programs can set back one, and not the other.
+    digest = hashlib.sha256(f"{DECODER} {PIL.__version__} {shape} {root.resolve()}".encode(errors="surrogateescape"))
+    for file in files:
+        digest.update(os.fsencode(f"\n{file}"))
+        with contextlib.suppress(OSError):  # decoding will report it
+            status = (root / file).stat()
+            digest.update(f"\0{status.st_size} {status.st_mtime_ns} {status.st_ctime_ns}".encode())
+    pictures = cached_array(f"image_folder-{digest.hexdigest()[:24]}", shape, decode, title=str(root))
+    ends = accumulate((len(members[label]) for label in labels), initial=0)
+    range_of = dict(zip(labels, pairwise(ends), strict=True))
+
+    def part(classes: Mapping[str, Sequence[str]]) -> Classes:
+        ranges = [range_of[label] for label in sorted(classes)]
+        names = [_below_split(label) for label in sorted(classes)]
+        identities, fewest = [identity(FAMILY, name) for name in names], min(map(len, classes.values()))
+        return Classes(identities, fewest, lambda label: pictures[slice(*ranges[label])], names=names)
+
+    return {split: part(classes) for split, classes in splits.items()}
 
 
 def _classes_of_table(root: Path, table: str) -> dict[str, list[str]]:
@@ -225,14 +274,6 @@ def _classes_of_table(root: Path, table: str) -> dict[str, list[str]]:
     return classes
 
 
-def _pictures_by_class(root: Path, table: str | None) -> dict[str, list[str]]:
-    """The pictures of each class: those of a folder, or those that a table names."""
-    return picture_folders(root) if table is None else _classes_of_table(root, table)
-
-
-# Plain samples
-
-
 def _classified(
     root: Path, table: str | None, split: str | Sequence[float], image_size: int, channels: int
 ) -> tuple[Sequence[str], Sequence[str], dict[str, Chosen]]:
@@ -242,8 +283,7 @@ def _classified(
             f"dataset.split={split}: lists divide the classes, and plain classification divides the pictures of each; "
             f"type dataset.split=[0.64,0.16,0.2] or dataset.split={FOLDERS}"
         )
-    pictures = _pictures_by_class(root, table)
-    _refuse_loose(root, pictures, split)
+    pictures = _pictures_by_class(root, table, split)
     if split == FOLDERS:
         pictures = {name: files for name, files in pictures.items() if name.partition("/")[0] in SPLITS}
         everyone = {_below_split(name) for name in pictures}
@@ -258,9 +298,7 @@ def _classified(
                 )
     sizes = {name: len(pictures[name]) for name in sorted(pictures)}
     places = None if split == FOLDERS else _divided(root, sizes, [float(part) for part in split])
-    whole = decoded_classes(
-        "image_folder", root, {"all": pictures}, None, image_size=image_size, channels=channels, class_name=_below_split
-    )["all"]
+    whole = _decoded(root, {"all": pictures}, image_size, channels)["all"]
     if places is not None:
         divided = {part: Chosen(whole.pictures, numbers) for part, numbers in places.items()}
         return whole.identities, whole.names, divided

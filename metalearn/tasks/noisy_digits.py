@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from metalearn.errors import DataError, fraction, install, one_of, whole_number
-from metalearn.tasks.common.episodes import Seeds, UnlimitedTasks, check_seeds
+from metalearn.tasks.common.episodes import SeededTasks, Seeds
 from metalearn.types import Batch, Episode
 
 PICTURES, CLASSES = 1797, 10
@@ -21,12 +21,12 @@ PICTURES, CLASSES = 1797, 10
 _SHUFFLE = 1797  # seeds the division of the pictures and the wrong labels, which are the same in every run
 
 
-class NoisyDigits(UnlimitedTasks):
+class NoisyDigits(SeededTasks):
     """A source of replicates; see `noisy_digits`."""
 
     def __init__(self, examples: int, clean: int, queries: int, wrong: float, noise: str, seeds: Seeds) -> None:
-        self._ends, self._wrong, self._noise, self._seeds = (examples, clean, queries), wrong, noise, seeds
-        check_seeds(seeds)
+        super().__init__(seeds)
+        self._ends, self._wrong, self._noise = (examples, clean, queries), wrong, noise
 
     def classes(self, split: str) -> int:
         return CLASSES
@@ -64,17 +64,8 @@ class NoisyDigits(UnlimitedTasks):
 
 
 def noisy_digits(*, examples: int, clean: int, queries: int, wrong: float, noise: str, seeds: Seeds) -> NoisyDigits:
-    """Replicates of a training on digits with wrong labels. Raises ValueError for a number that is not allowed, and
-    DataError at the first task if scikit-learn is not installed.
-
-    Args:
-        examples: training examples, the first of every support set.
-        clean: the clean examples behind them, which are the queries of training tasks.
-        queries: clean examples of a validation task; all that are left are those of a test task.
-        wrong: the share of the training examples whose labels are wrong.
-        noise: a wrong label is that of the `next` digit (pair flipping, Han et al. 2018, arXiv 1804.06872), or of `any`
-            other.
-    """
+    """Replicates of a training on digits with wrong labels: of the next digit (pair flipping, Han et al. 2018, arXiv
+    1804.06872), or of any other. Raises DataError at the first task if scikit-learn is not installed."""
     whole_number("examples", examples, at_least=1, at_most=PICTURES - 3)
     whole_number("clean", clean, at_least=1, at_most=PICTURES - examples - 2)
     whole_number("queries", queries, at_least=1, at_most=PICTURES - examples - clean - 1)

@@ -18,7 +18,7 @@ from typing import NamedTuple
 import numpy as np
 from PIL import Image
 
-from metalearn.errors import DataError, Invalid, enough_classes, one_of, only, true_or_false, whole_number
+from metalearn.errors import DataError, Invalid, one_of, only, true_or_false, whole_number
 from metalearn.tasks.common.episodes import (
     META_DATASET,
     NO_LABELS,
@@ -63,16 +63,13 @@ class Character(NamedTuple):
 @cache
 def characters() -> tuple[Character, ...]:
     """All 1623 characters, in the order of the decoded array."""
-    rows = published_list("omniglot_characters.csv")
-    return tuple(Character(row["character"], row["digest"], {name: row[name] for name in SPLIT_LISTS}) for row in rows)
-
-
-def part_of(character: Character, split_list: str) -> str:
-    """The split of a character in a list, or by its alphabet."""
-    if split_list != ALPHABETS:
-        return character.parts[split_list]
-    collection, alphabet, _ = character.path.split("/")
-    return "test" if collection == "images_evaluation" else "val" if alphabet in HELD_BACK else "train"
+    every = []
+    for row in published_list("omniglot_characters.csv"):
+        collection, alphabet, _ = row["character"].split("/")
+        part = "test" if collection == "images_evaluation" else "val" if alphabet in HELD_BACK else "train"
+        parts = {name: row[name] for name in SPLIT_LISTS} | {ALPHABETS: part}
+        every.append(Character(row["character"], row["digest"], parts))
+    return tuple(every)
 
 
 def lake_runs(classes: Sequence[tuple[int, int]]) -> list[FixedTask]:
@@ -91,18 +88,10 @@ STREAM, STREAMS = EpisodeShape(600, 15, 5), 10
 """The test of Beaulieu et al. 2020 (arXiv 2002.09571): the shape of a task, and how many there are here."""
 
 
-def streams(classes: int) -> list[FixedTask]:
-    """Tasks of 600 of the test's classes, drawn by numbers that are the same in every run."""
-    drawn = (np.random.default_rng(number) for number in range(STREAMS))
-    return [
-        FixedTask(rng.permutation(classes)[: STREAM.ways].tolist(), rng.permutation(DRAWINGS).tolist()) for rng in drawn
-    ]
-
-
 def _grouped(
     split: str, within: str | None, test: str | None, shapes: Mapping[str, EpisodeShape], labels: str,
     classes: Mapping[str, Sequence[tuple[int, int]]],
-) -> Grouped | None:  # fmt: skip
+) -> Grouped:  # fmt: skip
     """What the keys `within` and `test` ask for. Raises ValueError if it does not fit the episode or the split."""
     one_of("within", within, (None, "alphabet"))
     one_of("test", test, (None, "lake_runs", "stream"))
@@ -126,10 +115,16 @@ def _grouped(
         if most < shapes[part].ways and not (test and part == "test"):
             allowed = f"the split '{part}' of dataset.split={split} has at most {most} characters of an alphabet"
             raise Invalid("ways", shapes[part].ways, allowed, f"type KEY={most}, or GROUP.split={ALPHABETS}")
-    if not (within or test):
-        return None
-    fixed = lake_runs(classes["test"]) if test == "lake_runs" else streams(len(classes["test"])) if test else []
-    return Grouped(groups, {"test": fixed} if test else {})
+    if test is None:
+        return Grouped(groups, {})
+    if test == "lake_runs":
+        return Grouped(groups, {"test": lake_runs(classes["test"])})
+    fixed = []
+    for number in range(STREAMS):  # drawn by numbers that are the same in every run
+        rng = np.random.default_rng(number)
+        of_task = rng.permutation(len(classes["test"]))[: STREAM.ways].tolist()
+        fixed.append(FixedTask(of_task, rng.permutation(DRAWINGS).tolist()))
+    return Grouped(groups, {"test": fixed})
 
 
 def classes_of(split_list: str, split: str, rotations: bool) -> list[tuple[int, int]]:
@@ -137,7 +132,7 @@ def classes_of(split_list: str, split: str, rotations: bool) -> list[tuple[int, 
 
     In `vinyals` with rotations, every quarter turn of a character is a class of its own.
     """
-    numbers = [i for i, character in enumerate(characters()) if part_of(character, split_list) == split]
+    numbers = [i for i, character in enumerate(characters()) if character.parts[split_list] == split]
     turns = range(4) if split_list == "vinyals" and rotations else range(1)
     return [(number, turn) for turn in turns for number in numbers]
 
@@ -155,11 +150,6 @@ def names_of(classes: Iterable[tuple[int, int]]) -> list[str]:
         turned_by = f", turned by {90 * turns}°" if turns else ""
         names.append(f"{alphabet.replace('_', ' ')} {int(character.removeprefix('character'))}{turned_by}")
     return names
-
-
-def digest(drawings: list[Image.Image]) -> str:
-    """A digest of the black-and-white pixels alone, not of the files that hold them."""
-    return hashlib.sha256(b"".join(picture.convert("1").tobytes() for picture in drawings)).hexdigest()[:16]
 
 
 # The published files
@@ -226,7 +216,9 @@ def decode_character(character: Character, files: Drawings, size: int) -> Images
             pictures.append(Image.open(io.BytesIO(files.read(path)), formats=["PNG"]).convert("L"))
         except Exception as error:  # zipfile and Pillow raise many types for what is broken
             raise DataError(f"{files.where}: {path} cannot be read ({error}); fetch the files again") from error
-    if digest(pictures) != character.digest:
+    # The digest of the black-and-white pixels alone, not of the files that hold them.
+    pixels = b"".join(picture.convert("1").tobytes() for picture in pictures)
+    if hashlib.sha256(pixels).hexdigest()[:16] != character.digest:
         raise DataError(f"{files.where}: the drawings of {character.path} are not the published ones")
     small = [picture.resize((size, size), Image.Resampling.LANCZOS) for picture in pictures]
     return np.stack([255 - np.asarray(picture, np.uint8) for picture in small])
@@ -263,12 +255,6 @@ def decoded(place: DataPlace, size: int) -> Images:
     return cached_array(f"{DECODER}-{size}", shape, decode, title="Omniglot", unread=place.root)
 
 
-def drawings_of(place: DataPlace, size: int, numbers: Sequence[int] | None = None) -> Callable[[int], Images]:
-    """Number of a character, or its place in `numbers` → its drawings, [20, size, size]; errors as `decoded`."""
-    pictures = decoded(place, size)
-    return lambda label: pictures[label if numbers is None else numbers[label]]
-
-
 def _check(place: DataPlace, split: str, image_size: int, channels: int) -> None:
     one_of("split", split, (*SPLIT_LISTS, ALPHABETS))
     true_or_false("download", place.download)
@@ -280,21 +266,7 @@ def omniglot(
     *, place: DataPlace, split: str, episode: EpisodeSpec, image_size: int, channels: int, rotations: bool,
     seeds: Seeds, within: str | None = None, test: str | None = None,
 ) -> TaskSource:  # fmt: skip
-    """Few-shot classification of Omniglot characters.
-
-    Args:
-        place: the archives or folders lie under its root, at any depth up to 5.
-        split: the list of characters: `paper` (1100 / 100 / 423, as Finn et al. 2017 divide them),
-            `lake` (864 / 100 of the background set, all 659 of the evaluation set) or `vinyals`
-            (1028 / 172 / 423; with rotations, every quarter turn of a character is a class of its own), or `alphabets`,
-            whose validation has five whole alphabets of the background set (and the test all of the evaluation set).
-        image_size: height and width in pixels after reduction from 105.
-        channels: must be 1.
-        rotations: turn each drawn class by a random multiple of 90°, in every split.
-        within: `alphabet`: the classes of a task are of one alphabet, each set by one drawer, and turned alike.
-        test: `lake_runs`: the test is the twenty runs of Lake et al. 2015, see `lake_runs`. `stream`: it is ten tasks
-            of 600 classes with 15 drawings to know and 5 to ask for, whatever the episodes of training and validation.
-    """
+    """Few-shot classification of Omniglot characters; `paper` divides them as Finn et al. 2017 do."""
     _check(place, split, image_size, channels)
     true_or_false("rotations", rotations)
     shapes = shapes_of(episode) | ({"test": STREAM} if test == "stream" else {})
@@ -303,15 +275,12 @@ def omniglot(
     check_filled(shapes, {part: (len(of_part), DRAWINGS) for part, of_part in classes.items()})
 
     def load() -> dict[str, Classes]:
-        drawings = drawings_of(place, image_size)
+        drawings = decoded(place, image_size)
 
         def part(of_part: list[tuple[int, int]]) -> Classes:
-            def pictures(label: int) -> Images:
-                number, turns = of_part[label]
-                return turned(drawings(number), turns)
-
-            names = names_of(of_part)
-            return Classes(identities(number for number, _ in of_part), DRAWINGS, pictures, names=names)
+            numbers, turns = zip(*of_part, strict=True)
+            pictures = lambda label: turned(drawings[numbers[label]], turns[label])  # noqa: E731
+            return Classes(identities(numbers), DRAWINGS, pictures, names=names_of(of_part))
 
         return {name: part(of_part) for name, of_part in classes.items()}
 
@@ -325,20 +294,15 @@ def omniglot_characters(
     *, place: DataPlace, split: str, ways: int, train_drawings: int, val_drawings: int, image_size: int, channels: int,
     known: int, seeds: Seeds,
 ) -> TaskSource:  # fmt: skip
-    """Plain classification of Omniglot's training characters. Those of validation and test are not used.
-
-    Args:
-        place, image_size, channels: as for `omniglot`.
-        split: the list whose training characters are taken, upright only.
-        ways: the number of characters; the first ones are taken.
-        train_drawings, val_drawings: how many of each character's 20 drawings train and validate; the rest test.
-        known, seeds: as for `metalearn.tasks.common.samples.samples`.
-    """
+    """Plain classification of Omniglot's training characters, upright. Those of validation and test are not used."""
     _check(place, split, image_size, channels)
     numbers = [number for number, _ in classes_of(split, "train", rotations=False)]
-    whole_number("ways", ways, at_least=2)
-    enough_classes("ways", ways, "train", len(numbers))
+
+    def load() -> Callable[[int], Images]:
+        drawings = decoded(place, image_size)
+        return lambda label: drawings[numbers[label]]
+
     return drawn_samples(
-        lambda: drawings_of(place, image_size, numbers), identities(numbers[:ways]), DRAWINGS, train=train_drawings,
-        val=val_drawings, known=known, seeds=seeds, names=names_of((number, 0) for number in numbers[:ways]),
+        load, identities(numbers), DRAWINGS, ways=ways, train=train_drawings, val=val_drawings, known=known,
+        seeds=seeds, names=names_of((number, 0) for number in numbers),
     )  # fmt: skip

@@ -9,15 +9,27 @@ places in the alphabet, every second one to train, and of the others every secon
 The divisions are `NAME_classes.csv`.
 """
 
+import logging
 from collections.abc import Callable, Mapping
 from functools import cache
 from pathlib import Path
 
-from metalearn.errors import DataError
-from metalearn.tasks.common.episodes import Classes, EpisodeSpec, Seeds, check_filled, published_list, shapes_of
+from metalearn.errors import DataError, Invalid
+from metalearn.tasks.common.episodes import (
+    Classes,
+    EpisodeSpec,
+    Seeds,
+    check_filled,
+    check_read,
+    identity,
+    published_list,
+    shapes_of,
+)
 from metalearn.tasks.common.samples import few_shot
-from metalearn.tasks.common.stored import check_picture_shape, written_photographs
+from metalearn.tasks.common.stored import FAMILY, INDEX, PICTURES, check_picture_shape, pictures_by_split, read_set
 from metalearn.types import TaskSource
+
+log = logging.getLogger(__name__)
 
 
 @cache
@@ -40,13 +52,32 @@ def _written(name: str) -> Callable[..., TaskSource]:
         check_picture_shape(image_size, channels)
 
         def load() -> dict[str, Classes]:
-            written = written_photographs(name, Path(root), shapes, image_size=image_size, channels=channels)
-            if written is None:
+            advice = f"remove this folder, and type metalearn data {name} --from=/path/to/what/you/have"
+            for folder in (Path(root, name), Path(root)):
+                if (folder / PICTURES).is_file() and (folder / INDEX).is_file():
+                    index = read_set(folder, advice)
+                    if index.name == name:
+                        break
+            else:
                 raise DataError(
                     f"dataset.root={root}: there is no folder {name} that metalearn data has written; type metalearn "
                     f"data {name} --from=/path/to/what/you/have, or dataset.root=/path of the folder that holds {name}"
                 )
-            return written
+            if index.is_partial:
+                log.warning("%s: is not as published, as ATTRIBUTION.txt says in %s", name, folder)
+            if image_size > index.shape[0]:
+                allowed = f"the pictures in {folder} have {index.shape[0]} pixels"
+                smaller = f"type dataset.image_size={index.shape[0]} or less"
+                raise DataError(str(Invalid("dataset.image_size", image_size, allowed, smaller)))
+            splits = {}
+            for split, (classes, pictures) in pictures_by_split(folder, index, image_size, channels, advice).items():
+                identities = [identity(FAMILY, one.key) for one in classes]
+                fewest = min((len(one.drawers) for one in classes), default=0)
+                splits[split] = Classes(identities, fewest, pictures, names=[one.name for one in classes])
+            counts = {split: (len(part.identities), part.fewest) for split, part in splits.items()}
+            check_read(shapes, counts, str(folder))
+            log.info("%s: %s classes, %d pictures", folder, " / ".join(str(c) for c, _ in counts.values()), index.total)
+            return splits
 
         return few_shot(load, shapes, episode, rotations=rotations, seeds=seeds, instead="cifar10")
 

@@ -6,6 +6,7 @@ first ones: so the figures of a set are those of the same tasks as in a run on t
 """
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -16,14 +17,15 @@ from torch.utils import _pytree as pytree
 from metalearn.errors import DataError, Invalid, real_number
 from metalearn.tasks.common.episodes import (
     EpisodeSpec,
+    SeededTasks,
     Seeds,
-    UnlimitedTasks,
     class_names_of,
     content_of,
     drawers_of,
     identities_of,
+    joined,
 )
-from metalearn.types import Batch, Episode, TaskSource
+from metalearn.types import TaskSource
 
 _CHOICE = 6  # the purpose of the generator of a training task's set
 
@@ -32,13 +34,8 @@ def several(
     *, sets: Mapping[str, TaskSource], weights: list[float] | None, episode: EpisodeSpec, image_size: int,
     channels: int, seeds: Seeds,
 ) -> TaskSource:  # fmt: skip
-    """Few-shot classification of the classes of several sets.
-
-    Args:
-        sets: the sources of tasks, by the names of their options. Each has the same `episode`, `image_size`,
-            `channels` and `seeds`; their other keys are the defaults of their options.
-        weights: how often training takes a task of each set, in their order; None: alike.
-    """
+    """Few-shot classification of the classes of several `sets`, by the names of their options. Each has the same
+    `episode`, `image_size`, `channels` and `seeds`."""
     if not isinstance(episode.shots, int):
         raise Invalid("shots", episode.shots, "tasks of several sets have one number of shots", "type KEY=1")
     for name, source in sets.items():
@@ -53,10 +50,10 @@ def several(
     return _SeveralSets(sets, np.cumsum(np.array(shares, np.float64)), seeds)
 
 
-class _SeveralSets(UnlimitedTasks):
+class _SeveralSets(SeededTasks):
     def __init__(self, sets: Mapping[str, TaskSource], ends: NDArray[np.float64], seeds: Seeds) -> None:
-        self.sets, self._sources = list(sets), list(sets.values())
-        self._ends, self._seeds = ends, seeds
+        super().__init__(seeds)
+        self.sets, self._sources, self._ends = list(sets), list(sets.values()), ends
 
     def classes(self, split: str) -> int | None:
         return self._sources[0].classes(split)
@@ -85,12 +82,12 @@ class _SeveralSets(UnlimitedTasks):
         drawn = self._seeds.generator(split, index, _CHOICE).random()
         return int(np.searchsorted(self._ends, drawn * self._ends[-1], side="right")), index
 
-    def episodes(self, split: str, indices: Tensor) -> Episode:
+    def episodes(self, split: str, indices: Tensor) -> Any:
         places = [self._place(split, index) for index in indices.tolist()]
         tasks = [self._sources[place].episodes(split, torch.tensor([number])) for place, number in places]
         shapes = [[tuple(values.shape) for values in pytree.tree_leaves(task)] for task in tasks]
-        if any(shape != shapes[0] for shape in shapes):
-            wrong = next(number for number, shape in enumerate(shapes) if shape != shapes[0])
-            pair = [f"{self.sets[places[number][0]]} {shapes[number][0]}" for number in (0, wrong)]
-            raise DataError(f"dataset.sets: tasks differ in shape: {' and '.join(pair)}; choose others")
-        return Episode(*(Batch(*map(torch.cat, zip(*part, strict=True))) for part in zip(*tasks, strict=True)))
+        for wrong, shape in enumerate(shapes):
+            if shape != shapes[0]:
+                pair = [f"{self.sets[places[number][0]]} {shapes[number][0]}" for number in (0, wrong)]
+                raise DataError(f"dataset.sets: tasks differ in shape: {' and '.join(pair)}; choose others")
+        return joined(tasks)

@@ -10,14 +10,14 @@ import torch
 from torch import Tensor
 
 from metalearn.errors import whole_number
-from metalearn.tasks.common.episodes import Seeds, Shots, UnlimitedTasks, check_seeds, check_shots, shots_of_task
+from metalearn.tasks.common.episodes import SeededTasks, Seeds, Shots, check_shots, joined, shots_of_task
 from metalearn.types import Batch, Episode, TaskSource
 
 
-class _Sinusoid(UnlimitedTasks):
+class _Sinusoid(SeededTasks):
     def __init__(self, *, shots: Shots, queries: int, eval_queries: int, seeds: Seeds) -> None:
-        self._shots, self._queries, self._eval_queries, self._seeds = shots, queries, eval_queries, seeds
-        check_seeds(seeds)
+        super().__init__(seeds)
+        self._shots, self._queries, self._eval_queries = shots, queries, eval_queries
 
     def classes(self, split: str) -> None:
         return None
@@ -26,7 +26,7 @@ class _Sinusoid(UnlimitedTasks):
         if isinstance(self._shots, int):
             return self._of(split, indices.tolist(), self._shots)
         tasks = [self._of(split, [n], shots_of_task(self._shots, self._seeds, split, n)) for n in indices.tolist()]
-        return tasks[0] if len(tasks) == 1 else tasks
+        return joined(tasks, alike=False)
 
     def _of(self, split: str, indices: list[int], k: int) -> Episode:
         queries = self._queries if split == "train" else self._eval_queries
@@ -43,13 +43,7 @@ class _Sinusoid(UnlimitedTasks):
 
 
 def sinusoid(*, shots: Shots, queries: int, eval_queries: int, seeds: Seeds) -> TaskSource:
-    """Sine waves, each learned from a few points. Raises ValueError for fewer than one point, or a negative seed.
-
-    Args:
-        shots: support points of a task, or the fewest and the most.
-        queries: query points of a training task.
-        eval_queries: query points of a validation or test task.
-    """
+    """Sine waves, each learned from a few points."""
     check_shots(shots)
     whole_number("queries", queries, at_least=1)
     whole_number("eval_queries", eval_queries, at_least=1)

@@ -16,18 +16,17 @@ import numpy as np
 import torch
 from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
-from torch.utils import _pytree as pytree
 
 from metalearn.errors import DataError, Invalid, one_of, true_or_false, whole_number
 from metalearn.tasks.common.episodes import (
     SPLITS,
+    SeededTasks,
     Seeds,
     Shots,
-    UnlimitedTasks,
     are_fractions,
     by_fractions,
-    check_seeds,
     check_shots,
+    joined,
     most_shots,
     shots_of_task,
 )
@@ -50,10 +49,10 @@ class Rows(NamedTuple):
     tasks: Mapping[str, Sequence[NDArray[np.int64]]]
 
 
-class _RowTasks(UnlimitedTasks):
+class _RowTasks(SeededTasks):
     def __init__(self, read: Callable[[], Rows], shots: Shots, queries: int, seeds: Seeds) -> None:
-        self._read, self._shots, self._queries, self._seeds = read, shots, queries, seeds
-        check_seeds(seeds)
+        super().__init__(seeds)
+        self._read, self._shots, self._queries = read, shots, queries
 
     @functools.cached_property
     def rows(self) -> Rows:
@@ -74,10 +73,7 @@ class _RowTasks(UnlimitedTasks):
 
     def episodes(self, split: str, indices: Tensor) -> Any:
         tasks = [self._task(split, index) for index in indices.tolist()]
-        if not isinstance(self._shots, int):
-            return tasks[0] if len(tasks) == 1 else tasks
-        whole: Episode = pytree.tree_map(lambda *parts: torch.cat(parts), *tasks)
-        return whole
+        return joined(tasks, alike=isinstance(self._shots, int))
 
     def _task(self, split: str, index: int) -> Episode:
         rng, tasks = self._seeds.generator(split, index), self.rows.tasks[split]
@@ -102,22 +98,7 @@ def table(
     *, file: str, task: str, target: str, targets: str, features: Sequence[str] | None, split: Sequence[float] | str,
     missing: str, standardize: bool, shots: Shots, queries: int, seeds: Seeds,
 ) -> TaskSource:  # fmt: skip
-    """Tasks of the rows of a file. Raises ValueError for a value that is not allowed, and DataError, which names row
-    and column, at the first task.
-
-    Args:
-        file: `.csv` with a line of names.
-        task: the column that names a row's task.
-        target: the column to predict.
-        targets: `numbers`, or `classes`, which all tasks share.
-        features: the columns to predict it from, all of numbers; None: all others.
-        split: the fractions of the tasks that train, validate and test; or the column that says `train`, `val` or
-            `test`.
-        missing: `refuse`, or `mean`: a missing feature is the mean of the task's support rows (0 if they have none).
-        standardize: whether features are shifted and scaled to mean 0 and variance 1 over the training tasks.
-        shots: support rows of a task, or the fewest and the most.
-        queries: query rows of a task.
-    """
+    """Tasks of the rows of a file. A DataError at the first task names row and column of what is wrong."""
     for key, value in (("file", file), ("task", task), ("target", target)):
         if not isinstance(value, str) or not value:
             raise Invalid(key, value, "must be a name", "type KEY=NAME")
@@ -207,9 +188,7 @@ def arrays(
 def _check_episode(shots: Shots, queries: int, split: object) -> None:
     check_shots(shots)
     whole_number("queries", queries, at_least=1)
-    if isinstance(split, str) and split:
-        return
-    if not are_fractions(split):
+    if not (isinstance(split, str) and split) and not are_fractions(split):
         raise Invalid("split", split, "must be three fractions with the sum 1, or a column", "type KEY=[0.6,0.2,0.2]")
 
 

@@ -6,17 +6,14 @@ import logging
 import sysconfig
 from functools import cached_property
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from metalearn.errors import DataError, whole_number
-from metalearn.tasks.common.episodes import Seeds, check_seeds, reading_tasks
-from metalearn.types import Episode, Unit
-
-SPLITS = ("train", "val", "test")
+from metalearn.tasks.common.episodes import SPLITS, SeededTasks, Seeds, reading_tasks
+from metalearn.types import Episode
 
 BYTES = 256
 
@@ -26,25 +23,15 @@ NOT_LIBRARY = {"site-packages", "dist-packages", "test", "tests", "idle_test", "
 log = logging.getLogger("metalearn")
 
 
-class Text(NamedTuple):
-    """A file: its place below the root, and its bytes."""
-
-    name: str
-    content: bytes
-
-
-class Texts:
+class Texts(SeededTasks):
     """A source of windows of texts; see `texts`."""
 
     def __init__(self, root: Path | None, ending: str, lengths: dict[str, int], seeds: Seeds) -> None:
-        self._root, self._ending, self._lengths, self._seeds = root, ending, lengths, seeds
-        check_seeds(seeds)
+        super().__init__(seeds)
+        self._root, self._ending, self._lengths = root, ending, lengths
 
     def classes(self, split: str) -> int:
         return BYTES
-
-    def unit(self, split: str) -> Unit:
-        return "tasks"
 
     def size(self, split: str) -> int | None:
         return None if split == "train" else len(self._splits[split])
@@ -57,21 +44,21 @@ class Texts:
         rng, n, texts = self._seeds.generator(split, number), self._lengths[split] + 1, self._splits[split]
         if split == "train":
             number = int(np.searchsorted(self._ends, rng.integers(self._ends[-1]), side="right"))
-        content = texts[number].content
+        content = texts[number]
         start = int(rng.integers(len(content) - n + 1))
         return torch.frombuffer(bytearray(content[start : start + n]), dtype=torch.uint8).long()
 
     @cached_property
     def _ends(self) -> np.ndarray:
-        return np.cumsum([len(text.content) - self._lengths["train"] for text in self._splits["train"]])
+        return np.cumsum([len(content) - self._lengths["train"] for content in self._splits["train"]])
 
     @cached_property
-    def _splits(self) -> dict[str, list[Text]]:
+    def _splits(self) -> dict[str, list[bytes]]:
         """The texts of each split. A content that several files have counts once, in the first of them."""
         root = self._root or Path(sysconfig.get_paths()["stdlib"])
         if not root.is_dir():
             raise DataError(f"dataset.root={root}: is no folder; type the folder of your texts, or null")
-        splits: dict[str, list[Text]] = {split: [] for split in SPLITS}
+        splits: dict[str, list[bytes]] = {split: [] for split in SPLITS}
         places: dict[bytes, tuple[str, str]] = {}
         left_out = {"short": 0, "no text": 0, "a copy": 0}
         across = []
@@ -90,7 +77,7 @@ class Texts:
                 left_out["short"] += 1
             else:
                 places[mark] = split, name
-                splits[split].append(Text(name, content))
+                splits[split].append(content)
         order = np.random.default_rng(0)  # so that the first test files are not all of one package
         splits = {split: [texts[i] for i in order.permutation(len(texts))] for split, texts in splits.items()}
         counts = ", ".join(f"{len(texts)} in {split}" for split, texts in splits.items())
@@ -119,15 +106,8 @@ class Texts:
 
 
 def texts(*, root: str | None, ending: str, length: int, eval_length: int, seeds: Seeds) -> Texts:
-    """Windows of texts, of which each byte is to be predicted. Raises ValueError for a length below 1.
-
-    Args:
-        root: a folder. All files of an entry at its top are in one split: in train, val or test where it has that name,
-            else seven tenths of the entries in train, one in val and two in test. None: Python's library.
-        ending: of the names of the files, such as `.py`; empty: all files.
-        length: bytes of a training window that are predicted.
-        eval_length: those of validation and test, which have one window of each file.
-    """
+    """Windows of texts, of which each byte is to be predicted. All files of an entry at the top of `root` are in one
+    split: that of its name; else seven tenths of the entries are in train, one in val and two in test."""
     for name, value in (("length", length), ("eval_length", eval_length)):
         whole_number(name, value, at_least=1)
     lengths = {"train": length, "val": eval_length, "test": eval_length}

@@ -7,7 +7,7 @@ import numpy as np
 
 from metalearn.errors import only, true_or_false, whole_number
 from metalearn.tasks.common.episodes import Seeds, identity
-from metalearn.tasks.common.samples import Labelled, samples
+from metalearn.tasks.common.samples import Labelled, SampleSource
 from metalearn.tasks.common.stored import TEST, DataPlace, PublishedDataset, read_published
 from metalearn.types import TaskSource
 
@@ -31,16 +31,7 @@ def _classification(published: PublishedDataset) -> Callable[..., TaskSource]:
     def source(
         *, place: DataPlace, ways: int, val_samples: int, image_size: int, channels: int, known: int, seeds: Seeds
     ) -> TaskSource:
-        """10000 pictures test; the training set trains and validates.
-
-        Args:
-            place: its root holds `published.folder`.
-            ways: must be 10.
-            val_samples: how many pictures of the training set validate instead, the same in every run.
-            image_size: height and width in pixels, must be `published.size`.
-            channels: must be `published.channels`: 1 (grey) or 3 (red, green, blue).
-            known, seeds: as for `metalearn.tasks.common.samples.samples`.
-        """
+        """10000 pictures test; the training set trains, and `val_samples` of it validate, the same in every run."""
         only("ways", ways, CLASSES, published.name)
         only("image_size", image_size, published.size, published.name)
         only("channels", channels, published.channels, published.name)
@@ -60,7 +51,7 @@ def _classification(published: PublishedDataset) -> Callable[..., TaskSource]:
 
         identities = [identity(published.name, number) for number in range(CLASSES)]
         names = [name.replace("_", " ") for name in _NAMES[published.name].split()]
-        return samples(load, sizes, identities, known=known, seeds=seeds, names=names)
+        return SampleSource(load, sizes, identities, known=known, seeds=seeds, names=names)
 
     return source
 

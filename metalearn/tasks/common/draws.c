@@ -2,7 +2,7 @@
  *
  * numpy.random.default_rng((root, split, index)), and of it choice(classes, ways, replace=False), integers(0, 4, ways)
  * and permutation(size) for each class. SeedSequence is O'Neill's seed_seq, the generator PCG64 (XSL-RR, O'Neill 2014),
- * and bounded numbers are Lemire's (arXiv 1805.10941). draws.py compares with numpy before it trusts this. */
+ * and bounded numbers are Lemire's (arXiv 1805.10941). episodes.py compares with numpy before it trusts this. */
 
 #include <stdint.h>
 #include <stdlib.h>

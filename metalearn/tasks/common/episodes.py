@@ -4,9 +4,6 @@
 Nothing here keeps state. Task number i of a split is drawn from a generator seeded by (seed, split, i). So any worker
 can make any task, and a resumed run draws the same tasks as a run that was never stopped.
 
-A factory of tasks raises ValueError for an argument that is not allowed. Its data are read for the first task, which
-raises DataError if they are missing, damaged, or too few for an episode.
-
 A class has one identity, the same in every dataset, split and run.
 """
 
@@ -15,7 +12,7 @@ import ctypes
 import functools
 import hashlib
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
@@ -27,14 +24,13 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from metalearn.errors import DataError, Invalid, enough_classes, one_of, true_or_false, whole_number
+from metalearn.errors import DataError, Invalid, enough_classes, not_negative, one_of, whole_number
 from metalearn.storage.cache import library_of
 from metalearn.types import Batch, Episode, NamesClasses, NamesDrawers, TaskSource, TellsClasses, Unit
 
 SPLITS = {"train": 0, "val": 1, "test": 2}
 
 Images = NDArray[np.uint8]
-Samples = Callable[[Unit], tuple[TaskSource, str]]
 
 
 class Seeds(NamedTuple):
@@ -110,12 +106,15 @@ class Classes(NamedTuple):
     support: Sequence[int] = ()
     drawers: Mapping[str, str] = {}
 
+    def of_each(self) -> Iterator[Images]:
+        """The pictures of each class."""
+        return map(self.pictures, range(len(self.identities)))
+
 
 def each_picture(classes: Classes, copies: int) -> Classes:
     """Classes of tasks without labels: each picture is one, in as many `copies` as an episode needs, which augmentation
     makes different (UMTRA, Khodadadeh et al. 2019, arXiv 1811.11819). Two pictures of a task may show the same."""
-    sizes = [len(classes.pictures(label)) for label in range(len(classes.identities))]
-    places = [(label, place) for label, size in enumerate(sizes) for place in range(size)]
+    places = [(label, place) for label, of_class in enumerate(classes.of_each()) for place in range(len(of_class))]
 
     def pictures(number: int) -> Images:
         label, place = places[number]
@@ -151,12 +150,6 @@ def by_fractions(names: Sequence[str], fractions: Sequence[float], seed: int) ->
     # Sums are rounded, not parts: so each name is in one split.
     ends = [round(sum(fractions[:part]) * len(names)) for part in range(len(SPLITS) + 1)]
     return {split: mixed[first:end] for split, (first, end) in zip(SPLITS, pairwise(ends), strict=True)}
-
-
-def check_seeds(seeds: Seeds) -> None:
-    """Raises ValueError for a negative seed."""
-    whole_number("seed", seeds.seed, at_least=0)
-    whole_number("eval_seed", seeds.eval_seed, at_least=0)
 
 
 def check_shots(shots: Shots, *, by_rule: bool = False) -> None:
@@ -213,13 +206,8 @@ def shapes_of(episode: EpisodeSpec) -> dict[str, EpisodeShape]:
 
 
 def check_filled(shapes: Mapping[str, EpisodeShape], counts: Mapping[str, tuple[int, int]], group: str = "") -> None:
-    """Checks that every split fills its episodes; `counts` are (classes, pictures of the smallest class) of each split.
-
-    A message puts `group` before the names of keys.
-
-    Raises:
-        ValueError: too few classes, or too few pictures of a class.
-    """
+    """Raises ValueError for too few classes to fill a split's episodes, or too few pictures of a class. `counts` are
+    (classes, pictures of the smallest class) of each split; a message puts `group` before the names of keys."""
     evaluation = shapes["test"]
     for split, shape in shapes.items():
         (ways, _, queries), shots = shape, most_shots(shape.shots)
@@ -237,36 +225,12 @@ def check_filled(shapes: Mapping[str, EpisodeShape], counts: Mapping[str, tuple[
             raise Invalid(name, queries, allowed, f"type {fewer} or fewer")
 
 
-def check_read(shapes: Mapping[str, EpisodeShape], splits: Mapping[str, Classes], where: str) -> None:
-    """As `check_filled`, for classes that have been read from `where`. Raises DataError for too few classes, or too few
-    pictures of a class."""
+def check_read(shapes: Mapping[str, EpisodeShape], counts: Mapping[str, tuple[int, int]], where: str) -> None:
+    """As `check_filled`, for classes that have been read from `where`: raises DataError."""
     try:
-        check_filled(shapes, {name: (len(part.identities), part.fewest) for name, part in splits.items()}, "dataset.")
+        check_filled(shapes, counts, "dataset.")
     except ValueError as error:
         raise DataError(f"{error}. This is {where}") from error
-
-
-def draw_images(
-    rng: np.random.Generator, class_images: Callable[[int], Images], labels: Sequence[int], *, per_class: int,
-    rotations: bool, shots: int = 0, support: Sequence[int] = (),
-) -> Images:  # fmt: skip
-    """Draws `per_class` different pictures of each class of a task, by a generator that has drawn these `labels`:
-    [ways, per_class, h, w] or [ways, per_class, h, w, 3].
-
-    `class_images(label)` gives the pictures of a class. With `rotations`, all pictures of a drawn class are turned by
-    the same random multiple of 90°. With `support`, as in `Classes`, the first `shots` are of the pictures for support
-    sets.
-    """
-    turns = rng.integers(0, 4, len(labels)) if rotations else np.zeros(len(labels), np.int64)
-    drawn = []
-    for label, turn in zip(labels, turns.tolist(), strict=True):
-        pictures = class_images(label)
-        order = rng.permutation(len(pictures))
-        if support:
-            is_support = order < support[label]
-            order = np.concatenate([order[is_support][:shots], order[~is_support]])
-        drawn.append(turned(pictures[order[:per_class]], turn))
-    return np.stack(drawn)
 
 
 def turned(pictures: Images, quarters: int) -> Images:
@@ -281,7 +245,7 @@ def turned(pictures: Images, quarters: int) -> Images:
     return pictures.swapaxes(1, 2)[:, :, ::-1]
 
 
-def sizes_of_task(rng: np.random.Generator, pictures: NDArray[np.int64], queries: int) -> tuple[NDArray[np.int64], int]:
+def sizes_of_task(rng: np.random.Generator, pictures: NDArray[np.int64], queries: int) -> tuple[list[int], int]:
     """The shots of each class of a task, and the queries of all, by the rule of Meta-Dataset (Triantafillou et al.
     2020, arXiv 1903.03096, appendix): larger classes have more shots.
 
@@ -295,7 +259,7 @@ def sizes_of_task(rng: np.random.Generator, pictures: NDArray[np.int64], queries
     total = min(MOST_SHOTS, int(np.ceil(share * np.minimum(MOST_OF_CLASS, room)).sum()))
     weights = np.exp(rng.uniform(math.log(0.5), math.log(2), ways)) * pictures
     shots = np.floor(weights / weights.sum() * (total - ways)).astype(np.int64) + 1
-    return np.minimum(shots, room), queries
+    return np.minimum(shots, room).tolist(), queries
 
 
 def image_episode(drawn: Images, *, shots: int) -> Episode:
@@ -316,31 +280,88 @@ def image_episode(drawn: Images, *, shots: int) -> Episode:
     return Episode(batch(pictures[:, :, :shots]), batch(pictures[:, :, shots:]))
 
 
-class UnlimitedTasks:
-    """What sources of any number of tasks share."""
+def joined(tasks: Sequence[Episode], *, alike: bool = True) -> Any:
+    """Tasks as one episode, if their shapes are `alike`; else as a list, or an only one as it is."""
+    if alike:
+        return pytree.tree_map(lambda *values: torch.cat(values), *tasks)
+    return tasks[0] if len(tasks) == 1 else tasks
+
+
+class SeededTasks:
+    """What sources share whose tasks are drawn from seeds: any number of them, if they do not say another `size`.
+    Raises ValueError for a negative seed."""
+
+    def __init__(self, seeds: Seeds) -> None:
+        not_negative(**seeds._asdict())
+        self._seeds = seeds
 
     def unit(self, split: str) -> Unit:
         return "tasks"
 
-    def size(self, split: str) -> None:
+    def size(self, split: str) -> int | None:
         return None
 
 
-class _PictureTasks(UnlimitedTasks):
+class FixedTask(NamedTuple):
+    """A task: its classes, by the labels of the split, and the numbers of the pictures of each of them: of the support
+    set, then of the queries."""
+
+    labels: Sequence[int]
+    places: Sequence[int]
+
+
+class Grouped(NamedTuple):
+    """By split: the labels of each group that tasks are drawn within, and tasks that are not drawn, but fixed.
+
+    The classes of such a task show the pictures of the same numbers: those of one drawer are the support set, for
+    example, and those of another the queries. A class is turned as its whole group is."""
+
+    groups: Mapping[str, Sequence[Sequence[int]]]
+    fixed: Mapping[str, Sequence[FixedTask]]
+
+
+UNGROUPED = Grouped({}, {})
+
+
+class TaskPlan(NamedTuple):
+    """What a task shows: its classes, by the labels of the split; all pictures of each; the numbers of those that are
+    drawn; how many of these, the first ones, are the support set; and by how many quarters each class is turned."""
+
+    labels: Sequence[int]
+    pictures: Sequence[Images]
+    places: Sequence[NDArray[np.int64]]
+    shots: Sequence[int]
+    turns: Sequence[int]
+
+    def drawn(self) -> list[Images]:
+        """The pictures of each class that are drawn."""
+        each = zip(self.pictures, self.places, self.turns, strict=True)
+        return [turned(pictures[places], turns) for pictures, places, turns in each]
+
+
+class PictureTasks(SeededTasks):
+    """A source of few-shot classification tasks; see `metalearn.tasks.common.samples.few_shot`. `augment` names the
+    changes of each split's pictures, and `samples` is that of `metalearn.types.GivesSamples`."""
+
     def __init__(
         self, load: Callable[[], Mapping[str, Classes]], shapes: Mapping[str, EpisodeShape], rotations: bool,
-        augment: Mapping[str, Sequence[str]], seeds: Seeds, samples: Samples | None,
+        augment: Mapping[str, Sequence[str]], seeds: Seeds, samples: Callable[[Unit], tuple[TaskSource, str]],
+        grouped: Grouped,
     ) -> None:  # fmt: skip
-        if samples is not None:
-            self.samples = samples
-        self._load, self._shapes, self._rotations, self._augment, self._seeds = load, shapes, rotations, augment, seeds
-        check_seeds(seeds)
-        self._counted: dict[str, NDArray[np.int64]] = {}
+        super().__init__(seeds)
+        self.samples = samples
+        self._load, self._shapes, self._rotations, self._augment = load, shapes, rotations, augment
+        self._grouped, self.ways_differ = grouped, shapes["test"].shots == META_DATASET
+        # How many pictures each class has.
+        self._sizes = functools.cache(lambda split: np.array(list(map(len, self._splits[split].of_each()))))
 
     @functools.cached_property
     def _splits(self) -> Mapping[str, Classes]:
         """The classes, which are loaded for the first task."""
         return self._load()
+
+    def size(self, split: str) -> int | None:
+        return len(self._grouped.fixed[split]) if split in self._grouped.fixed else None
 
     def classes(self, split: str) -> int:
         return self._shapes[split].ways
@@ -353,17 +374,10 @@ class _PictureTasks(UnlimitedTasks):
 
     def class_names(self, split: str, index: int) -> Sequence[str]:
         names = self._splits[split].names
-        return [names[label] for label in self._begun(split, index)[1]] if names else ()
+        return [names[label] for label in self._plan(split, index).labels] if names else ()
 
     def drawers(self, split: str) -> Mapping[str, str]:
         return self._splits[split].drawers
-
-    def _sizes(self, split: str) -> NDArray[np.int64]:
-        """How many pictures each class has."""
-        if split not in self._counted:
-            classes = self._splits[split]
-            self._counted[split] = np.array([len(classes.pictures(label)) for label in range(len(classes.identities))])
-        return self._counted[split]
 
     # As `metalearn.types.DrawsByNumber`
 
@@ -375,164 +389,81 @@ class _PictureTasks(UnlimitedTasks):
         return int(self._sizes(split).sum()) * int(self._splits[split].pictures(0)[0].nbytes)
 
     def pictures_of(self, split: str) -> Tensor:
-        classes = self._splits[split]
-        return torch.from_numpy(np.concatenate([classes.pictures(label) for label in range(len(classes.identities))]))
+        return torch.from_numpy(np.concatenate(list(self._splits[split].of_each())))
 
     def numbers(self, split: str, indices: Tensor) -> Tensor:
         shape, sizes = self._shapes[split], self._sizes(split)
         draws = TaskDraws(self._seeds.of(split), SPLITS[split], sizes, shape.ways, shape.most, self._rotations)
-        return torch.from_numpy(draw_many(draws, indices.numpy()))
+        if split not in self._grouped.groups and split not in self._grouped.fixed:
+            return torch.from_numpy(draw_many(draws, indices.numpy()))
+        rows = []
+        for index in indices.tolist():
+            plan = self._plan(split, index)
+            places = draws.firsts[list(plan.labels), None] + np.stack(plan.places)
+            rows.append(np.column_stack([plan.turns, places]))
+        return torch.from_numpy(np.stack(rows))
 
     def episodes(self, split: str, indices: Tensor) -> Any:
-        numbers, shots = indices.tolist(), self.shots_of(split)
+        plans, shots = (self._plan(split, index) for index in indices.tolist()), self.shots_of(split)
         augment = self._augment.get(split, ())
         if shots is not None and not augment:
-            return image_episode(np.stack([self._drawn(split, index, shots) for index in numbers]), shots=shots)
-        tasks = [self._task(split, index) for index in numbers]
+            return image_episode(np.stack([plan.drawn() for plan in plans]), shots=shots)
+        tasks = list(map(_episode_of, plans))
         if augment:
-            for place, (index, task) in enumerate(zip(numbers, tasks, strict=True)):
+            for place, (index, task) in enumerate(zip(indices.tolist(), tasks, strict=True)):
                 rng = self._seeds.generator(split, index, _AUGMENT)
                 changed = (augmented_pictures(batch.x[0], augment, rng).unsqueeze(0) for batch in task)
                 tasks[place] = Episode(*(Batch(x, batch.y) for x, batch in zip(changed, task, strict=True)))
-        if shots is not None:
-            return Episode(*(Batch(*map(torch.cat, zip(*part, strict=True))) for part in zip(*tasks, strict=True)))
-        return tasks[0] if len(tasks) == 1 else tasks
+        return joined(tasks, alike=shots is not None)
 
-    def _task(self, split: str, index: int) -> Episode:
-        shots = shots_of_task(self._shapes[split].shots, self._seeds, split, index)
-        return image_episode(self._drawn(split, index, shots)[None], shots=shots)
-
-    def _begun(self, split: str, index: int) -> tuple[np.random.Generator, list[int]]:
-        """The generator of a task after its first draw, the classes."""
-        rng = self._seeds.generator(split, index)
-        return rng, rng.choice(len(self._splits[split].identities), self._shapes[split].ways, replace=False).tolist()
-
-    def _drawn(self, split: str, index: int, shots: int) -> Images:
-        (rng, labels), classes = self._begun(split, index), self._splits[split]
-        return draw_images(
-            rng, classes.pictures, labels, per_class=shots + self._shapes[split].queries, rotations=self._rotations,
-            shots=shots, support=classes.support,
-        )  # fmt: skip
-
-
-class _MetaDatasetTasks(_PictureTasks):
-    """Tasks with different numbers of classes, shots and queries, see `sizes_of_task`."""
-
-    ways_differ = True
-
-    def _begun(self, split: str, index: int) -> tuple[np.random.Generator, list[int]]:
-        rng, most = self._seeds.generator(split, index), self._shapes[split].ways
-        ways = int(rng.integers(min(FEWEST_WAYS, most), most + 1))
-        return rng, rng.choice(len(self._splits[split].identities), ways, replace=False).tolist()
-
-    def _task(self, split: str, index: int) -> Episode:
-        (rng, labels), classes = self._begun(split, index), self._splits[split]
-        shots, queries = sizes_of_task(rng, self._sizes(split)[labels], self._shapes[split].queries)
-        turns = rng.integers(0, 4, len(labels)) if self._rotations else np.zeros(len(labels), np.int64)
-        parts: tuple[list[Batch], list[Batch]] = [], []
-        for way, (label, turn, count) in enumerate(zip(labels, turns.tolist(), shots.tolist(), strict=True)):
-            pictures = classes.pictures(label)
-            drawn = turned(pictures[rng.permutation(len(pictures))[: count + queries]], turn)
-            for part, batch in zip(parts, image_episode(np.stack([drawn])[None], shots=count), strict=True):
-                part.append(Batch(batch.x, batch.y + way))
-        return Episode(*(Batch(*(torch.cat(values, dim=1) for values in zip(*part, strict=True))) for part in parts))
+    def _plan(self, split: str, index: int) -> TaskPlan:
+        """What a task shows; its classes are what its generator draws first."""
+        classes, shape, grouped = self._splits[split], self._shapes[split], self._grouped
+        rng, (ways, rule, queries) = self._seeds.generator(split, index), shape
+        shots = shots_of_task(rule, self._seeds, split, index)
+        if split in grouped.fixed or split in grouped.groups:
+            turn = 0
+            if split in grouped.fixed:
+                task = grouped.fixed[split][index]
+            else:
+                groups = [group for group in grouped.groups[split] if len(group) >= ways]
+                sizes = np.array(list(map(len, groups)))
+                group = groups[rng.choice(len(groups), p=sizes / sizes.sum())]
+                labels = rng.choice(group, ways, replace=False).tolist()
+                task = FixedTask(labels, rng.permutation(classes.fewest)[: shape.most].tolist())
+                turn = int(rng.integers(4)) if self._rotations else 0
+            pictures = [classes.pictures(label) for label in task.labels]
+            return TaskPlan(task.labels, pictures, [np.array(task.places)] * ways, [shots] * ways, [turn] * ways)
+        if rule == META_DATASET:
+            ways = int(rng.integers(min(FEWEST_WAYS, ways), ways + 1))
+        labels = rng.choice(len(classes.identities), ways, replace=False).tolist()
+        pictures, counts = [classes.pictures(label) for label in labels], [shots] * ways
+        if rule == META_DATASET:
+            counts, queries = sizes_of_task(rng, np.array(list(map(len, pictures))), queries)
+        turns = rng.integers(0, 4, ways) if self._rotations else np.zeros(ways, np.int64)
+        places = []
+        for label, of_class, count in zip(labels, pictures, counts, strict=True):
+            order = rng.permutation(len(of_class))
+            if classes.support:
+                is_support = order < classes.support[label]
+                order = np.concatenate([order[is_support][:count], order[~is_support]])
+            places.append(order[: count + queries])
+        return TaskPlan(labels, pictures, places, counts, turns.tolist())
 
 
-class FixedTask(NamedTuple):
-    """A task: its classes, by the labels of the split, and the numbers of the pictures of each of them: of the support
-    set, then of the queries."""
-
-    labels: Sequence[int]
-    places: Sequence[int]
-
-
-class Grouped(NamedTuple):
-    """By split: the labels of each group that tasks are drawn within, and tasks that are not drawn, but fixed."""
-
-    groups: Mapping[str, Sequence[Sequence[int]]]
-    fixed: Mapping[str, Sequence[FixedTask]]
+def _episode_of(plan: TaskPlan) -> Episode:
+    """A task, whose classes may have different numbers of shots."""
+    if len(set(plan.shots)) == 1:
+        return image_episode(np.stack(plan.drawn())[None], shots=plan.shots[0])
+    each = []
+    for way, (drawn, shots) in enumerate(zip(plan.drawn(), plan.shots, strict=True)):
+        support, query = image_episode(np.stack([drawn])[None], shots=shots)
+        each.append(Episode(Batch(support.x, support.y + way), Batch(query.x, query.y + way)))
+    whole: Episode = pytree.tree_map(lambda *values: torch.cat(values, dim=1), *each)
+    return whole
 
 
-class _GroupedTasks(_PictureTasks):
-    """Tasks whose classes are of one group, with the pictures of the same numbers of all classes: those of one drawer
-    are the support set, for example, and those of another the queries. A class is turned as its whole group is."""
-
-    def __init__(self, grouped: Grouped, *drawn_from: Any) -> None:
-        super().__init__(*drawn_from)
-        self.grouped = grouped
-
-    def size(self, split: str) -> int | None:  # type: ignore[override]
-        return len(self.grouped.fixed[split]) if split in self.grouped.fixed else None
-
-    def _plan(self, split: str, index: int) -> tuple[FixedTask, int]:
-        """A task, and by how many quarters it is turned."""
-        if split in self.grouped.fixed:
-            return self.grouped.fixed[split][index], 0
-        rng, shape = self._seeds.generator(split, index), self._shapes[split]
-        groups = [group for group in self.grouped.groups[split] if len(group) >= shape.ways]
-        sizes = np.array(list(map(len, groups)))
-        labels = rng.choice(groups[rng.choice(len(groups), p=sizes / sizes.sum())], shape.ways, replace=False)
-        places = rng.permutation(self._splits[split].fewest)[: shape.most]
-        return FixedTask(labels.tolist(), places.tolist()), int(rng.integers(4)) if self._rotations else 0
-
-    def _is_drawn(self, split: str) -> bool:
-        """Whether tasks are drawn from all classes alike."""
-        return split not in self.grouped.fixed and split not in self.grouped.groups
-
-    def numbers(self, split: str, indices: Tensor) -> Tensor:
-        if self._is_drawn(split):
-            return super().numbers(split, indices)
-        sizes, rows = self._sizes(split), []
-        firsts = np.concatenate([[0], np.cumsum(sizes)[:-1]])
-        for index in indices.tolist():
-            (labels, places), turn = self._plan(split, index)
-            rows.append([[turn, *(int(firsts[label]) + place for place in places)] for label in labels])
-        return torch.tensor(rows)
-
-    def _begun(self, split: str, index: int) -> tuple[np.random.Generator, list[int]]:
-        if self._is_drawn(split):
-            return super()._begun(split, index)
-        return np.random.default_rng(), list(self._plan(split, index)[0].labels)
-
-    def _drawn(self, split: str, index: int, shots: int) -> Images:
-        if self._is_drawn(split):
-            return super()._drawn(split, index, shots)
-        ((labels, places), turn), pictures = self._plan(split, index), self._splits[split].pictures
-        return np.stack([turned(pictures(label)[list(places)], turn) for label in labels])
-
-
-def picture_tasks(
-    load: Callable[[], Mapping[str, Classes]], shapes: Mapping[str, EpisodeShape], *, rotations: bool,
-    augment: Sequence[str] = (), seeds: Seeds, samples: Samples | None = None, grouped: Grouped | None = None,
-    labels: str = "all",
-) -> TaskSource:  # fmt: skip
-    """A source of few-shot classification tasks. Raises ValueError for a negative seed, or `rotations` that is neither
-    true nor false.
-
-    Args:
-        load: gives the classes of the splits `train`, `val` and `test`; called once, for the first task.
-        shapes: the shape of each split's episodes.
-        rotations: turn each drawn class by a random multiple of 90°, in every split.
-        augment: the changes of each training picture, names of `AUGMENTATIONS`.
-        samples: that of `metalearn.types.GivesSamples`, if the source is one.
-        grouped: draws tasks within groups of classes, and has fixed ones.
-        labels: as in `EpisodeSpec`.
-    """
-    true_or_false("rotations", rotations)
-    unlabelled = ("train", "val") if labels == NO_LABELS else ()
-
-    def load_splits() -> Mapping[str, Classes]:
-        splits = load()
-        return {**splits} | {split: each_picture(splits[split], shapes[split].most) for split in unlabelled}
-
-    changes = dict.fromkeys(unlabelled or ("train",), augment)
-    drawn_from = load_splits if unlabelled else load, shapes, rotations, changes, seeds, samples
-    if grouped is not None:
-        return _GroupedTasks(grouped, *drawn_from)
-    return (_MetaDatasetTasks if shapes["test"].shots == META_DATASET else _PictureTasks)(*drawn_from)
-
-
-# The numbers of many tasks at once, in C: numpy takes 90 µs for a task, this one
+# The numbers of many tasks at once, in C: numpy takes 90 µs for a task
 
 SOURCE = Path(__file__).with_name("draws.c")
 
@@ -570,27 +501,17 @@ def draw_one(draws: TaskDraws, index: int) -> Numbers:
 
 def draw_many(draws: TaskDraws, indices: Numbers) -> Numbers:
     """The tasks with these numbers, [t, ways, 1 + per_class], as `draw_one` draws each."""
-    function = _function()
+    by_c = _drawn_by_c()
     # draws.c has numpy's way for few classes alone, and takes seeds of 64 bits, where numpy takes any.
-    if function is None or len(draws.sizes) > FLOYD or draws.root >= 2**64 or not _is_right():
+    if by_c is None or len(draws.sizes) > FLOYD or draws.root >= 2**64:
         return np.stack([draw_one(draws, int(index)) for index in indices])
-    return _by(function, draws, indices)
-
-
-def _by(function: "ctypes._NamedFuncPointer", draws: TaskDraws, indices: Numbers) -> Numbers:
-    indices, sizes, firsts = (np.ascontiguousarray(part, np.int64) for part in (indices, draws.sizes, draws.firsts))
-    result = np.empty((len(indices), draws.ways, 1 + draws.per_class), np.int64)
-    failed = function(
-        len(indices), indices.ctypes.data, draws.root, draws.split, len(sizes), draws.ways, draws.per_class,
-        draws.rotations, sizes.ctypes.data, firsts.ctypes.data, int(sizes.max()), result.ctypes.data,
-    )  # fmt: skip
-    if failed:
-        raise MemoryError("there is no memory to draw tasks")
-    return result
+    return by_c(draws, indices)
 
 
 @functools.cache
-def _function() -> "ctypes._NamedFuncPointer | None":
+def _drawn_by_c() -> Callable[[TaskDraws, Numbers], Numbers] | None:
+    """`draw_many` by draws.c; None if it cannot be compiled, or draws otherwise than this numpy, whose streams may
+    change."""
     library = library_of("the drawing of tasks", "draws", [SOURCE])
     if library is None:
         return None
@@ -599,20 +520,26 @@ def _function() -> "ctypes._NamedFuncPointer | None":
         number, address, unsigned, unsigned, number, number, number, number, address, address, number, address,
     ]  # fmt: skip
     library.draw_tasks.restype = number
-    return library.draw_tasks
 
+    def drawn(draws: TaskDraws, indices: Numbers) -> Numbers:
+        indices, sizes, firsts = (np.ascontiguousarray(one, np.int64) for one in (indices, draws.sizes, draws.firsts))
+        result = np.empty((len(indices), draws.ways, 1 + draws.per_class), np.int64)
+        failed = library.draw_tasks(
+            len(indices), indices.ctypes.data, draws.root, draws.split, len(sizes), draws.ways, draws.per_class,
+            draws.rotations, sizes.ctypes.data, firsts.ctypes.data, int(sizes.max()), result.ctypes.data,
+        )  # fmt: skip
+        if failed:
+            raise MemoryError("there is no memory to draw tasks")
+        return result
 
-@functools.cache
-def _is_right() -> bool:
-    """Whether the C draws what this numpy draws. Numpy may change its streams; then it draws itself, and is slower."""
-    function = _function()
-    assert function is not None
-    cases = (TaskDraws(0, 0, np.full(1100, 20), 5, 2, True), TaskDraws(2**63 + 7, 2, np.arange(3, 43), 20, 3, False))
     indices = np.array([0, 1, 2, 59_999, 2**33])
-    return all(
-        np.array_equal(_by(function, draws, indices), np.stack([draw_one(draws, int(index)) for index in indices]))
-        for draws in cases
-    )
+    for draws in (
+        TaskDraws(0, 0, np.full(1100, 20), 5, 2, True), TaskDraws(2**63 + 7, 2, np.arange(3, 43), 20, 3, False)
+    ):  # fmt: skip
+        by_numpy = np.stack([draw_one(draws, int(index)) for index in indices])
+        if not np.array_equal(drawn(draws, indices), by_numpy):
+            return None
+    return drawn
 
 
 # Changes of training pictures that leave their class
@@ -710,23 +637,21 @@ class Content(NamedTuple):
 
 
 @functools.cache
+def rows_of(path: Path) -> tuple[dict[str, str], ...]:
+    """The rows of a list of ours."""
+    with path.open(encoding="utf-8", newline="") as file:
+        return tuple(csv.DictReader(file))
+
+
 def published_list(name: str) -> tuple[Mapping[str, str], ...]:
     """The rows of a list of classes, one of the files `*_classes.csv` and `*_characters.csv` beside the datasets."""
-    with (Path(__file__).parents[1] / name).open(encoding="utf-8", newline="") as file:
-        return tuple(csv.DictReader(file))
+    return rows_of(Path(__file__).parents[1] / name)
 
 
 def identity(family: str, name: object) -> str:
     """The identity of a class, 16 hexadecimal digits: a digest of its name in a family of datasets, such as all splits
     of Omniglot."""
     return hashlib.sha256(f"{family}/{name}".encode(errors="surrogateescape")).hexdigest()[:16]
-
-
-@runtime_checkable
-class HasDigest(Protocol):
-    """A source with a digest of all of its data."""
-
-    def digest_of_all(self) -> bytes: ...
 
 
 def content_of(source: TaskSource) -> Content:
@@ -739,13 +664,12 @@ def content_of(source: TaskSource) -> Content:
                 digest.update(values.detach().cpu().contiguous().numpy().data)
         if not isinstance(source, HoldsClasses) or (classes := source.classes_of(split)).drawn:
             continue
-        for label in range(len(classes.identities)):
-            pictures = classes.pictures(label)
+        for pictures in classes.of_each():
             read += pictures.nbytes
             for number in range(len(pictures)) if read <= _WHOLE else (0, len(pictures) - 1):
                 of_pictures.update(hashlib.sha256(pictures[number].tobytes()).digest())
     digest.update(of_pictures.digest())
-    if isinstance(source, HasDigest):
+    if hasattr(source, "digest_of_all"):
         digest.update(source.digest_of_all())
     return Content(f"2-{digest.hexdigest()}")  # 2: the way in which it is made; raise it with any change above
 

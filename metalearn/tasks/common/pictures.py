@@ -8,7 +8,6 @@ import os
 import unicodedata
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from functools import cache
 from io import BytesIO
 from pathlib import Path, PurePosixPath
 from typing import NamedTuple
@@ -18,6 +17,7 @@ from numpy.typing import NDArray
 from PIL import Image, ImageOps, UnidentifiedImageError
 
 from metalearn.errors import DataError
+from metalearn.storage.files import warn_once
 
 Pixels = NDArray[np.uint8]
 
@@ -26,6 +26,7 @@ FORMATS = ("PNG", "JPEG", "BMP", "GIF", "WEBP", "TIFF", "PPM", "TGA", "JPEG2000"
 
 _THREADS = 8
 
+_MOST_OF_12_BITS = 4096
 _PHOTOMETRIC, _WHITE_IS_ZERO = 262, 0  # a field of TIFF, and what it says of pictures whose white is 0
 
 
@@ -64,12 +65,7 @@ def decoded(pictures: Iterable[Path | bytes], form: PictureForm | int) -> Iterat
 def formed(image: Image.Image, form: PictureForm | int) -> Pixels:
     """An open picture in its form: uint8 [size, size] or [size, size, 3]; or, for a number, reduced to fit into a
     square of this side: uint8 [h, w, 3]. It is turned as its EXIF says, and transparent pixels become white. Of several
-    frames, the first is shown.
-
-    Raises:
-        Exception: of any type, if it is damaged; `reason` gives its message.
-        ValueError: its values have 32 bits.
-    """
+    frames, the first is shown. Raises errors of any type if it is damaged; `reason` gives their messages."""
     image = _of_8_bits(image)
     mode = "L" if isinstance(form, PictureForm) and form.channels == 1 else "RGB"
     if image.mode == "LAB" and mode == "L":  # Pillow knows no direct way
@@ -94,7 +90,10 @@ def _of_8_bits(image: Image.Image) -> Image.Image:
     if image.mode.startswith("I;16") or (image.mode == "I" and image.format in ("PNG", "PPM")):
         values = np.asarray(upright, np.uint32)
         if values.max() < _MOST_OF_12_BITS:
-            _warn_of_12_bits()
+            warn_once(
+                "some pictures of 16 bits have no value above 4095, as cameras and microscopes of 12 bits write them, "
+                "and come out nearly black; multiply their values by 16"
+            )
         # Pillow turns TIFF pictures of 8 bits in which 0 is white, but not those of 16.
         inverted = getattr(image, "tag_v2", {}).get(_PHOTOMETRIC) == _WHITE_IS_ZERO
         small = (((65535 - values if inverted else values) + 128) // 257).astype(np.uint8)
@@ -107,17 +106,6 @@ def _of_8_bits(image: Image.Image) -> Image.Image:
         white = Image.new("RGBA", upright.size, "white")
         return Image.alpha_composite(white, upright.convert("RGBA")).convert("RGB")
     return upright
-
-
-_MOST_OF_12_BITS = 4096
-
-
-@cache
-def _warn_of_12_bits() -> None:
-    log.warning(
-        "some pictures of 16 bits have no value above 4095, as cameras and microscopes of 12 bits write them, and come "
-        "out nearly black; multiply their values by 16"
-    )
 
 
 def reason(error: Exception) -> str:
@@ -160,12 +148,9 @@ def picture_folders(root: Path, key: str = "dataset.root=", *, strict: bool = Fa
 
     Hidden files and folders, and files that file managers leave behind, are ignored. Lines name other files beside
     pictures, folders below `root` whose files are no pictures, as those of a phone may be, and class folders within
-    another one, as a folder of copies may be. Messages put `key`, as a user types it, before the folder.
-
-    Raises:
-        DataError: `root` is missing or holds no pictures, a folder cannot be read, links lead to a folder twice, or two
-            folders differ only in the form of Unicode; or, if `strict`, there are other files.
-    """
+    another one, as a folder of copies may be. Messages put `key`, as a user types it, before the folder. Raises
+    DataError if `root` is missing or holds no pictures, a folder cannot be read, links lead to a folder twice, or two
+    folders differ only in the form of Unicode; or, if `strict`, there are other files."""
     if not root.is_dir():
         raise DataError(f"{key}{root}: there is no such folder; type {key}/path/to/pictures")
 

@@ -5,7 +5,6 @@ draws. So any worker can make any micro-batch, and a resumed run draws the same 
 """
 
 import functools
-import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
@@ -14,27 +13,24 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from metalearn.errors import ConfigError, DataError, Invalid, one_of, true_or_false, whole_number
+from metalearn.errors import ConfigError, Invalid, enough_classes, true_or_false, whole_number
 from metalearn.tasks.common.episodes import (
     NO_LABELS,
     SPLITS,
+    UNGROUPED,
     Classes,
     EpisodeShape,
     EpisodeSpec,
     Grouped,
-    HoldsClasses,
     Images,
+    PictureTasks,
+    SeededTasks,
     Seeds,
     augmented_pictures,
-    check_seeds,
-    check_shots,
     class_names_of,
     drawers_of,
+    each_picture,
     identities_of,
-    identity,
-    most_shots,
-    picture_tasks,
-    shapes_of,
 )
 from metalearn.types import Batch, Episode, TaskSource, Unit, ways_differ
 
@@ -75,14 +71,28 @@ class Chosen(NamedTuple):
 Split = Labelled | Chosen
 
 
-class _SampleSource:
+class SampleSource(SeededTasks):
+    """A source of plain samples. Raises ValueError for a negative seed, or `known` that is not between 1 and the number
+    of training samples.
+
+    Args:
+        load: reads the splits `train`, `val` and `test`, which have these `sizes`; called once, for the first sample.
+        identities: those of the classes, which all splits share; `names` is what people call them, if that is known.
+        known: how many training samples are the support set in validation and test, for normalisation statistics.
+        seeds: the order of the samples is drawn from them; the known samples are drawn from `eval_seed`.
+        augment: the changes of each training sample, names of `AUGMENTATIONS`.
+    """
+
     def __init__(
         self, load: Callable[[], Mapping[str, Split]], sizes: Mapping[str, int], identities: Sequence[str], *,
-        names: Sequence[str], support_size: int, augment: Sequence[str], seeds: Seeds,
+        known: int, seeds: Seeds, names: Sequence[str] = (), augment: Sequence[str] = (),
     ) -> None:  # fmt: skip
+        super().__init__(seeds)
+        whole_number("known", known, at_least=1, at_most=sizes["train"])
         self._load, self._sizes, self._identities, self._names = load, sizes, identities, names
-        self._support_size, self._augment, self._seeds = support_size, augment, seeds
-        self._orders: dict[tuple[str, int], NDArray[np.int64]] = {}
+        self._support_size, self._augment = known, augment
+        # Of training the last epoch's too, in which a chunk may begin.
+        self._order = functools.lru_cache(4)(self._drawn_order)
 
     @functools.cached_property
     def _splits(self) -> Mapping[str, Split]:
@@ -127,39 +137,16 @@ class _SampleSource:
         epoch, place = divmod(index, size)
         if epoch and split != "train":
             raise ValueError(f"split={split!r}: has {size} samples, and there is no number {index}")
-        if (split, epoch) not in self._orders:
-            order = self._seeds.generator(split, epoch, _ORDER).permutation(size)
-            # The last epoch's too: a chunk may begin in it.
-            self._orders = {key: kept for key, kept in self._orders.items() if key[0] != split or key[1] == epoch - 1}
-            self._orders[split, epoch] = order
-        return int(self._orders[split, epoch][place])
+        return int(self._order(split, epoch)[place])
+
+    def _drawn_order(self, split: str, epoch: int) -> NDArray[np.int64]:
+        return self._seeds.generator(split, epoch, _ORDER).permutation(self._sizes[split])
 
     def _batch(self, split: str, numbers: list[int]) -> Batch:
         pictures, classes = self._splits[split].take(numbers)
         x = torch.from_numpy(np.ascontiguousarray(pictures)).to(torch.float32).div_(255)
         x = x.unsqueeze(1) if x.ndim == 3 else x.permute(0, 3, 1, 2).contiguous()
         return Batch(x.unsqueeze(0), torch.from_numpy(classes).unsqueeze(0))
-
-
-def samples(
-    load: Callable[[], Mapping[str, Split]], sizes: Mapping[str, int], identities: Sequence[str], *, known: int,
-    seeds: Seeds, names: Sequence[str] = (), augment: Sequence[str] = (),
-) -> TaskSource:  # fmt: skip
-    """A source of plain samples. Raises ValueError for a negative seed, or `known` that is not between 1 and the number
-    of training samples.
-
-    Args:
-        load: reads the splits `train`, `val` and `test`; called once, for the first sample.
-        sizes: samples of each split.
-        identities: those of the classes, which all splits share.
-        known: how many training samples are the support set in validation and test, for normalisation statistics.
-        seeds: the order of the samples is drawn from them; the known samples are drawn from `eval_seed`.
-        names: what people call the classes, if that is known.
-        augment: the changes of each training sample, names of `AUGMENTATIONS`.
-    """
-    check_seeds(seeds)
-    whole_number("known", known, at_least=1, at_most=sizes["train"])
-    return _SampleSource(load, sizes, identities, names=names, support_size=known, augment=augment, seeds=seeds)
 
 
 class Pretraining:
@@ -191,209 +178,73 @@ class Pretraining:
         return self._sources[split].episodes(split, indices)
 
 
-def refuse_training_shape(episode: EpisodeSpec) -> None:
-    """Raises ValueError if training tasks are to have another shape, or no labels: plain samples have none, and are
-    trained on with theirs."""
-    if episode.labels == NO_LABELS:
-        raise Invalid("labels", episode.labels, "this algorithm trains on plain samples with labels", "type KEY=all")
-    for name, value in (("train_ways", episode.train_ways), ("train_queries", episode.train_queries)):
-        if value is not None:
-            allowed = "this algorithm trains on plain samples, which have no training tasks"
-            raise Invalid(name, value, allowed, "type KEY=null")
-
-
 def few_shot(
     load: Callable[[], Mapping[str, Classes]], shapes: Mapping[str, EpisodeShape], episode: EpisodeSpec, *,
-    rotations: bool, seeds: Seeds, instead: str, grouped: Grouped | None = None,
-) -> TaskSource:  # fmt: skip
-    """As `picture_tasks`, with the augmentation of `episode`; algorithms that are trained on plain samples get all
-    pictures of the training classes. Raises ValueError as `picture_tasks`.
+    rotations: bool, seeds: Seeds, instead: str | Callable[[], tuple[TaskSource, str]], grouped: Grouped = UNGROUPED,
+) -> PictureTasks:  # fmt: skip
+    """A source of few-shot classification tasks. Algorithms that are trained on plain samples get all pictures of the
+    training classes. Raises ValueError for a negative seed, or `rotations` that is neither true nor false.
 
     Args:
-        instead: an option of dataset with plain samples to evaluate on, for a message.
-        load, shapes, rotations, seeds, grouped: as for `picture_tasks`.
+        load: gives the classes of the splits `train`, `val` and `test`; called once, for the first task.
+        shapes: the shape of each split's episodes.
+        rotations: turn each drawn class by a random multiple of 90°, in every split.
+        instead: evaluates on plain samples: a function that gives their source, and says what they are; or, for a
+            message, the name of another dataset.
+        grouped: draws tasks within groups of classes, and has fixed ones.
     """
+    true_or_false("rotations", rotations)
+    unlabelled = ("train", "val") if episode.labels == NO_LABELS else ()
+
+    def load_splits() -> Mapping[str, Classes]:
+        splits = load()
+        return {**splits} | {split: each_picture(splits[split], shapes[split].most) for split in unlabelled}
 
     def plain(evaluated_on: Unit) -> tuple[TaskSource, str]:
-        refuse_training_shape(episode)
+        if episode.labels == NO_LABELS:
+            raise Invalid("labels", NO_LABELS, "this algorithm trains on plain samples with labels", "type KEY=all")
+        for name, value in (("train_ways", episode.train_ways), ("train_queries", episode.train_queries)):
+            if value is not None:
+                allowed = "this algorithm trains on plain samples, which have no training tasks"
+                raise Invalid(name, value, allowed, "type KEY=null")
         if evaluated_on != "tasks":
+            if callable(instead):
+                return instead()
             raise ConfigError(
                 "dataset: this one has tasks of classes, and algorithm=supervised wants one problem with the same "
                 f"classes in training and test; type dataset={instead} or dataset=image_folder"
             )
-        return pretraining_on(tasks, seeds, episode.augment)
+        classes = tasks.classes_of("train")
+        sizes = list(map(len, classes.of_each()))
+        train, counts = sum(sizes), {"train": sum(sizes), "val": 0, "test": 0}
+        training = SampleSource(
+            lambda: {"train": Chosen(classes.pictures, list(map(np.arange, sizes)))}, counts, classes.identities,
+            known=min(KNOWN, train), augment=episode.augment, seeds=seeds,
+        )  # fmt: skip
+        words = f"all {train} pictures of the {len(sizes)} training classes; the others' tasks evaluate"
+        return Pretraining(training, tasks), words
 
-    tasks = picture_tasks(
-        load, shapes, rotations=rotations, augment=episode.augment, seeds=seeds, samples=plain, grouped=grouped,
-        labels=episode.labels,
-    )  # fmt: skip
+    changes = dict.fromkeys(unlabelled or ("train",), episode.augment)
+    tasks = PictureTasks(load_splits, shapes, rotations, changes, seeds, plain, grouped)
     return tasks
 
 
-def pretraining_on(tasks: TaskSource, seeds: Seeds, augment: Sequence[str]) -> tuple[TaskSource, str]:
-    """Trains on all pictures of the training classes of `tasks`, and evaluates on the tasks; and what there is, in
-    words."""
-    assert isinstance(tasks, HoldsClasses)
-    identities, _, pictures, *_ = tasks.classes_of("train")
-    sizes = [len(pictures(label)) for label in range(len(identities))]
-    train = {"train": Chosen(pictures, [np.arange(size) for size in sizes])}
-    counts = {"train": sum(sizes), "val": 0, "test": 0}
-    plain = samples(lambda: train, counts, identities, known=min(KNOWN, sum(sizes)), augment=augment, seeds=seeds)
-    words = f"all {sum(sizes)} pictures of the {len(sizes)} training classes; the others' tasks evaluate"
-    return Pretraining(plain, tasks), words
-
-
 def drawn_samples(
-    load: Callable[[], Callable[[int], Images]], identities: Sequence[str], drawings: int, *, train: int, val: int,
-    known: int, seeds: Seeds, names: Sequence[str] = (),
+    load: Callable[[], Callable[[int], Images]], identities: Sequence[str], drawings: int, *, ways: int, train: int,
+    val: int, known: int, seeds: Seeds, names: Sequence[str] = (),
 ) -> TaskSource:  # fmt: skip
-    """Plain samples of classes with as many drawings each: of each class the first `train` train, the next `val`
-    validate, and the others test. Raises ValueError if a split would be empty; or as `samples`.
-
-    Args:
-        load: gives the function from a class's number to its drawings; called once, for the first sample.
-        identities, known, seeds, names: as for `samples`.
-        drawings: the number of drawings of each class.
-    """
+    """Plain samples of the first `ways` classes, which have as many `drawings` each: the first `train` train, the next
+    `val` validate, and the others test. `load` gives the function from a class's number to its drawings. Raises
+    ValueError if there are too few classes, or a split would be empty; or as `SampleSource`."""
+    whole_number("ways", ways, at_least=2)
+    enough_classes("ways", ways, "train", len(identities))
     whole_number("train_drawings", train, at_least=1, at_most=drawings - 2)
     whole_number("val_drawings", val, at_least=1, at_most=drawings - train - 1)
     parts = dict(zip(SPLITS, np.split(np.arange(drawings), [train, train + val]), strict=True))
 
     def splits() -> dict[str, Chosen]:
         pictures = load()
-        return {split: Chosen(pictures, [part] * len(identities)) for split, part in parts.items()}
+        return {split: Chosen(pictures, [part] * ways) for split, part in parts.items()}
 
-    sizes = {split: len(identities) * len(part) for split, part in parts.items()}
-    return samples(splits, sizes, identities, known=known, seeds=seeds, names=names)
-
-
-# Tasks of classes that several people have drawn; some of them can be held back, so that no training shows their hand
-
-TESTS = ("all", "held", "cross")
-
-log = logging.getLogger(__name__)
-
-
-class DrawerProtocol(NamedTuple):
-    """Who is held back, and what the test shows.
-
-    Training and validation show no drawing of `held_drawers`. The `test` shows those of all drawers; or only those of
-    the held ones; or `cross`: support pictures of the others, and query pictures of the held ones. With `drop_small`,
-    classes with too few drawings for an episode are left out, and a line counts them; else they are refused.
-    """
-
-    held_drawers: Sequence[str | int]
-    test: str
-    drop_small: bool
-
-
-class Drawn(NamedTuple):
-    """The classes of a split: their `identities` and `names`; the number of the drawer of each picture of a class; and
-    `pictures(label)`, uint8 [n, h, w] or [n, h, w, 3], in this order."""
-
-    identities: Sequence[str]
-    names: Sequence[str]
-    drawers: Sequence[NDArray[np.int64]]
-    pictures: Callable[[int], Images]
-
-
-class DrawnClasses(NamedTuple):
-    """The classes of every split, and the names of the drawers by their numbers. In a `family` of
-    sets, drawers of the same name are the same."""
-
-    splits: Mapping[str, Drawn]
-    drawers: Sequence[str]
-    family: str
-
-
-def drawn_tasks(
-    load: Callable[[], DrawnClasses], episode: EpisodeSpec, protocol: DrawerProtocol, *, rotations: bool, seeds: Seeds
-) -> TaskSource:
-    """A source of few-shot tasks; algorithms that are trained on plain samples get the drawings of training classes.
-
-    Args:
-        load: gives the classes; called once, for the first task.
-        episode, rotations, seeds: as for `metalearn.tasks.common.episodes.picture_tasks`.
-    """
-    check_shots(episode.shots)
-    shapes = shapes_of(episode)
-    true_or_false("drop_small", protocol.drop_small)
-    one_of("test", protocol.test, TESTS)
-    if isinstance(protocol.held_drawers, str) or len(set(protocol.held_drawers)) != len(protocol.held_drawers):
-        raise Invalid(
-            "held_drawers", protocol.held_drawers, "must be a list of different names", "type KEY=[NAME,NAME]"
-        )
-    if protocol.test != "all" and not protocol.held_drawers:
-        raise Invalid("test", protocol.test, "no drawer is held back", "type GROUP.held_drawers=[NAME,NAME] too")
-
-    def fitting() -> dict[str, Classes]:
-        splits, everyone, family = load()
-        if unknown := [str(name) for name in protocol.held_drawers if str(name) not in everyone]:
-            raise DataError(
-                f"dataset.held_drawers: {unknown[0]} is none of the drawers, which are {', '.join(everyone)}"
-            )
-        if len(protocol.held_drawers) == len(everyone):
-            raise DataError("dataset.held_drawers: names all drawers, and none is left to learn from")
-        held = np.array(sorted(everyone.index(str(name)) for name in protocol.held_drawers), np.int64)
-
-        def drawers(split: str) -> dict[str, str]:
-            """As `metalearn.types.NamesDrawers` has them."""
-            if split == "test" and protocol.test == "all":
-                return {}
-            shown = [name for number, name in enumerate(everyone) if (number in held) == (split == "test")]
-            return {identity(f"drawers of {family}", name): name for name in shown}
-
-        return {
-            split: _fitting(split, drawn, held, protocol, shapes)._replace(drawers=drawers(split))
-            for split, drawn in splits.items()
-        }
-
-    return few_shot(fitting, shapes, episode, rotations=rotations, seeds=seeds, instead="omniglot_characters")
-
-
-def _fitting(
-    split: str, drawn: Drawn, held: NDArray[np.int64], protocol: DrawerProtocol,
-    shapes: Mapping[str, EpisodeShape],
-) -> Classes:  # fmt: skip
-    """The classes of a split that fill its episodes, with the drawings that it shows."""
-    ways, shots, queries = shapes[split]
-    shots = most_shots(shots)
-    test = protocol.test if split == "test" else "seen"
-    apart = test == "cross"
-    places: list[NDArray[np.int64]] = []
-    support, kept = list[int](), list[int]()
-    for number, drawers in enumerate(drawn.drawers):
-        is_held = np.isin(drawers, held)
-        seen, unseen = np.flatnonzero(~is_held), np.flatnonzero(is_held)
-        shown = {"seen": seen, "all": np.arange(len(drawers)), "held": unseen, "cross": np.concatenate([seen, unseen])}
-        places.append(shown[test])
-        support.append(len(seen))
-        enough = len(seen) >= shots and len(unseen) >= queries if apart else len(shown[test]) >= shots + queries
-        if enough:
-            kept.append(number)
-    if len(kept) < len(places):
-        needed = f"{shots} + {queries}" if apart else f"{shots + queries}"
-        small = f"{len(places) - len(kept)} of {len(places)} classes of '{split}' have fewer than {needed} drawings"
-        if not protocol.drop_small:
-            raise DataError(
-                f"dataset: {small} that it shows, by dataset.shots={shots} and dataset.queries={queries}; type fewer, "
-                "or dataset.drop_small=true to leave them out"
-            )
-        log.info("%s, and are left out", small)
-    if len(kept) < ways:
-        raise DataError(
-            f"dataset: an episode has {ways} classes, and {len(kept)} of '{split}' have drawings for "
-            f"dataset.shots={shots} and dataset.queries={queries}; type fewer dataset.ways, shots or queries"
-        )
-
-    def pictures(label: int) -> Images:
-        number = kept[label]
-        every = drawn.pictures(number)
-        return every if len(places[number]) == len(every) and not apart else every[places[number]]
-
-    fewest = min(len(places[number]) for number in kept)
-    return Classes(
-        [drawn.identities[number] for number in kept], fewest, pictures,
-        names=[drawn.names[number] for number in kept],
-        support=[support[number] for number in kept] if apart else (),
-    )  # fmt: skip
+    sizes = {split: ways * len(part) for split, part in parts.items()}
+    return SampleSource(splits, sizes, identities[:ways], known=known, seeds=seeds, names=names[:ways])

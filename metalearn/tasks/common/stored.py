@@ -1,12 +1,10 @@
-"""Pictures on disk: class folders decoded once into the cache, sets that `metalearn data` writes, and published
-files that torchvision reads.
+"""Pictures on disk: arrays in the cache, sets that `metalearn data` writes, and published files that torchvision reads.
 
 Every array is uint8 [n, h, w] or [n, h, w, 3] in a .npy file, which all workers of a host map into memory. Folders of
 ours have an index.json with the SHA-256 of every array and of itself. It is written last, so a folder without it is not
 whole; what has its digest is what was written, and is not checked further.
 """
 
-import contextlib
 import functools
 import hashlib
 import io
@@ -14,19 +12,16 @@ import json
 import logging
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-import PIL
 from PIL import Image
 
 from metalearn.errors import DataError, Invalid, whole_number
 from metalearn.storage import cache
 from metalearn.storage.files import held, write_atomically, writing
-from metalearn.tasks.common.episodes import SPLITS, Classes, EpisodeShape, Images, check_filled, check_read, identity
-from metalearn.tasks.common.pictures import PictureForm, decoded, first_few
+from metalearn.tasks.common.episodes import SPLITS, Images
 from metalearn.tasks.common.samples import Labelled
 
 INDEX = "index.json"
@@ -34,23 +29,17 @@ SET_FORMAT = "metalearn drawn 1"
 
 PICTURES = "pictures.npy"
 PARTLY = ", not as published"  # the end of the name of the layout, in the index of photographs that are not whole
-DECODER = 1  # raise it if the decoding of class folders changes: older caches are not read then
 FAMILY = "folder"  # the family of class identities that are made of folder names
 TEST = 10_000  # pictures in the test set of each of torchvision's data sets here
 
 log = logging.getLogger(__name__)
 
 
-# The cache
-
-
 def cached_array(
     name: str, shape: tuple[int, ...], make: Callable[[], Images], *, title: str, unread: str | None = None
 ) -> Images:
-    """The uint8 array `name`, mapped read-only from the cache; `make` makes it if it is not there yet.
-
-    If several processes start together, one makes the array and the others wait. The file appears complete or not at
-    all. If the file is there already, a message names it.
+    """The uint8 array `name`, mapped read-only from the cache. `make` makes it if it is not there yet, in one process;
+    else a message names the file.
 
     Args:
         title: what the message calls the data.
@@ -87,82 +76,6 @@ def _npy_header(shape: tuple[int, ...]) -> bytes:
     buffer = io.BytesIO()
     np.lib.format.write_array_header_1_0(buffer, {"descr": "|u1", "fortran_order": False, "shape": shape})
     return buffer.getvalue()
-
-
-def decoded_classes(
-    dataset: str, root: Path, splits: Mapping[str, Mapping[str, Sequence[str]]],
-    shapes: Mapping[str, EpisodeShape] | None, *, image_size: int, channels: int,
-    class_name: Callable[[str], str] = str,
-) -> dict[str, Classes]:  # fmt: skip
-    """The classes of every split, in the order of their names; from the cache if they are there. Raises DataError for
-    too few classes or pictures, and for pictures that cannot be read: the message counts them and names the first.
-
-    Args:
-        dataset: the beginning of the cache file's name.
-        root: the folder from which the paths of pictures start.
-        splits: split → class → its pictures; no class is in two splits, no split is empty.
-        shapes: the shape of each split's episodes; None: there are none.
-        image_size: height and width of the decoded pictures.
-        channels: 1 (grey) or 3.
-        class_name: gives the name of a class in other divisions of the same pictures.
-    """
-    members = {label: files for classes in splits.values() for label, files in classes.items()}
-    if shapes is not None:
-        if single := [name for name, files in members.items() if len(files) < 2]:
-            raise DataError(
-                f"dataset.root={root}: {len(single)} classes have fewer than 2 pictures, and an episode needs one for "
-                f"its support set and one for its query set: {first_few(single)}; remove these folders or add pictures"
-            )
-        counts = {split: (len(classes), min(map(len, classes.values()))) for split, classes in splits.items()}
-        try:
-            check_filled(shapes, counts, group="dataset.")
-        except ValueError as error:
-            small = [
-                f"{name} ({len(files)})"
-                for split, classes in splits.items()
-                for name, files in classes.items()
-                if len(files) < shapes[split].most
-            ]
-            which = f": {len(small)} classes have too few pictures: {first_few(small)}" if small else ""
-            raise DataError(f"{error}. This is dataset.root={root}{which}") from error
-    labels = sorted(members)
-    files = [file for label in labels for file in members[label]]
-    shape = (len(files), image_size, image_size) + ((3,) if channels == 3 else ())
-
-    def decode() -> Images:
-        megabytes = np.prod(shape) / 1e6
-        log.info("decoding %d pictures of %s, %.1f MB, once: they are kept in the cache", len(files), root, megabytes)
-        pictures, broken = np.empty(shape, np.uint8), []
-        each = decoded([root / file for file in files], PictureForm(image_size, channels))
-        for number, picture in enumerate(each):
-            if isinstance(picture, str):
-                broken.append(f"{files[number]} ({picture})")
-            else:
-                pictures[number] = picture
-        if broken:
-            count = f"{len(broken)} of {len(files)} pictures cannot be read"
-            raise DataError(f"dataset.root={root}: {count}: {first_few(broken)}; repair or remove them")
-        return pictures
-
-    # Names, sizes and times of change stand for the contents of the files, which would take as long to read as to
-    # decode. Of the two times, programs can set back one, and not the other.
-    digest = hashlib.sha256(f"{DECODER} {PIL.__version__} {shape} {root.resolve()}".encode(errors="surrogateescape"))
-    for file in files:
-        digest.update(os.fsencode(f"\n{file}"))
-        with contextlib.suppress(OSError):  # decoding will report it
-            status = (root / file).stat()
-            digest.update(f"\0{status.st_size} {status.st_mtime_ns} {status.st_ctime_ns}".encode())
-    pictures = cached_array(f"{dataset}-{digest.hexdigest()[:24]}", shape, decode, title=str(root))
-    ends = accumulate((len(members[label]) for label in labels), initial=0)
-    range_of = dict(zip(labels, pairwise(ends), strict=True))
-
-    def part(classes: Mapping[str, Sequence[str]]) -> Classes:
-        ranges = [range_of[label] for label in sorted(classes)]
-        names = [class_name(label) for label in sorted(classes)]
-        identities, fewest = [identity(FAMILY, name) for name in names], min(map(len, classes.values()))
-        return Classes(identities, fewest, lambda label: pictures[slice(*ranges[label])], names=names)
-
-    return {split: part(classes) for split, classes in splits.items()}
 
 
 def check_picture_shape(image_size: int, channels: int) -> None:
@@ -206,11 +119,6 @@ class DrawnSet(NamedTuple):
         return self.drawers[0].endswith(PARTLY)
 
 
-def digest_of(pictures: Images) -> str:
-    """A digest of the pictures of a class."""
-    return hashlib.sha256(np.ascontiguousarray(pictures).data).hexdigest()[:16]
-
-
 def write_set(
     folder: Path, name: str, drawers: Sequence[str], shape: tuple[int, ...],
     classes: Iterable[tuple[DrawnClass, Images]], count: int,
@@ -223,8 +131,8 @@ def write_set(
         file.write(head)
         for one, pictures in classes:  # they may be more than memory holds
             assert pictures.shape == (len(one.drawers), *shape) and pictures.dtype == np.uint8
-            written.append(one._replace(digest=digest_of(pictures)))
             content = np.ascontiguousarray(pictures).reshape(-1).data
+            written.append(one._replace(digest=hashlib.sha256(content).hexdigest()[:16]))
             digest.update(content)
             file.write(content)
         file.flush()
@@ -276,14 +184,10 @@ def read_pictures(folder: Path, index: DrawnSet, advice: str) -> Images:
 def pictures_by_split(
     folder: Path, index: DrawnSet, size: int, channels: int, advice: str, *, ink: bool = False
 ) -> dict[str, tuple[list[DrawnClass], Callable[[int], Images]]]:
-    """The classes of each split, and the pictures of one by its number there: those of the set, or of another size or
-    number of channels. These are made once and kept in the cache. Raises DataError as `read_pictures`; or if no cache
-    folder can be used.
-
-    Args:
-        channels: 1: grey, [n, size, size]; 3: [n, size, size, 3].
-        ink: grey pictures of the set are ink on paper, with ink as the largest value; those in colour lie on white.
-    """
+    """The classes of each split, and the pictures of one by its number there: [n, size, size] for one of `channels`,
+    [n, size, size, 3] for three. If those of the set are others, they are made once and kept in the cache. With `ink`,
+    grey pictures are ink on paper, with ink as the largest value, and those in colour lie on white. Raises DataError as
+    `read_pictures`; or if no cache folder can be used."""
     colours = 3 if len(index.shape) == 3 else 1
     mode = {1: "L", 3: "RGB"}[channels]
     shape = (index.total, size, size, *([3] if channels == 3 else []))
@@ -314,39 +218,6 @@ def pictures_by_split(
     return {split: part(split) for split in SPLITS}
 
 
-def written_photographs(
-    name: str, root: Path, shapes: Mapping[str, EpisodeShape], *, image_size: int,
-    channels: int,
-) -> dict[str, Classes] | None:  # fmt: skip
-    """The classes of every split of the photographs `name`, in the folder of that name in `root`, or in `root` itself;
-    None if they are not there. Raises DataError if the set is damaged, or too small for the episodes or for
-    `image_size`."""
-    advice = f"remove this folder, and type metalearn data {name} --from=/path/to/what/you/have"
-    for folder in (root / name, root):
-        if (folder / PICTURES).is_file() and (folder / INDEX).is_file():
-            index = read_set(folder, advice)
-            if index.name == name:
-                break
-    else:
-        return None
-    if index.is_partial:
-        log.warning("%s: is not as published, as ATTRIBUTION.txt says in %s", name, folder)
-    if image_size > index.shape[0]:
-        allowed = f"the pictures in {folder} have {index.shape[0]} pixels"
-        advice = f"type dataset.image_size={index.shape[0]} or less"
-        raise DataError(str(Invalid("dataset.image_size", image_size, allowed, advice)))
-
-    splits = {}
-    for split, (classes, pictures) in pictures_by_split(folder, index, image_size, channels, advice).items():
-        identities = [identity(FAMILY, one.key) for one in classes]
-        fewest = min((len(one.drawers) for one in classes), default=0)
-        splits[split] = Classes(identities, fewest, pictures, names=[one.name for one in classes])
-    check_read(shapes, splits, str(folder))
-    sizes = " / ".join(str(len(part.identities)) for part in splits.values())
-    log.info("%s: %s classes, %d pictures", folder, sizes, index.total)
-    return splits
-
-
 # Published files, by torchvision's readers, which may download them
 
 
@@ -370,15 +241,7 @@ class PublishedDataset(NamedTuple):
     channels: int
 
 
-class Contents(NamedTuple):
-    """The training set, the test set, and the `names` of the classes in the order of their numbers."""
-
-    train: Labelled
-    test: Labelled
-    names: list[str]
-
-
-def _read(published: PublishedDataset, root: Path, download: bool) -> Contents:
+def _read(published: PublishedDataset, root: Path, download: bool) -> tuple[Labelled, Labelled, list[str]]:
     import torchvision  # takes a second
 
     # torchvision unpickles the files of CIFAR, but compares their md5 first: only published bytes are unpickled.
@@ -391,12 +254,13 @@ def _read(published: PublishedDataset, root: Path, download: bool) -> Contents:
         if part.pictures.shape != shape or part.classes.shape != (count,):
             actual = f"{part.pictures.shape} and {len(part.classes)} labels"
             raise DataError(f"a set should be {shape} and {count} labels, and is {actual}")
-    return Contents(train, test, list(map(str, sets[0].classes)))
+    return train, test, list(map(str, sets[0].classes))
 
 
-def read_published(published: PublishedDataset, place: DataPlace) -> Contents:
-    """The whole dataset. If it cannot be read and may be downloaded, one process at a time downloads it. Raises
-    DataError if files are missing or damaged, and are not downloaded."""
+def read_published(published: PublishedDataset, place: DataPlace) -> tuple[Labelled, Labelled, list[str]]:
+    """The training set, the test set, and the names of the classes in the order of their numbers. If they cannot be
+    read and may be downloaded, one process at a time downloads them. Raises DataError if files are missing or damaged,
+    and are not downloaded."""
     root, why = Path(place.root), ""
     try:
         return _read(published, root, download=False)

@@ -207,21 +207,7 @@ def table_prior(
     *, classes: int | None, rows: Whole, known: Real, features: Whole, functions: Mapping[str, float], noise: Real,
     categories: float, missing: float, group: int, seeds: Seeds, target_noise: Real | None = None,
 ) -> PriorTasks:  # fmt: skip
-    """Tasks of tables that structural causal models make. Raises ValueError for a value that is not allowed.
-
-    Args:
-        classes: the most classes of a task, from 2 on; None: the targets are real numbers.
-        rows: a range, of which each group draws one; more for many classes.
-        known: the part of the rows that is known, or a range, of which each group draws one.
-        features: columns, or a range, of which each group draws one, evenly in its logarithm.
-        functions: how often the nodes of a layer follow from others by each of `FUNCTIONS`.
-        noise: the standard deviation of the noise of a node, which has 1, or a range, of which each task draws one.
-        categories: the part of columns that are categories, on average.
-        missing: the part of cells that are missing, in the half of the tasks and columns where any are, on average.
-        group: how many tasks share a shape.
-        target_noise: the standard deviation of further noise of the target, which has 1, in half of the tasks; or a
-            range, of which each draws one. None: there is none.
-    """
+    """Tasks of tables that structural causal models make."""
     check_whole("rows", rows, at_least=4)
     check_real("known", known)
     check_whole("features", features, at_least=1)

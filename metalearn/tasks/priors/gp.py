@@ -64,12 +64,8 @@ def posterior(
     period: float = 1.0,
 ) -> tuple[Array, Array]:  # fmt: skip
     """Mean and standard deviation [m] of the noisy values at `asked` [m, d], given y [n] at x [n, d]."""
-
-    def between(a: Array, b: Array) -> Array:
-        return scale**2 * covariance(kernel, a, b, length, period)
-
-    across = between(x, asked)
-    weights = np.linalg.solve(between(x, x) + noise**2 * np.eye(len(x)), across)
+    across, among = (scale**2 * covariance(kernel, x, points, length, period) for points in (asked, x))
+    weights = np.linalg.solve(among + noise**2 * np.eye(len(x)), across)
     return weights.T @ y, np.sqrt(scale**2 + noise**2 - (across * weights).sum(axis=0))
 
 
@@ -90,12 +86,7 @@ def draw_settings(
     """The settings of a task: what its generator draws first."""
     kernels = [kernel] if isinstance(kernel, str) else kernel
     name = kernels[int(rng.integers(len(kernels)))]
-    draw = _draw_evenly if uniform else draw_real
-    return Settings(name, *(draw(rng, value) for value in (length, noise, scale, period)))
-
-
-def _draw_evenly(rng: np.random.Generator, value: Real) -> float:
-    return float(value) if isinstance(value, int | float) else float(rng.uniform(value[0], value[1]))
+    return Settings(name, *(draw_real(rng, value, evenly=uniform) for value in (length, noise, scale, period)))
 
 
 def gp_prior(
@@ -103,21 +94,7 @@ def gp_prior(
     seeds: Seeds, scale: Real = 1.0, period: Real = 1.0, uniform: bool = False, inputs: Sequence[float] = (0.0, 1.0),
     asked: int | None = None,
 ) -> PriorTasks:  # fmt: skip
-    """Tasks of a Gaussian process. Raises ValueError for a value that is not allowed.
-
-    Args:
-        kernel: one of `KERNELS`, or several, of which each task draws one.
-        length: the length scale of the kernel, or a range, of which each task draws one.
-        noise: the standard deviation of the noise, or a range, of which each task draws one.
-        features, rows, known: input dimensions, points, and known points; ranges: each group draws one.
-        group: how many tasks share a shape.
-        scale: the standard deviation of the function, or a range, of which each task draws one.
-        period: of the periodic kernel, or a range, of which each task draws one.
-        uniform: whether ranges of numbers are drawn from evenly, or evenly in the logarithm.
-        inputs: the smallest and the largest input.
-        asked: the fewest points to predict: a group draws `known`, then the number of all points, up to `rows`. None:
-            it draws `rows`, whatever is known.
-    """
+    """Tasks of a Gaussian process."""
     kernels = [kernel] if isinstance(kernel, str) else list(kernel)
     if not kernels or not {*kernels} <= {*KERNELS}:
         raise Invalid("kernel", kernel, f"must be of {', '.join(KERNELS)}", "type KEY=rbf, or KEY=[rbf,matern52]")
@@ -166,14 +143,7 @@ def gp_prior(
 def sine_prior(
     *, amplitude: Real, frequency: Real, noise: float, rows: Whole, known: Whole, group: int, seeds: Seeds
 ) -> PriorTasks:
-    """Tasks of sine waves, with x in [−5, 5] and phase in [0, π]. Raises ValueError for a value that is not allowed.
-
-    Args:
-        amplitude, frequency: numbers, or ranges, of which each task draws one.
-        noise: the standard deviation of the noise of y.
-        rows, known: points, and known points; ranges: each group draws one.
-        group: how many tasks share a shape.
-    """
+    """Tasks of sine waves, with x in [−5, 5] and phase in [0, π]."""
     check_real("amplitude", amplitude)
     check_real("frequency", frequency)
     real_number("noise", noise, at_least=0)

@@ -16,7 +16,7 @@ from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
 from metalearn.errors import DataError, Invalid, real_number, whole_number
-from metalearn.tasks.common.episodes import Seeds, UnlimitedTasks, check_seeds
+from metalearn.tasks.common.episodes import SeededTasks, Seeds
 from metalearn.types import Batch, Episode
 
 Whole = int | Sequence[int]  # a whole number, or the fewest and the most
@@ -60,10 +60,12 @@ def draw_whole(rng: np.random.Generator, value: Whole) -> int:
     return value if isinstance(value, int) else int(rng.integers(value[0], value[1] + 1))
 
 
-def draw_real(rng: np.random.Generator, value: Real) -> float:
-    """A number of the range, evenly in its logarithm."""
+def draw_real(rng: np.random.Generator, value: Real, *, evenly: bool = False) -> float:
+    """A number of the range, evenly in its logarithm, or else `evenly`."""
     if isinstance(value, int | float):
         return float(value)
+    if evenly:
+        return rng.uniform(value[0], value[1])
     return math.exp(rng.uniform(math.log(value[0]), math.log(value[1])))
 
 
@@ -92,11 +94,6 @@ class Shape(NamedTuple):
             return int(self.known)
         return min(max(1, round(self.rows * self.known)), self.rows - 1)
 
-    @property
-    def cells(self) -> int:
-        """The cells of a table, with its targets."""
-        return self.rows * (self.features + 1)
-
 
 Tables = tuple[NDArray[Any], NDArray[Any]]
 
@@ -123,14 +120,13 @@ def one_by_one(table: Callable[[np.random.Generator, Shape], Any]) -> Callable[.
     return tables
 
 
-class PriorTasks(UnlimitedTasks):
+class PriorTasks(SeededTasks):
     """The tasks of a prior: a `metalearn.types.TaskSource` that comes in groups. `shape(split, group)` is the shape of
     a group."""
 
     def __init__(self, prior: Prior, classes: int | None, group: int, seeds: Seeds) -> None:
-        self.prior, self._classes, self._group, self._seeds = prior, classes, group, seeds
-        check_seeds(seeds)
-        self._checked = False
+        super().__init__(seeds)
+        self.prior, self._classes, self._group, self._checked = prior, classes, group, False
         self.shape = functools.lru_cache(4096)(self._shape)  # every chunk of a group asks for it
 
     def classes(self, split: str) -> int | None:
@@ -140,7 +136,8 @@ class PriorTasks(UnlimitedTasks):
         return self._group
 
     def cells(self, split: str, index: int) -> int:
-        return self.shape(split, index // self._group).cells
+        shape = self.shape(split, index // self._group)
+        return shape.rows * (shape.features + 1)
 
     def episodes(self, split: str, indices: Tensor) -> Any:
         numbers = indices.tolist()
@@ -157,12 +154,12 @@ class PriorTasks(UnlimitedTasks):
         another one. Raises DataError if it does not."""
         group = index // self._group
         one, again, other = (self._of(split, n // self._group, [n]) for n in (index, index, index + 1))
-        if self._shape(split, group) != self._shape(split, group) or not _alike(one, again):
+        if self._shape(split, group) != self._shape(split, group) or _bits(one) != _bits(again):
             raise self._wrong(
                 f"two calls for task {index} of {split} differ; let it draw from `rng` alone, and not from the clock, "
                 "a global generator or what an earlier call has left"
             )
-        if _alike(one, other):
+        if _bits(one) == _bits(other):
             raise self._wrong(f"tasks {index} and {index + 1} of {split} are alike; let it draw from `rng`")
 
     def _shape(self, split: str, group: int) -> Shape:
@@ -233,21 +230,14 @@ def is_constant(task: Episode) -> bool:
     return bool((values == values[:, :1]).all())
 
 
-def _alike(one: Episode, other: Episode) -> bool:
-    """Whether two episodes have the same bits."""
-    pairs = [(a, b) for mine, theirs in zip(one, other, strict=True) for a, b in zip(mine, theirs, strict=True)]
-    return all(a.shape == b.shape and a.numpy().tobytes() == b.numpy().tobytes() for a, b in pairs)
+def _bits(task: Episode) -> list[tuple[torch.Size, bytes]]:
+    return [(values.shape, values.numpy().tobytes()) for batch in task for values in batch]
 
 
 def tasks_of(prior: Prior, *, classes: int | None, group: int, seeds: Seeds) -> PriorTasks:
-    """The tasks of a prior. Raises ValueError for a number out of range, and DataError at the first task if the rule
-    draws none, or breaks its promise.
-
-    Args:
-        prior: the rule.
-        classes: the most classes of a task; None: the targets are real numbers.
-        group: how many tasks share a shape. A chunk is a part of a group.
-    """
+    """The tasks of a prior. `classes` are the most of a task; None: the targets are real numbers. `group` is how many
+    tasks share a shape; a chunk is a part of a group. Raises ValueError for a number out of range, and DataError at the
+    first task if the rule draws none, or breaks its promise."""
     if classes is not None:
         whole_number("classes", classes, at_least=2)
     whole_number("group", group, at_least=1)
@@ -255,16 +245,10 @@ def tasks_of(prior: Prior, *, classes: int | None, group: int, seeds: Seeds) -> 
 
 
 def own_prior(*, prior: ModuleType, classes: int | None, group: int, seeds: Seeds) -> PriorTasks:
-    """Tasks that a module draws. Raises ValueError if the module has no such functions, or a number is out of range.
-
-    Args:
-        prior: the module. `shape(rng)` gives the `Shape` of a group of tasks, and `table(rng, shape)` the arrays x
-            [rows, features] and y [rows] of a task. In place of it, `tables(rngs, shape)` may draw a table by each of
-            several generators, x [t, rows, features] and y [t, rows], such that none depends on those beside it. Or the
-            module has a `prior`, such as `metalearn.tasks.priors.source` makes it.
-        classes: the most classes of a task; None: the targets are real numbers.
-        group: how many tasks share a shape.
-    """
+    """Tasks that a module draws. `shape(rng)` gives the `Shape` of a group of tasks, and `table(rng, shape)` the arrays
+    x [rows, features] and y [rows] of a task. In place of it, `tables(rngs, shape)` may draw a table by each of several
+    generators, x [t, rows, features] and y [t, rows], such that none depends on those beside it. Or the module has a
+    `prior`, such as `mixture` makes it. Raises ValueError if it has no such functions."""
     rule = getattr(prior, "prior", None)
     if not isinstance(rule, Prior):
         parts: Any = (getattr(prior, name, None) for name in ("shape", "table", "tables"))
@@ -277,29 +261,23 @@ def own_prior(*, prior: ModuleType, classes: int | None, group: int, seeds: Seed
     return tasks_of(rule, classes=classes, group=group, seeds=seeds)
 
 
-Rng = np.random.Generator
-
-
 def mixture(*parts: tuple[float, Prior]) -> Prior:
     """Each group of tasks is drawn by one of several priors, with a probability that is proportional to its weight.
-    Raises ValueError for no prior, or a weight out of range.
-
-    Args:
-        parts: the weight of each prior, above 0, and the prior.
-    """
+    `parts` are the weight of each prior, above 0, and the prior. Raises ValueError for no prior, or a weight out of
+    range."""
     for weight, _ in parts:
         real_number("weight", weight, above=0)
     if not parts:
         raise ValueError("parts: there are none; give mixture((3, one_prior), (1, another_prior))")
     priors, ends = [prior for _, prior in parts], np.cumsum([weight for weight, _ in parts])
 
-    def shape(rng: Rng) -> Shape:
+    def shape(rng: np.random.Generator) -> Shape:
         number = int(np.searchsorted(ends, rng.random() * ends[-1], side="right"))
         inner = priors[number].shape(rng)
         # What is no Shape is refused where every shape is checked.
         return inner._replace(part=inner.part * len(priors) + number) if isinstance(inner, Shape) else inner
 
-    def tables(rngs: Sequence[Rng], shape: Shape) -> Tables:
+    def tables(rngs: Sequence[np.random.Generator], shape: Shape) -> Tables:
         inner, number = divmod(shape.part, len(priors))
         return priors[number].tables(rngs, shape._replace(part=inner))
 
@@ -307,18 +285,15 @@ def mixture(*parts: tuple[float, Prior]) -> Prior:
 
 
 def of_tables(*tables: tuple[ArrayLike, ArrayLike], rows: Whole = (30, 300), known: Real = (0.3, 0.8)) -> Prior:
-    """Tasks of some rows and some columns of tables of one's own; each group of tasks is of one table.
-
-    Training, validation and test draw from the same tables.
+    """Tasks of some rows and some columns of tables of one's own; each group of tasks is of one table. Training,
+    validation and test draw from the same tables. Raises ValueError for no table, arrays that do not fit together, or a
+    number out of range.
 
     Args:
         tables: of each the features x [n, d], where NaN is a missing value, and the targets y [n]: classes 0, 1, … or
             real numbers, the same kind in all tables.
         rows: of a task; a range: each group draws one. A table with fewer gives all of its rows.
         known: the part of them that is known; a range: each group draws one.
-
-    Raises:
-        ValueError: no table, arrays that do not fit together, or a number out of range.
     """
     check_whole("rows", rows, at_least=2)
     check_real("known", known)
@@ -336,7 +311,7 @@ def of_tables(*tables: tuple[ArrayLike, ArrayLike], rows: Whole = (30, 300), kno
     if not arrays:
         raise ValueError("tables: there are none; give of_tables((x, y), (another_x, another_y))")
 
-    def shape(rng: Rng) -> Shape:
+    def shape(rng: np.random.Generator) -> Shape:
         part = int(rng.integers(len(arrays)))
         x, y = arrays[part]
         count, columns = min(draw_whole(rng, rows), len(x)), int(rng.integers(1, x.shape[1] + 1))
@@ -344,7 +319,7 @@ def of_tables(*tables: tuple[ArrayLike, ArrayLike], rows: Whole = (30, 300), kno
         first = min(max(1, round(draw_real(rng, known) * count)), count - 1)
         return Shape(count, first, columns, classes, missing=bool(np.isnan(x).any()), part=part)
 
-    def table(rng: Rng, shape: Shape) -> Tables:
+    def table(rng: np.random.Generator, shape: Shape) -> Tables:
         x, y = arrays[shape.part]
         order, columns = rng.permutation(len(x))[: shape.rows], rng.permutation(x.shape[1])[: shape.features]
         return x[np.ix_(order, columns)], y[order]

@@ -17,7 +17,7 @@ from PIL import Image, ImageFilter
 
 from metalearn.classifier.backbones import backbone_of
 from metalearn.datasets import drawing
-from metalearn.datasets.designs import emoji, scripts
+from metalearn.datasets.designs import characters, emoji
 from metalearn.datasets.drawing import HERE, SetRecipe, first_of_copies, listed
 from metalearn.errors import ConfigError, RunError, install
 from metalearn.tasks.common.stored import INDEX, DrawnClass, DrawnSet, read_pictures, read_set
@@ -221,7 +221,7 @@ def sample(name: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Built:
     """Some classes of each split, drawn now."""
     monkeypatch.setattr(drawing, "SECONDS", 20.0)
     try:
-        whole: SetRecipe = {"emoji": emoji, "scripts": scripts}[name]()
+        whole: SetRecipe = emoji() if name == "emoji" else characters(name)
         designs = [design for design in whole.designs if design.name in SMALL[name]]
         has = [one for one in whole.classes if name == "scripts" or all(one.row[design.name] for design in designs)]
         if name == "scripts":

@@ -21,10 +21,10 @@ from PIL import Image
 from metalearn.cli.data import PHOTOGRAPHS, main
 from metalearn.datasets import photographs
 from metalearn.datasets.layouts import PublishedPictures
-from metalearn.datasets.photographs import SETS, Source, collect
+from metalearn.datasets.photographs import SETS, collect
 from metalearn.errors import DataError, DiskError
-from metalearn.tasks.common.episodes import EpisodeSpec, HoldsClasses, published_list, shapes_of
-from metalearn.tasks.common.stored import PICTURES, DrawnClass, read_pictures, read_set, write_set, written_photographs
+from metalearn.tasks.common.episodes import HoldsClasses, published_list
+from metalearn.tasks.common.stored import PICTURES, DrawnClass, read_pictures, read_set, write_set
 from metalearn.tasks.image_folder import image_folder
 from metalearn.tasks.photographs import cub, mini_imagenet, tiered_imagenet
 from metalearn.types import TaskSource
@@ -43,17 +43,13 @@ Whole = Mapping[str, Mapping[str, Array]]
 """Split → class → its pictures."""
 
 
-def tiny(name: str) -> Source:
+def tiny(name: str) -> PublishedPictures:
     """The set as if the first classes of each split were all, with two small pictures each."""
     source = SETS[name]()
-    classes = {one: split for split, size in SIZES.items() for one in source.published.of(split)[:size]}
-    return source._replace(
-        published=replace(
-            source.published,
-            side=SIDE,
-            split_of=classes, counts=dict.fromkeys(classes, (PER_CLASS, PER_CLASS)),
-            totals={split: size * PER_CLASS for split, size in SIZES.items()},
-        )
+    classes = {one: split for split, size in SIZES.items() for one in source.of(split)[:size]}
+    return replace(
+        source, side=SIDE, split_of=classes, counts=dict.fromkeys(classes, (PER_CLASS, PER_CLASS)),
+        totals={split: size * PER_CLASS for split, size in SIZES.items()},
     )  # fmt: skip
 
 
@@ -196,13 +192,13 @@ def digest_of(whole: Whole) -> str:
 def test_every_layout_gives_the_same_set(layout: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     name, said, make = LAYOUTS[layout]
     source = tiny(name)
-    whole = drawn(source.published)
+    whole = drawn(source)
     (tmp_path / "data").mkdir()
     make(tmp_path / "data", whole)
     with caplog.at_level(logging.INFO):
         made = collect(source, tmp_path / "data", tmp_path / name, partly=False)
-    assert f"{source.published.title}: {said} in " in caplog.text
-    assert f"{source.published.title}: the classes and the numbers of pictures are the published ones" in caplog.text
+    assert f"{source.title}: {said} in " in caplog.text
+    assert f"{source.title}: the classes and the numbers of pictures are the published ones" in caplog.text
     assert made.digest == digest_of(whole)
     read = read_set(tmp_path / name, "")
     assert [(one.key, one.split) for one in read.classes] == [
@@ -230,7 +226,7 @@ def classes_of(source: TaskSource, split: str) -> tuple[list[str], list[set[byte
 def tasks(name: str, root: Path, **given: Any) -> TaskSource:
     usual: dict[str, Any] = {
         "ways": 2, "shots": 1, "queries": 1, "channels": 3, "rotations": False, "seed": 0, "eval_seed": 1,
-        "image_size": tiny(name).published.side,
+        "image_size": tiny(name).side,
     }  # fmt: skip
     return source_of(MAKERS[name], root=str(root), **usual | given)
 
@@ -239,8 +235,8 @@ def tasks(name: str, root: Path, **given: Any) -> TaskSource:
 def written(request: pytest.FixtureRequest, tmp_path: Path) -> Whole:
     """A written set in the folder of its name."""
     source = tiny(request.param)
-    whole = drawn(source.published)
-    side = source.published.side
+    whole = drawn(source)
+    side = source.side
     classes = [
         (DrawnClass(key, (key.partition(".")[2] or key).replace("_", " "), split, [0] * PER_CLASS), pictures)
         for split, own in whole.items()
@@ -262,7 +258,7 @@ def test_the_datasets_read_what_is_written(written: Whole, name: str, tmp_path: 
             assert names == [word.replace("_", " ") for word in words]
             assert pictures == [{picture.tobytes() for picture in written[split][key]} for key in keys]
     support, query = source.episodes("test", torch.arange(10))
-    side = tiny(name).published.side
+    side = tiny(name).side
     assert support.x.shape == (10, 2, 3, side, side) and query.x.shape == (10, 2, 3, side, side)
     everything = {picture.tobytes() for pictures in written["test"].values() for picture in pictures}
     for task in torch.cat([support.x, query.x], dim=1):
@@ -313,7 +309,7 @@ def test_what_is_damaged_is_named(written: Whole, name: str, tmp_path: Path) -> 
 
 def test_a_class_has_the_same_identity_as_in_folders(tmp_path: Path) -> None:
     source = tiny("cub")
-    split_folders(tmp_path / "data", drawn(source.published))
+    split_folders(tmp_path / "data", drawn(source))
     collect(source, tmp_path / "data", tmp_path / "cub", partly=False)
     given: dict[str, Any] = {
         "ways": 2, "shots": 1, "queries": 1, "image_size": 8, "channels": 3, "rotations": False, "seed": 0,
@@ -326,7 +322,7 @@ def test_a_class_has_the_same_identity_as_in_folders(tmp_path: Path) -> None:
 # What is not as published
 
 
-def refusal(source: Source, data: Path, out: Path) -> str:
+def refusal(source: PublishedPictures, data: Path, out: Path) -> str:
     with pytest.raises(DataError) as caught:
         collect(source, data, out, partly=False)
     assert not (out / "index.json").exists() and not list(out.glob("*.npy")) and not list(out.glob(".pic*"))
@@ -335,7 +331,7 @@ def refusal(source: Source, data: Path, out: Path) -> str:
 
 def test_what_is_missing_or_too_much_is_named_and_left_out(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     source = tiny("mini_imagenet")
-    whole = drawn(source.published)
+    whole = drawn(source)
     split_folders(tmp_path / "data", whole)
     train, val = (list(whole[split]) for split in ("train", "val"))
     shutil.rmtree(tmp_path / "data" / "train" / train[1])
@@ -359,15 +355,14 @@ def test_what_is_missing_or_too_much_is_named_and_left_out(tmp_path: Path, caplo
     with pytest.raises(DataError, match="out: holds a part of mini_imagenet, as --partial writes it; remove"):
         collect(source, tmp_path / "data", tmp_path / "out", partly=False)
     assert collect(source, tmp_path / "data", tmp_path / "out", partly=True) == made
-    shapes = shapes_of(EpisodeSpec(2, 1, 1))
     with pytest.raises(DataError, match="the split 'val' has classes of 1"):
-        written_photographs("mini_imagenet", tmp_path / "out", shapes, image_size=20, channels=3)
+        tasks("mini_imagenet", tmp_path / "out").episodes("train", torch.tensor([0]))
     assert f"mini_imagenet: is not as published, as ATTRIBUTION.txt says in {tmp_path / 'out'}" in caplog.text
 
 
 def test_missing_splits_pictures_and_totals_are_named(tmp_path: Path) -> None:
     source = tiny("mini_imagenet")
-    whole = drawn(source.published)
+    whole = drawn(source)
     cache_pickles(tmp_path, {split: whole[split] for split in ("train", "test")})
     assert "val: there is nothing of its 2 classes" in refusal(source, tmp_path, tmp_path / "out")
     lists(tmp_path / "lists", whole)
@@ -379,16 +374,16 @@ def test_missing_splits_pictures_and_totals_are_named(tmp_path: Path) -> None:
     assert "test.csv: is not a list of filename,label" in refusal(source, tmp_path / "lists", tmp_path / "out")
 
     tiered = tiny("tiered_imagenet")
-    flat_folders(tmp_path / "data", drawn(tiered.published))
-    counts = dict.fromkeys(tiered.published.counts, (1, 5))
-    wide = replace(tiered.published, counts=counts, totals=tiered.published.totals | {"val": 7})
-    message = refusal(tiered._replace(published=wide), tmp_path / "data", tmp_path / "out")
+    flat_folders(tmp_path / "data", drawn(tiered))
+    counts = dict.fromkeys(tiered.counts, (1, 5))
+    wide = replace(tiered, counts=counts, totals=tiered.totals | {"val": 7})
+    message = refusal(wide, tmp_path / "data", tmp_path / "out")
     assert "published: val: has 4 pictures, and 7 are published. " in message
 
 
 def test_classes_without_names_are_counted(tmp_path: Path) -> None:
     source = tiny("tiered_imagenet")
-    whole = drawn(source.published)
+    whole = drawn(source)
     encoded_pickles(tmp_path, whole, words=False)
     made = collect(source, tmp_path, tmp_path / "tiered_imagenet", partly=False)
     assert [one.key for one in made.classes[:2]] == ["tiered_imagenet/train/0000", "tiered_imagenet/train/0001"]
@@ -403,7 +398,7 @@ def test_digests_are_compared_with_those_that_are_published(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     source = tiny("mini_imagenet")
-    cache_pickles(tmp_path / "data", drawn(source.published))
+    cache_pickles(tmp_path / "data", drawn(source))
     own = hashlib.md5((tmp_path / "data" / "mini-imagenet-cache-val.pkl").read_bytes()).hexdigest()
     table = (photographs.HERE / "photograph_files.csv").read_text().replace("f87ddf9b5211920dd73520274371eb6a", own)
     put(tmp_path / "lists" / "photograph_files.csv", table.encode())
@@ -431,9 +426,9 @@ def test_an_unknown_layout_says_what_was_looked_for(tmp_path: Path) -> None:
 
 def test_damaged_pictures_are_named(tmp_path: Path) -> None:
     source = tiny("tiered_imagenet")
-    whole = drawn(source.published)
+    whole = drawn(source)
     flat_folders(tmp_path / "data", whole)
-    broken = tmp_path / "data" / source.published.of("val")[1] / "1.png"
+    broken = tmp_path / "data" / source.of("val")[1] / "1.png"
     broken.write_bytes(broken.read_bytes()[:800])
     message = refusal(source, tmp_path / "data", tmp_path / "out")
     assert message.startswith(f"1 pictures cannot be read: {broken} (")
@@ -461,7 +456,7 @@ def test_a_full_disk_leaves_nothing_half_written(tmp_path: Path, monkeypatch: py
         raise OSError(errno.ENOSPC, "No space left on device")
 
     source = tiny("cub")
-    flat_folders(tmp_path / "data", drawn(source.published))
+    flat_folders(tmp_path / "data", drawn(source))
     with monkeypatch.context() as patched:
         patched.setattr(os, "fsync", full)
         with pytest.raises(DiskError, match="No space left on device"):
@@ -477,7 +472,7 @@ def test_the_command_writes_finds_and_refuses(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("METALEARN_DATA", str(tmp_path / "sets"))
-    flat_folders(tmp_path / "data", drawn(tiny("cub").published))
+    flat_folders(tmp_path / "data", drawn(tiny("cub")))
     command = ["cub", "--from", str(tmp_path / "data")]
     assert main(command) == 2
     said = capsys.readouterr().err
@@ -509,7 +504,7 @@ def test_wrong_options_are_named(command: str, said: str, capsys: pytest.Capture
 
 
 def test_the_lists_are_as_published() -> None:
-    sizes = {name: [len(SETS[name]().published.of(split)) for split in SPLITS] for name in PHOTOGRAPHS}
+    sizes = {name: [len(SETS[name]().of(split)) for split in SPLITS] for name in PHOTOGRAPHS}
     assert sizes == {
         "mini_imagenet": [64, 16, 20], "tiered_imagenet": [351, 97, 160], "cub": [100, 50, 50],
     }  # fmt: skip
@@ -523,5 +518,5 @@ def test_birds_are_divided_by_their_place_in_the_alphabet() -> None:
     assert names == sorted(names) and [name[:3] for name in names] == [f"{number:03}" for number in range(1, 201)]
     for number, row in enumerate(published_list("cub_classes.csv")):
         assert row["split"] == ("train" if number % 2 == 0 else "val" if number % 4 == 1 else "test")
-    totals = SETS["cub"]().published.totals
+    totals = SETS["cub"]().totals
     assert totals == {"train": 5885, "val": 2950, "test": 2953} and sum(totals.values()) == 11_788

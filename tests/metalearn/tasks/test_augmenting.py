@@ -15,7 +15,7 @@ from metalearn.config.compose import compose_config
 from metalearn.errors import ConfigError, DataError, Invalid
 from metalearn.tasks.common import episodes as episodes_module
 from metalearn.tasks.common.episodes import AUGMENTATIONS, Seeds, augmented_pictures
-from metalearn.tasks.common.samples import Labelled, samples
+from metalearn.tasks.common.samples import Labelled, SampleSource
 from metalearn.types import Batch, TaskSource
 
 
@@ -182,7 +182,7 @@ def test_plain_samples_are_augmented_by_their_numbers() -> None:
 
     def of(*augment: str) -> TaskSource:
         names = [f"c{label}" for label in range(6)]
-        return samples(lambda: splits, sizes, names, known=4, augment=augment, seeds=Seeds(0, 1))
+        return SampleSource(lambda: splits, sizes, names, known=4, augment=augment, seeds=Seeds(0, 1))
 
     plain, other = of(), of("shift")
 

@@ -13,9 +13,9 @@ from metalearn.tasks.common.episodes import (
     Images,
     Seeds,
     content_of,
-    picture_tasks,
     shapes_of,
 )
+from metalearn.tasks.common.samples import few_shot
 from metalearn.tasks.glyphs import glyphs
 from metalearn.tasks.sinusoid import sinusoid
 from metalearn.types import TaskSource
@@ -36,7 +36,8 @@ def source(shown: dict[str, Images], *, drawn: bool = False) -> TaskSource:
             for split, values in shown.items()
         }
 
-    return picture_tasks(load, shapes_of(EpisodeSpec(2, 1, 1)), rotations=False, seeds=Seeds(0, 0))
+    episode = EpisodeSpec(2, 1, 1)
+    return few_shot(load, shapes_of(episode), episode, rotations=False, seeds=Seeds(0, 0), instead="mnist")
 
 
 @pytest.mark.parametrize("place", [("train", 8, 5), ("val", 0, 0), ("test", 7, 3)])

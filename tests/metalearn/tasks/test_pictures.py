@@ -10,7 +10,7 @@ import pytest
 from numpy.typing import NDArray
 from PIL import Image
 
-from metalearn.tasks.common import pictures
+from metalearn.storage.files import warn_once
 from metalearn.tasks.common.pictures import PictureForm, Pixels, decoded, formed
 
 SIZE = 12
@@ -50,7 +50,7 @@ def test_16_bits_are_brought_to_8(suffix: str, tmp_path: Path) -> None:
 
 
 def test_12_bits_in_16_are_said_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    pictures._warn_of_12_bits.cache_clear()
+    warn_once.cache_clear()
     for name, brightest in (("usual", 65535), ("dark", 4095), ("darker", 1000)):
         Image.fromarray(np.linspace(0, brightest, SIZE * SIZE).astype(np.uint16).reshape(SIZE, SIZE)).save(
             tmp_path / f"{name}.png"

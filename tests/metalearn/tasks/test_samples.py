@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from metalearn.errors import DataError
 from metalearn.tasks import omniglot as omniglot_module
 from metalearn.tasks.common.episodes import Seeds, class_names_of
-from metalearn.tasks.common.samples import Labelled, samples
+from metalearn.tasks.common.samples import Labelled, SampleSource
 from metalearn.tasks.common.stored import DataPlace
 from metalearn.tasks.glyphs import character, glyph_characters
 from metalearn.tasks.omniglot import decoded, omniglot_characters
@@ -189,7 +189,7 @@ def test_data_is_read_once_and_only_when_asked_for() -> None:
         part = Labelled(np.arange(8 * 3, dtype=np.uint8).reshape(2, 2, 2, 3), np.arange(2))
         return {"train": part, "val": part, "test": part}
 
-    source = samples(load, {"train": 2, "val": 2, "test": 2}, ["a", "b"], known=1, seeds=Seeds(0, 0))
+    source = SampleSource(load, {"train": 2, "val": 2, "test": 2}, ["a", "b"], known=1, seeds=Seeds(0, 0))
     assert source.classes("train") == 2 and not reads
     for split in ("train", "val", "test"):
         x, y = queries(source, split, [0, 1])

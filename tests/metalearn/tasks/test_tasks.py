@@ -18,7 +18,16 @@ from PIL import Image
 from metalearn.errors import ConfigError, DataError
 from metalearn.tasks import glyphs as glyphs_module
 from metalearn.tasks.cifar100 import cifar_fs
-from metalearn.tasks.common.episodes import EpisodeSpec, Seeds, Shots, draw_images, sizes_of_task, turned
+from metalearn.tasks.common.episodes import (
+    Classes,
+    EpisodeSpec,
+    Seeds,
+    Shots,
+    shapes_of,
+    sizes_of_task,
+    turned,
+)
+from metalearn.tasks.common.samples import few_shot
 from metalearn.tasks.common.stored import DataPlace, cached_array
 from metalearn.tasks.glyphs import character, glyphs
 from metalearn.tasks.omniglot import HELD_BACK, SPLIT_LISTS, characters, classes_of, decoded, names_of, omniglot
@@ -251,11 +260,16 @@ def test_rotations_turn_a_drawn_class_as_a_whole() -> None:
         0: np.arange(4 * 9, dtype=np.uint8).reshape(4, 3, 3),
         1: np.arange(36, 72, dtype=np.uint8).reshape(4, 3, 3),
     }
+    classes, episode = Classes(["a", "b"], 4, pictures.__getitem__), EpisodeSpec(2, 1, 2)
+    source = few_shot(
+        lambda: dict.fromkeys(SPLITS, classes), shapes_of(episode), episode, rotations=True, seeds=Seeds(0, 0),
+        instead="mnist",
+    )  # fmt: skip
     seen = set()
-    for seed in range(40):
-        rng = np.random.default_rng(seed)
-        result = draw_images(rng, pictures.__getitem__, [1, 0], per_class=3, rotations=True)
-        for group in result:
+    for number in range(40):
+        support, query = source.episodes("train", torch.tensor([number]))
+        shown = torch.cat([support.x.view(2, 1, 3, 3), query.x.view(2, 2, 3, 3)], dim=1)
+        for group in (shown * 255).round().numpy():
             label = int(group.min() >= 36)
             turns = {
                 turn
@@ -396,8 +410,7 @@ def test_the_sizes_of_meta_dataset_are_those_counted_by_hand() -> None:
     def sizes(
         pictures: list[int], queries: int, beta: float = 0.25, alphas: Sequence[float] = ()
     ) -> tuple[list[int], int]:
-        shots, left = sizes_of_task(Given(beta, alphas), np.array(pictures), queries)  # type: ignore[arg-type]
-        return shots.tolist(), left
+        return sizes_of_task(Given(beta, alphas), np.array(pictures), queries)  # type: ignore[arg-type]
 
     # 3 queries; room 3, 17, 117, of which 3, 17, 100 count: ⌈0.75⌉ + ⌈4.25⌉ + 25 = 31 shots, of which 28 are shared out
     # as 6 : 20 : 120: 1.15, 3.84, 23.01, and one more for each
