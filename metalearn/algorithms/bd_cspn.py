@@ -18,21 +18,20 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from metalearn.algorithms.common.inner import class_means, cosines, evaluated_together, one_hot, pretrained
+from metalearn.algorithms.common.arithmetic import class_means, cosines
+from metalearn.algorithms.common.inner import evaluated_together, one_hot, pretrained
 from metalearn.errors import not_negative, positive
 from metalearn.types import Algorithm, Batch, Model, Params
 
 
 def bd_cspn(*, model: Model, eval_steps: int, scale: float) -> Algorithm:
-    """Supervised learning, then prototypes that the queries of a task rectify.
+    """Supervised learning, then prototypes that the queries of a task rectify. Raises ValueError for a negative number
+    of rectifications, a scale that is not above 0, or a model without a linear head.
 
     Args:
         model: the network; its head has an output for every training class.
         eval_steps: rectifications in validation and test; the paper's is one.
         scale: ε, the factor of the cosines.
-
-    Raises:
-        ValueError: a negative number of rectifications, a scale that is not above 0, or a model without a linear head.
     """
     not_negative(eval_steps=eval_steps)
     positive(scale=scale)

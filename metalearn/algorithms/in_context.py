@@ -20,7 +20,8 @@ import torch
 import torch.nn.functional as F
 from torch import Generator, Tensor
 
-from metalearn.algorithms.common.inner import comparing_learner, features_and_head, part, prefixed, without
+from metalearn.algorithms.common.arithmetic import part, prefixed, without
+from metalearn.algorithms.common.inner import comparing_learner, features_and_head
 from metalearn.errors import ConfigError, Invalid, whole_number
 from metalearn.nn.attention import draw_transformer, transformer
 from metalearn.nn.layers import shared_linear
@@ -30,16 +31,14 @@ SET = "set."  # the prefix of the names of the transformer's parameters
 
 
 def in_context(*, model: Model, width: int, heads: int, layers: int) -> Algorithm:
-    """Learns to predict queries from a support set in one forward pass; of classes or of real numbers.
+    """Learns to predict queries from a support set in one forward pass; of classes or of real numbers. Raises
+    ValueError for a number below 1, heads that do not divide the width, or a model without a linear head.
 
     Args:
         model: the encoder of the samples. Its head is left out, but says how many outputs there are.
         width: numbers in the token of a sample.
         heads: heads of the attention; a divisor of `width`.
         layers: blocks of the transformer.
-
-    Raises:
-        ValueError: a number below 1, heads that do not divide the width, or a model without a linear head.
     """
     for name, value in (("width", width), ("heads", heads), ("layers", layers)):
         whole_number(name, value, at_least=1)
@@ -67,12 +66,9 @@ def in_context(*, model: Model, width: int, heads: int, layers: int) -> Algorith
 
 
 def label_tokens(support: Batch, queries: int, outputs: int, dtype: torch.dtype) -> Tensor:
-    """What a token has of its sample's label, [t, n + queries, outputs + 1]: for the support set the class as
-    one-hot, or the numbers, and 0; for the queries nothing but a 1, which says that the label is unknown.
-
-    Raises:
-        ConfigError: the targets are not as many numbers as the model has outputs.
-    """
+    """What a token has of its sample's label, [t, n + queries, outputs + 1]: for the support set the class as one-hot,
+    or the numbers, and 0; for the queries nothing but a 1, which says that the label is unknown. Raises ConfigError
+    unless the targets are as many numbers as the model has outputs."""
     y = support.y
     if y.is_floating_point():
         if y.shape[2] != outputs:

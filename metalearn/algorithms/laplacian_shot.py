@@ -24,15 +24,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from metalearn.algorithms.common.inner import (
+from metalearn.algorithms.common.arithmetic import (
     class_means,
     cosines,
-    evaluated_together,
-    one_hot,
-    pretrained,
     squared_distances,
     squared_distances_by_products,
 )
+from metalearn.algorithms.common.inner import evaluated_together, one_hot, pretrained
 from metalearn.errors import not_negative, real_number, true_or_false, whole_number
 from metalearn.types import Algorithm, Batch, Model, Params
 
@@ -42,7 +40,8 @@ SHARPNESS = 10.0  # the factor of the cosines in the weights of `rectified_means
 def laplacian_shot(
     *, model: Model, strength: float, neighbours: int, eval_steps: int, rectified: bool, centred: bool
 ) -> Algorithm:
-    """Supervised learning, then nearest means, where near queries get the same class.
+    """Supervised learning, then nearest means, where near queries get the same class. Raises ValueError for a negative
+    strength or number of updates, no neighbours, a switch that is no bool, or a model without a linear head.
 
     Args:
         model: the network; its head has an output for every training class.
@@ -52,10 +51,6 @@ def laplacian_shot(
         rectified: shift the queries to the mean of the support set, and take the class means over them, too; but not
             if there is a single query.
         centred: subtract the mean of the training features from all features.
-
-    Raises:
-        ValueError: a negative strength or number of updates, no neighbours, a switch that is no bool, or a model
-            without a linear head.
     """
     real_number("strength", strength, at_least=0)
     whole_number("neighbours", neighbours, at_least=1)

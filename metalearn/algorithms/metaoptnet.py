@@ -27,7 +27,8 @@ from typing import NamedTuple
 import torch
 from torch import Generator, Tensor
 
-from metalearn.algorithms.common.inner import cholesky, comparing_learner, one_hot, without_head
+from metalearn.algorithms.common.arithmetic import cholesky
+from metalearn.algorithms.common.inner import comparing_learner, one_hot, without_head
 from metalearn.errors import positive
 from metalearn.types import Algorithm, Batch, Model, Params
 
@@ -41,16 +42,14 @@ _MOST_STEPS = 60  # of an interior point; it takes about a dozen
 
 
 def metaoptnet(*, model: Model, cost: float, ridge: float, scale: float) -> Algorithm:
-    """Learns features from which a support vector machine predicts the classes of a task.
+    """Learns features from which a support vector machine predicts the classes of a task. Raises ValueError for a cost,
+    ridge or scale that is not above 0, or a model without a linear head.
 
     Args:
         model: the network; its head is left out.
         cost: C, the price of a support sample on the wrong side of its margin.
         ridge: δ, which is added to the diagonal of the kernel matrix.
         scale: the initial γ.
-
-    Raises:
-        ValueError: a cost, ridge or scale that is not above 0, or a model without a linear head.
     """
     positive(cost=cost, ridge=ridge, scale=scale)
     network = without_head(model)

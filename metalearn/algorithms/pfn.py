@@ -24,13 +24,11 @@ TOGETHER = 64
 
 
 def pfn(*, model: Model) -> Algorithm:
-    """Trains a network that reads labelled rows, by the log-likelihood of its answers.
+    """Trains a network that reads labelled rows, by the log-likelihood of its answers. Raises ValueError for another
+    network, or a loss or metric that is not that of its head.
 
     Args:
         model: a network with `in_context`, such as model=table.
-
-    Raises:
-        ValueError: another network, or a loss or metric that is not that of its head.
     """
     reads = model.in_context
     if reads is None:

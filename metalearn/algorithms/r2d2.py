@@ -23,7 +23,8 @@ import math
 import torch
 from torch import Generator, Tensor
 
-from metalearn.algorithms.common.inner import cholesky, comparing_learner, one_hot, without_head
+from metalearn.algorithms.common.arithmetic import cholesky
+from metalearn.algorithms.common.inner import comparing_learner, one_hot, without_head
 from metalearn.errors import positive
 from metalearn.types import Algorithm, Batch, Model, Params
 
@@ -32,15 +33,13 @@ _FLOOR = 4  # roundings. With 1/2, 4 of 2000 systems with equal samples and λ =
 
 
 def r2d2(*, model: Model, strength: float, scale: float) -> Algorithm:
-    """Learns features from which ridge regression predicts the classes of a task.
+    """Learns features from which ridge regression predicts the classes of a task. Raises ValueError for a strength or
+    scale that is not above 0, or a model without a linear head.
 
     Args:
         model: the network; its head is left out.
         strength: the initial λ; its logarithm is learned.
         scale: the initial a.
-
-    Raises:
-        ValueError: a strength or scale that is not above 0, or a model without a linear head.
     """
     positive(strength=strength, scale=scale)
     network = without_head(model)

@@ -22,9 +22,9 @@ from typing import Any
 import torch
 from torch import Generator, Tensor
 
-from metalearn.algorithms.common.inner import computed_again, gradient_of, graph_of, total_of
+from metalearn.algorithms.common.inner import computed_again, from_outcome, graph_of
 from metalearn.algorithms.common.losses import by_sample
-from metalearn.errors import ConfigError, positive, true_or_false, whole_number
+from metalearn.errors import ConfigError, not_negative, positive, switches, whole_number
 from metalearn.nn.network import leaves
 from metalearn.types import BITS, POSITIONS, Algorithm, Batch, Episode, Metrics, Model, Params, Past
 
@@ -41,7 +41,8 @@ def reading(
     *, model: Model, chunk: int, blocks: int = 1, rate: float = 1.0, learn_rates: bool = True,
     first_order: bool = False, checkpoint_steps: bool = False,
 ) -> Algorithm:  # fmt: skip
-    """Predicts the next symbol of a document, and learns from each chunk of it.
+    """Predicts the next symbol of a document, and learns from each chunk of it. Raises ValueError for a chunk below 1,
+    a rate not above 0, more blocks than the network has, or a model that does not read.
 
     Args:
         model: a network that reads, such as `model=decoder`.
@@ -51,26 +52,19 @@ def reading(
         learn_rates: whether each matrix learns its rate.
         first_order: treat the inner gradients as constants.
         checkpoint_steps: keep no graph of the inner steps; the meta-gradient computes each step a second time.
-
-    Raises:
-        ValueError: a chunk below 1, a rate not above 0, or more blocks than the network has.
-        ConfigError: a model that does not read.
     """
     whole_number("chunk", chunk, at_least=1)
-    whole_number("blocks", blocks, at_least=0)
+    not_negative(blocks=blocks)
     positive(rate=rate)
-    flags = {"learn_rates": learn_rates, "first_order": first_order, "checkpoint_steps": checkpoint_steps}
-    for name, flag in flags.items():
-        true_or_false(name, flag)
+    switches(learn_rates=learn_rates, first_order=first_order, checkpoint_steps=checkpoint_steps)
     reader = model.reader
     if reader is None:
         raise ConfigError("model: it reads no documents, and algorithm=reading needs one that does; type model=decoder")
     inner = reader.learns(blocks) if blocks else ()
     cut = max(blocks, 1)
-    at_start = math.log(rate) / SPEED
 
     def init(generator: Generator) -> Params:
-        rates = {LOG_RATE + name: torch.tensor(at_start) for name in inner if learn_rates}
+        rates = {LOG_RATE + name: torch.tensor(math.log(rate) / SPEED) for name in inner if learn_rates}
         return model.init(generator) | rates
 
     def values_of(params: Params, text: Batch, order: int) -> Metrics:
@@ -114,10 +108,8 @@ def reading(
             loss = by_sample(answer, y, model.loss)["loss"].mean(dim=1).sum()
             gradients = torch.autograd.grad(loss, list(at.values()), create_graph=order == 2, retain_graph=order > 0)
         with graph_of(order):
-            moved = {
-                name: value - rates[name] * gradient
-                for (name, value), gradient in zip(fast.items(), gradients, strict=True)
-            }
+            steps = zip(fast.items(), gradients, strict=True)
+            moved = {name: value - rates[name] * gradient for (name, value), gradient in steps}
         if order == 0:
             answer, past = answer.detach(), {i: (k.detach(), v.detach()) for i, (k, v) in past.items()}
         return answer, moved, past
@@ -127,19 +119,19 @@ def reading(
         means = {name: value.mean(dim=1) for name, value in values.items()}
         return means | {BITS: means["loss"] / math.log(2)}
 
+    @torch.no_grad()
     def evaluate(params: Params, episode: Episode) -> Metrics:
-        with torch.no_grad():
-            return by_position(values_of(params, episode.query, 0)["loss"].double())
+        return by_position(values_of(params, episode.query, 0)["loss"].double())
 
     def adapt(params: Params, support: Batch, steps: int | None = None) -> Callable[[Tensor], Tensor]:
         """Reads the support set, and answers for what comes after it."""
         n = support.x.shape[1]
 
+        @torch.no_grad()
         def predict(x: Tensor) -> Tensor:
             rest = torch.zeros(x.shape[:2], dtype=support.y.dtype, device=support.y.device)
             text = Batch(torch.cat([support.x, x], dim=1), torch.cat([support.y, rest], dim=1))
-            with torch.no_grad():
-                return read(params, text, 0, learned=n)[:, n:]
+            return read(params, text, 0, learned=n)[:, n:]
 
         return predict
 
@@ -152,9 +144,7 @@ def reading(
             fast, chunk, next(iter(params.values())).device,
         )  # fmt: skip
 
-    return Algorithm(
-        init, gradient_of(outcome), evaluate, adapt, total_of(outcome), outcome, computes=model.loss, stream=stream
-    )
+    return from_outcome(model, outcome, adapt, evaluate=evaluate, init=init)._replace(stream=stream)
 
 
 class OneDocument:

@@ -29,20 +29,17 @@ import numpy as np
 import torch
 from torch import Generator, Tensor
 
+from metalearn.algorithms.common.arithmetic import part, prefixed, without
 from metalearn.algorithms.common.inner import (
     SGD,
     InnerOptimizer,
     State,
     check_descent,
-    constant,
     descent,
     evaluated_by_descent,
     last,
-    part,
-    prefixed,
-    summed,
-    weights_of,
 )
+from metalearn.algorithms.common.losses import summed
 from metalearn.errors import one_of, whole_number
 from metalearn.types import STATE, Algorithm, Batch, ChunkResult, Episode, Model, Params
 
@@ -55,7 +52,8 @@ def reptile(
     *, model: Model, inner: InnerOptimizer = SGD, inner_lr: float, inner_steps: int, eval_steps: int,
     inner_batch: int | None, eval_batch: int | None, inner_state: str = "fresh", meta_batch: int = 1,
 ) -> Algorithm:  # fmt: skip
-    """Learns a start that is near to the ends of many trainings.
+    """Learns a start that is near to the ends of many trainings. Raises ValueError for a rate that is not above 0, a
+    number of steps or tasks out of range, or an empty mini-batch.
 
     A training task has no queries: its support and query samples are one set.
 
@@ -69,9 +67,6 @@ def reptile(
         eval_batch: most samples of a mini-batch in validation and test; None: all.
         inner_state: `fresh`: every task begins with a new state of `inner`; `carried`: with the state of the run.
         meta_batch: n, the tasks of a meta-step, for `carried`.
-
-    Raises:
-        ValueError: a rate that is not above 0, a number of steps or tasks out of range, or an empty mini-batch.
     """
     check_descent(inner_lr=inner_lr, inner_steps=inner_steps, eval_steps=eval_steps)
     for name, size in (("inner_batch", inner_batch), ("eval_batch", eval_batch)):
@@ -94,12 +89,12 @@ def reptile(
         def loss(params: Params, step: int) -> Tensor:
             return model.metrics(params, batch_of(step))["loss"]
 
-        return descent(loss, start, optimizer=optimizer, rate=constant(inner_lr), steps=steps, order=0)
+        return descent(loss, start, optimizer=optimizer, rate=inner_lr, steps=steps, order=0)
 
     def eval_path(params: Params, support: Batch, steps: int, order: int) -> Iterator[Params]:
         tasks = len(support.x)
         optimizer = continued(inner, model, params, tasks)[0] if carries else inner
-        start = model.start(weights_of(params), tasks)
+        start = model.start(without(STATE, params), tasks)
         return path(start, support, eval_batch, steps, optimizer)
 
     @torch.no_grad()
@@ -108,7 +103,7 @@ def reptile(
         tasks = support.x.shape[0]
         samples = Batch(*(torch.cat([shown, asked], dim=1) for shown, asked in zip(support, query, strict=True)))
         optimizer, latest = continued(inner, model, params, tasks) if carries else (inner, dict)
-        start = model.start(weights_of(params), tasks)
+        start = model.start(without(STATE, params), tasks)
         end = last(path(start, samples, inner_batch, inner_steps, optimizer))
         grads = model.sums({name: start[name] - end[name] for name in start})
         if carries:

@@ -27,7 +27,7 @@ import numpy as np
 import torch
 from torch import Generator, Tensor
 
-from metalearn.algorithms.common.inner import SGD, InnerOptimizer, gradient_of, total_of
+from metalearn.algorithms.common.inner import SGD, InnerOptimizer, from_outcome
 from metalearn.algorithms.common.losses import by_sample, objective
 from metalearn.bilevel import descent
 from metalearn.errors import ConfigError, one_of, positive, whole_number
@@ -41,7 +41,7 @@ def reweight(
     *, model: Model, inner: InnerOptimizer = SGD, examples: int, inner_lr: float, inner_steps: int, batch: int,
     memory: str = "points",
 ) -> Algorithm:  # fmt: skip
-    """Learns one weight for each training example.
+    """Learns one weight for each training example. Raises ValueError for a number out of range, or another `memory`.
 
     Args:
         model: the network that is trained, from a new start for every task.
@@ -51,9 +51,6 @@ def reweight(
         inner_steps: steps of the training.
         batch: examples of a step; each pass has them in a new order.
         memory: `points`, `log` or `all`, as for `metalearn.bilevel.descent`.
-
-    Raises:
-        ValueError: a number out of range, or another `memory`.
     """
     whole_number("examples", examples, at_least=1)
     whole_number("inner_steps", inner_steps, at_least=1)
@@ -131,7 +128,7 @@ def reweight(
         theta = learned(params, support, inner_steps if steps is None else steps)
         return lambda x: model.apply(theta, x, parted(support)[0].x)
 
-    return Algorithm(init, gradient_of(outcome), evaluate, adapt, total_of(outcome), outcome, computes=model.loss)
+    return from_outcome(model, outcome, adapt, evaluate=evaluate, init=init)
 
 
 def seeds_of(support: Batch) -> list[int]:

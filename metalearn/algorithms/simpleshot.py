@@ -11,19 +11,18 @@ was compared.
 
 from torch import Tensor
 
-from metalearn.algorithms.common.inner import class_means, comparing_learner, one_hot, pretrained, squared_distances
+from metalearn.algorithms.common.arithmetic import class_means, squared_distances
+from metalearn.algorithms.common.inner import comparing_learner, one_hot, pretrained
 from metalearn.types import Algorithm, Batch, Model, Params
 
 
 def simpleshot(*, model: Model, centred: bool = False) -> Algorithm:
-    """Supervised learning, then nearest means of features of length 1.
+    """Supervised learning, then nearest means of features of length 1. Raises ValueError if `centred` is no bool, or
+    the model has no linear head.
 
     Args:
         model: the network; its head has an output for every training class.
         centred: subtract the mean of the training features from all features.
-
-    Raises:
-        ValueError: `centred` is no bool, or a model without a linear head.
     """
     features, learner = pretrained(model, centred=centred)
 

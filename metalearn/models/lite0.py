@@ -40,7 +40,8 @@ def brought_weights() -> Path:
 
 
 def lite0(*, ways: int, channels: int, image_size: int, input_size: int | None = None) -> Model:
-    """The features of EfficientNet-Lite0, which stay as they are, and a linear head.
+    """The features of EfficientNet-Lite0, which stay as they are, and a linear head. Raises ValueError if the packages
+    are not installed, or a number is out of range.
 
     Learned are the head, and one factor for each feature, which starts at 1. Nothing is downloaded.
 
@@ -49,9 +50,6 @@ def lite0(*, ways: int, channels: int, image_size: int, input_size: int | None =
         channels: of an image: 3, or 1, which is repeated three times.
         image_size: height and width of an image, in pixels.
         input_size: height and width to which pictures are scaled; None: 224, as in its training.
-
-    Raises:
-        ValueError: the packages are not installed, or a number is out of range.
     """
     whole_number("ways", ways, at_least=1)
     one_of("channels", channels, (3, 1))

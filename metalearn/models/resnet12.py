@@ -27,7 +27,8 @@ def resnet12(
     *, ways: int, channels: int, image_size: int, widths: Sequence[int] = (64, 160, 320, 640),
     activation: str = "leaky_relu", transductive: bool = True,
 ) -> Model:  # fmt: skip
-    """Four residual blocks, each ending in 2×2 max pooling; a spatial mean and a linear head.
+    """Four residual blocks, each ending in 2×2 max pooling; a spatial mean and a linear head. Raises ValueError for an
+    image too small for four poolings, a choice that does not exist, or widths that are not four.
 
     A block is three 3×3 convolutions (no bias: the norm would cancel it) with batch norm, an activation
     between them, the block's input added through a 1×1 convolution with batch norm, and an activation.
@@ -41,9 +42,6 @@ def resnet12(
         activation: `leaky_relu` with slope 0.1, `relu`, or `softplus`, which is smooth.
         transductive: normalise a batch by its own statistics; if false, queries are normalised by
             the statistics of the support set.
-
-    Raises:
-        ValueError: an image too small for four poolings, a choice that does not exist, or widths that are not four.
     """
     for name, value in (("ways", ways), ("channels", channels), ("image_size", image_size)):
         whole_number(name, value, at_least=1)

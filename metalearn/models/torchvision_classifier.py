@@ -21,7 +21,9 @@ def torchvision_classifier(
     input_size: int | None = None, transductive: bool = True, dropout: bool = False,
 ) -> Model:  # fmt: skip
     """A network of `torchvision.models`. With fresh weights, or with pretrained ones that go on learning,
-    `metalearn.models.common.adapter` computes it; with frozen ones, `metalearn.models.common.pretrained`.
+    `metalearn.models.common.adapter` computes it; with frozen ones, `metalearn.models.common.pretrained`. Raises
+    ValueError for a name that torchvision does not know, images that the network cannot take, or weights that cannot be
+    read or are not those of the network.
 
     With pretrained weights, pictures are scaled and normalised as the weights ask, and the head is fresh.
 
@@ -41,10 +43,6 @@ def torchvision_classifier(
         transductive: normalise a batch by its own statistics; if false, queries are normalised by
             the statistics of the support set.
         dropout: dropout and stochastic depth are on in training.
-
-    Raises:
-        ValueError: a name that torchvision does not know, images that the network cannot take, or weights that cannot
-            be read or are not those of the network.
     """
     from torchvision import models  # takes a second
 

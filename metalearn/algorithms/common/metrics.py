@@ -5,7 +5,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from metalearn.algorithms.common.losses import OF_CLASSES, absolute_errors, cross_entropy, per_task_mean, squared
+from metalearn.algorithms.common.losses import absolute_errors, by_task, cross_entropy, per_task_mean, squared
 from metalearn.errors import ConfigError, one_of, whole_number
 from metalearn.nn.network import squared_errors
 from metalearn.types import Loss, Metric, Metrics, TaskSource
@@ -41,9 +41,7 @@ def top_k(*, k: int) -> Metric:
 
 def exact_match() -> Metric:
     """The fraction of samples all of whose labels are right, where a probability of 1/2 decides."""
-    return Metric(
-        "exact_match", ("labels",), lambda outputs, y: ((outputs > 0) == (y > 0.5)).all(dim=2).to(outputs.dtype)
-    )
+    return Metric("exact_match", ("labels",), lambda x, y: ((x > 0) == (y > 0.5)).all(dim=2).to(x.dtype))
 
 
 def f1(*, average: str) -> Metric:
@@ -53,8 +51,7 @@ def f1(*, average: str) -> Metric:
         average: `labels`: the mean over labels of the F1 of a task's samples; `samples`: the mean over samples of the
             F1 of their labels.
 
-    Raises:
-        ValueError: another average. At the first samples: `labels`, if the algorithm learns from plain samples.
+    Raises ValueError for another average; and for `labels`, at the first samples, if the algorithm has plain samples.
     """
     one_of("average", average, ("labels", "samples"))
 
@@ -65,10 +62,8 @@ def f1(*, average: str) -> Metric:
 
     def of_samples(outputs: Tensor, y: Tensor) -> Tensor:
         if average == "labels":
-            raise ConfigError(
-                "metric.average=labels: counts over the samples of a task, and this algorithm has plain samples; type "
-                "metric.average=samples"
-            )
+            what = "counts over the samples of a task, and this algorithm has plain samples"
+            raise ConfigError(f"metric.average=labels: {what}; type metric.average=samples")
         return over(outputs, y, 2)
 
     def of_tasks(outputs: Tensor, y: Tensor) -> Tensor:
@@ -86,17 +81,15 @@ def of_function(function: Callable[[Tensor, Tensor], Tensor]) -> Metric:
     """
     name = str(getattr(function, "__name__", type(function).__name__))
 
-    def of_tasks(outputs: Tensor, y: Tensor) -> Tensor:
-        values = [torch.as_tensor(function(*task)) for task in zip(outputs, y, strict=True)]
-        if any(value.numel() != 1 for value in values):
-            shape = list(values[0].shape)
+    def measured(outputs: Tensor, y: Tensor) -> Tensor:
+        value = torch.as_tensor(function(outputs, y))
+        if value.numel() != 1:
+            shape = list(value.shape)
             raise ConfigError(f"metric={name}: gives a tensor {shape} for one task, and must give one number")
-        return torch.stack([value.reshape(()).to(outputs) for value in values])
+        return value.reshape(()).to(outputs)
 
-    def of_samples(outputs: Tensor, y: Tensor) -> Tensor:
-        return of_tasks(*(value.flatten(0, 1).unsqueeze(1) for value in (outputs, y))).view(outputs.shape[:2])
-
-    return Metric("score", (*OF_CLASSES, "numbers"), of_samples, of_tasks)
+    of_tasks, of_samples = by_task(measured)
+    return Metric("score", ("classes", "labels", "numbers"), of_samples, of_tasks)
 
 
 def reporting(loss: Loss | None, metric: object, source: TaskSource) -> Loss | None:

@@ -61,7 +61,9 @@ def model_of(
 
     The network is in eval mode. With `dropout` it is in training mode where `metalearn.nn.surroundings` has seeds: each
     task's pass seeds torch's global random numbers, which are restored. If both modes compute the same, the network
-    stays in eval mode.
+    stays in eval mode. Raises ValueError if the network cannot take such inputs, its outputs are not [n, ways], it has
+    nothing to learn, one of its layers remembers batches, or equal inputs and seeds give other outputs the second time;
+    with `vectorize` true, also if its tasks cannot be computed at once.
 
     Args:
         make: gives a fresh network.
@@ -74,11 +76,6 @@ def model_of(
         dropout: compute in training as in the network's training mode.
         running_statistics: batch norms normalise by the running statistics that the network came with, as constants.
         vectorize: false: one task after the other; true: all at once, or an error; `auto`: at once where that can be.
-
-    Raises:
-        ValueError: the network cannot take such inputs, its outputs are not [n, ways], it has nothing to learn, one of
-            its layers remembers batches, or equal inputs and seeds give other outputs the second time; with `vectorize`
-            true, its tasks cannot be computed at once.
     """
     network, compiled = _fresh(make, seed=0)
     notes, cautions = _make_pure(network, name, transductive, running_statistics)
