@@ -29,7 +29,7 @@ import numpy as np
 import torch
 from torch import Generator, Tensor
 
-from metalearn.algorithms.common.arithmetic import part, prefixed, without
+from metalearn.algorithms.common.arithmetic import part, without
 from metalearn.algorithms.common.inner import (
     SGD,
     InnerOptimizer,
@@ -92,10 +92,8 @@ def reptile(
         return descent(loss, start, optimizer=optimizer, rate=inner_lr, steps=steps, order=0)
 
     def eval_path(params: Params, support: Batch, steps: int, order: int) -> Iterator[Params]:
-        tasks = len(support.x)
-        optimizer = continued(inner, model, params, tasks)[0] if carries else inner
-        start = model.start(without(STATE, params), tasks)
-        return path(start, support, eval_batch, steps, optimizer)
+        optimizer = continued(inner, model, params, len(support.x))[0] if carries else inner
+        return path(model.start(without(STATE, params), len(support.x)), support, eval_batch, steps, optimizer)
 
     @torch.no_grad()
     def meta_grad(params: Params, episode: Episode, step: int) -> ChunkResult:
@@ -121,9 +119,10 @@ def reptile(
 
 def first_state(inner: InnerOptimizer, weights: Params) -> Params:
     """The state before the first task, as meta-parameters. What a step forgets altogether is not carried."""
-    kept = {key: values for key, values in inner.start(weights).items() if inner.decays[key]}
-    parts = (prefixed(f"{STATE}{key}.", values) for key, values in kept.items())
-    return functools.reduce(dict.__or__, parts, {DONE: torch.zeros(1)})
+    carried = {key: values for key, values in inner.start(weights).items() if inner.decays[key]}
+    return {DONE: torch.zeros(1)} | {
+        f"{STATE}{key}.{name}": value for key, values in carried.items() for name, value in values.items()
+    }
 
 
 def continued(
@@ -173,7 +172,7 @@ def mini_batches(samples: Batch, size: int | None) -> Callable[[int], Batch]:
     count = -(-samples.y.shape[1] // size)
     turns = None if samples.y.is_floating_point() else by_turn(samples.y)
     in_turn = samples if turns is None else ordered(samples, turns)
-    uneven = [] if turns is None else [task for task, labels in enumerate(samples.y) if not _evenly(labels, count)]
+    uneven = [] if turns is None or count == 1 else [task for task, y in enumerate(samples.y) if not _evenly(y, count)]
     seeds = contents(samples.x) if uneven else []
 
     @functools.lru_cache(maxsize=1)
@@ -184,22 +183,15 @@ def mini_batches(samples: Batch, size: int | None) -> Callable[[int], Batch]:
             for task in uneven:
                 order[task] = drawn_order(samples.y[task], count, np.random.default_rng((seeds[task], number)))
             x, y = ordered(samples, order)
-        return [Batch(*pair) for pair in zip(x.tensor_split(count, dim=1), y.tensor_split(count, dim=1), strict=True)]
+        return list(map(Batch, x.tensor_split(count, dim=1), y.tensor_split(count, dim=1)))
 
     return lambda step: one_pass(step // count)[step % count]
 
 
 def _evenly(labels: Tensor, count: int) -> bool:
     """Whether `count` equal mini-batches have each of the labels [n] equally often if the classes take turns."""
-    if count == 1:
-        return True
     sizes = torch.unique(labels, return_counts=True)[1]
-    return _equally_large(sizes) and len(labels) % (count * len(sizes)) == 0
-
-
-def _equally_large(sizes: Tensor) -> bool:
-    """Whether all classes have as many samples, by their `sizes`."""
-    return bool((sizes == sizes[0]).all())
+    return bool((sizes == sizes[0]).all()) and len(labels) % (count * len(sizes)) == 0
 
 
 def drawn_order(labels: Tensor, count: int, rng: np.random.Generator) -> Tensor:
@@ -207,7 +199,7 @@ def drawn_order(labels: Tensor, count: int, rng: np.random.Generator) -> Tensor:
     large and each of the `count` mini-batches can have them all."""
     order = torch.from_numpy(rng.permutation(len(labels))).to(labels.device)
     classes, places, sizes = torch.unique(labels[order], return_inverse=True, return_counts=True)
-    if len(labels) // count < len(classes) or not _equally_large(sizes):
+    if len(labels) // count < len(classes) or (sizes != sizes[0]).any():
         return order
     ranks = torch.from_numpy(rng.permutation(len(classes))).to(labels.device)
     return order[by_turn(ranks[places].unsqueeze(0))[0]]
