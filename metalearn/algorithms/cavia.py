@@ -27,7 +27,7 @@ from torch import Generator, Tensor
 
 from metalearn.algorithms.common.arithmetic import part, prefixed, without
 from metalearn.algorithms.common.inner import SGD, InnerOptimizer, check_descent, descent, gradient_learner
-from metalearn.errors import Invalid, switches, whole_number
+from metalearn.errors import Invalid, counts, switches
 from metalearn.nn.layers import per_task
 from metalearn.types import Algorithm, Batch, Model, Params
 
@@ -48,8 +48,7 @@ def cavia(
         layer: which layer takes them, from 1: of the batch norms, or of the linear layers of a model without norms.
     """
     check_descent(inner_lr=inner_lr, inner_steps=inner_steps, eval_steps=eval_steps)
-    whole_number("contexts", contexts, at_least=1)
-    whole_number("layer", layer, at_least=1)
+    counts(contexts=contexts, layer=layer)
     switches(first_order=first_order, checkpoint_steps=checkpoint_steps)
     names = _layer(model, layer)
 

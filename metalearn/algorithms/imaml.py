@@ -35,7 +35,7 @@ from metalearn.algorithms.common.inner import (
     support_descent,
 )
 from metalearn.algorithms.common.losses import summed
-from metalearn.errors import Invalid, one_of, positive, real_number, whole_number
+from metalearn.errors import Invalid, counts, one_of, positive, real_number
 from metalearn.nn.network import leaves
 from metalearn.types import Algorithm, Batch, ChunkResult, Episode, Model, Params
 
@@ -73,7 +73,7 @@ def imaml(
         if spring == "after" and inner_lr * pull > 1:
             reason = f"times inner_lr={inner_lr}, it must be at most 1: a longer step of the spring passes the start"
             raise Invalid(name, pull, reason, "type a smaller one, or GROUP.spring=every_step")
-    whole_number("cg_steps", cg_steps, at_least=1)
+    counts(cg_steps=cg_steps)
     real_number("cg_damping", cg_damping, at_least=0)
     if cg_strength is not None:
         positive(cg_strength=cg_strength)

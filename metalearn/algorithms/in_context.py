@@ -22,7 +22,7 @@ from torch import Generator, Tensor
 
 from metalearn.algorithms.common.arithmetic import part, prefixed, without
 from metalearn.algorithms.common.inner import comparing_learner, features_and_head
-from metalearn.errors import ConfigError, Invalid, whole_number
+from metalearn.errors import ConfigError, Invalid, counts
 from metalearn.nn.attention import draw_transformer, transformer
 from metalearn.nn.layers import shared_linear
 from metalearn.types import Algorithm, Batch, Model, Params
@@ -40,8 +40,7 @@ def in_context(*, model: Model, width: int, heads: int, layers: int) -> Algorith
         heads: heads of the attention; a divisor of `width`.
         layers: blocks of the transformer.
     """
-    for name, value in (("width", width), ("heads", heads), ("layers", layers)):
-        whole_number(name, value, at_least=1)
+    counts(width=width, heads=heads, layers=layers)
     if width % heads:
         divisor = next(number for number in range(min(heads, width), 0, -1) if width % number == 0)
         raise Invalid("heads", heads, f"must divide width={width}", f"type KEY={divisor}")

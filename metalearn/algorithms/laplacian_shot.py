@@ -31,7 +31,7 @@ from metalearn.algorithms.common.arithmetic import (
     squared_distances_by_products,
 )
 from metalearn.algorithms.common.inner import evaluated_together, one_hot, pretrained
-from metalearn.errors import not_negative, real_number, true_or_false, whole_number
+from metalearn.errors import counts, not_negative, real_number, switches
 from metalearn.types import Algorithm, Batch, Model, Params
 
 SHARPNESS = 10.0  # the factor of the cosines in the weights of `rectified_means`; that of both papers
@@ -53,9 +53,9 @@ def laplacian_shot(
         centred: subtract the mean of the training features from all features.
     """
     real_number("strength", strength, at_least=0)
-    whole_number("neighbours", neighbours, at_least=1)
+    counts(neighbours=neighbours)
     not_negative(eval_steps=eval_steps)
-    true_or_false("rectified", rectified)
+    switches(rectified=rectified)
     features, learner = pretrained(model, centred=centred)
 
     def path(params: Params, support: Batch, x: Tensor, steps: int) -> Iterator[Tensor]:

@@ -27,7 +27,7 @@ from torch import Generator, Tensor
 
 from metalearn.algorithms.common.arithmetic import RATE, part, prefixed, without
 from metalearn.algorithms.common.inner import SGD, InnerOptimizer, Rate, Rates, check_descent, descent, gradient_learner
-from metalearn.errors import Invalid, not_negative, switches, whole_number
+from metalearn.errors import Invalid, counts, not_negative, switches
 from metalearn.types import Algorithm, Batch, Episode, Metrics, Model, Params
 
 
@@ -54,7 +54,7 @@ def maml_pp(
         checkpoint_steps: keep no graph of the inner steps; the meta-gradient computes each step a second time.
     """
     check_descent(inner_lr=inner_lr, inner_steps=inner_steps, eval_steps=eval_steps)
-    whole_number("inner_steps", inner_steps, at_least=1)
+    counts(inner_steps=inner_steps)
     not_negative(multi_step_until=multi_step_until, first_order_until=first_order_until)
     switches(learned_rates=learned_rates, per_step_norm=per_step_norm, checkpoint_steps=checkpoint_steps)
     if per_step_norm and not model.norms:

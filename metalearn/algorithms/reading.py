@@ -24,7 +24,7 @@ from torch import Generator, Tensor
 
 from metalearn.algorithms.common.inner import computed_again, from_outcome, graph_of
 from metalearn.algorithms.common.losses import by_sample
-from metalearn.errors import ConfigError, not_negative, positive, switches, whole_number
+from metalearn.errors import ConfigError, counts, not_negative, positive, switches
 from metalearn.nn.network import leaves
 from metalearn.types import BITS, POSITIONS, Algorithm, Batch, Episode, Metrics, Model, Params, Past
 
@@ -53,7 +53,7 @@ def reading(
         first_order: treat the inner gradients as constants.
         checkpoint_steps: keep no graph of the inner steps; the meta-gradient computes each step a second time.
     """
-    whole_number("chunk", chunk, at_least=1)
+    counts(chunk=chunk)
     not_negative(blocks=blocks)
     positive(rate=rate)
     switches(learn_rates=learn_rates, first_order=first_order, checkpoint_steps=checkpoint_steps)

@@ -40,7 +40,7 @@ from metalearn.algorithms.common.inner import (
     last,
 )
 from metalearn.algorithms.common.losses import summed
-from metalearn.errors import one_of, whole_number
+from metalearn.errors import counts, one_of, whole_number
 from metalearn.types import STATE, Algorithm, Batch, ChunkResult, Episode, Model, Params
 
 INNER_STATES = ("fresh", "carried")
@@ -69,11 +69,9 @@ def reptile(
         meta_batch: n, the tasks of a meta-step, for `carried`.
     """
     check_descent(inner_lr=inner_lr, inner_steps=inner_steps, eval_steps=eval_steps)
-    for name, size in (("inner_batch", inner_batch), ("eval_batch", eval_batch)):
-        if size is not None:
-            whole_number(name, size, at_least=1)
+    batches = {"inner_batch": inner_batch, "eval_batch": eval_batch, "meta_batch": meta_batch}
+    counts(**{name: size for name, size in batches.items() if size is not None})
     one_of("inner_state", inner_state, INNER_STATES)
-    whole_number("meta_batch", meta_batch, at_least=1)
     carries = inner_state == "carried"
     whole_number("inner_steps", inner_steps, at_least=1 if carries else 0)
 

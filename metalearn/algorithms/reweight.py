@@ -30,7 +30,7 @@ from torch import Generator, Tensor
 from metalearn.algorithms.common.inner import SGD, InnerOptimizer, from_outcome
 from metalearn.algorithms.common.losses import by_sample, objective
 from metalearn.bilevel import descent
-from metalearn.errors import ConfigError, one_of, positive, whole_number
+from metalearn.errors import ConfigError, counts, one_of, positive
 from metalearn.types import EXAMPLES, Algorithm, Batch, Episode, Metrics, Model, Params
 
 DROPPED = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6)
@@ -52,9 +52,7 @@ def reweight(
         batch: examples of a step; each pass has them in a new order.
         memory: `points`, `log` or `all`, as for `metalearn.bilevel.descent`.
     """
-    whole_number("examples", examples, at_least=1)
-    whole_number("inner_steps", inner_steps, at_least=1)
-    whole_number("batch", batch, at_least=1)
+    counts(examples=examples, inner_steps=inner_steps, batch=batch)
     positive(inner_lr=inner_lr)
     one_of("memory", memory, ("points", "log", "all"))
 

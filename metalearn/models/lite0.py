@@ -7,7 +7,7 @@ from pathlib import Path
 
 from torch import Tensor, nn
 
-from metalearn.errors import Invalid, install, one_of, whole_number
+from metalearn.errors import Invalid, counts, install, one_of, whole_number
 from metalearn.models.common.adapter import floats_of
 from metalearn.models.common.pretrained import frozen_model, load_whole, preparing, read_state
 from metalearn.types import Model
@@ -51,9 +51,8 @@ def lite0(*, ways: int, channels: int, image_size: int, input_size: int | None =
         image_size: height and width of an image, in pixels.
         input_size: height and width to which pictures are scaled; None: 224, as in its training.
     """
-    whole_number("ways", ways, at_least=1)
+    counts(ways=ways, image_size=image_size)
     one_of("channels", channels, (3, 1))
-    whole_number("image_size", image_size, at_least=1)
     size = SIZE if input_size is None else input_size
     whole_number("input_size", size, at_least=32)
     if missing := missing_packages(weights=True):

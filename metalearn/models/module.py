@@ -7,7 +7,7 @@ from typing import Any, get_args
 from hydra.utils import get_object
 from torch import nn
 
-from metalearn.errors import Invalid, one_of, true_or_false, whole_number
+from metalearn.errors import Invalid, counts, one_of, switches
 from metalearn.models.common.adapter import Vectorize, model_of
 from metalearn.nn.surroundings import Inputs, Kind, Part, of_reals
 from metalearn.types import Model
@@ -38,14 +38,11 @@ def module(
             raise Invalid("inputs", inputs, "must be images, or tasks (as the tasks have them)", "type KEY=tasks")
         if image_size is None:
             raise Invalid("image_size", None, "the tasks have no images", "type GROUP.inputs=tasks")
-        for argument, value in (("channels", channels), ("image_size", image_size)):
-            whole_number(argument, value, at_least=1)
+        counts(channels=channels, image_size=image_size)
         sample = of_reals((channels, image_size, image_size))
     else:
         sample = from_note(inputs)
-    true_or_false("transductive", transductive)
-    true_or_false("running_statistics", running_statistics)
-    true_or_false("dropout", dropout)
+    switches(transductive=transductive, running_statistics=running_statistics, dropout=dropout)
     one_of("vectorize", vectorize, (False, "auto", True))
     target = network.get("_target_") if isinstance(network, dict) else None
     if not isinstance(target, str):

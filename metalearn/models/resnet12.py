@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import torch
 from torch import Generator
 
-from metalearn.errors import Invalid, one_of, true_or_false, whole_number, whole_numbers
+from metalearn.errors import Invalid, counts, one_of, switches, whole_numbers
 from metalearn.models.common.stages import HEAD, draw_head, stage_of, staged_model
 from metalearn.nn.layers import LINEAR, Activation, ChannelsLast, Convolution, Layer, MaxPool, Mean, Norm, Residual
 from metalearn.types import Model, Params, Stage
@@ -43,11 +43,10 @@ def resnet12(
         transductive: normalise a batch by its own statistics; if false, queries are normalised by
             the statistics of the support set.
     """
-    for name, value in (("ways", ways), ("channels", channels), ("image_size", image_size)):
-        whole_number(name, value, at_least=1)
+    counts(ways=ways, channels=channels, image_size=image_size)
     whole_numbers("widths", widths, example=[64, 160, 320, 640], count=BLOCKS)
     one_of("activation", activation, tuple(SLOPES))
-    true_or_false("transductive", transductive)
+    switches(transductive=transductive)
     if image_size < 2**BLOCKS:
         reason = f"must be at least {2**BLOCKS}, since images are halved {BLOCKS} times"
         raise Invalid("image_size", image_size, reason, f"type dataset.image_size={2**BLOCKS} or more")

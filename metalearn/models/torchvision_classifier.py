@@ -7,7 +7,7 @@ from functools import partial
 import torch
 from torch import nn
 
-from metalearn.errors import Invalid, one_of, true_or_false, whole_number
+from metalearn.errors import Invalid, counts, one_of, switches
 from metalearn.models.common.adapter import floats_of, model_of
 from metalearn.models.common.pretrained import HEADS, cut, cut_head, frozen_model, load_body, pretrained
 from metalearn.nn.surroundings import of_reals
@@ -46,11 +46,9 @@ def torchvision_classifier(
     """
     from torchvision import models  # takes a second
 
-    for argument, value in (("ways", ways), ("channels", channels), ("image_size", image_size)):
-        whole_number(argument, value, at_least=1)
+    counts(ways=ways, channels=channels, image_size=image_size)
     one_of("channels", channels, (3, 1))
-    true_or_false("transductive", transductive)
-    true_or_false("dropout", dropout)
+    switches(transductive=transductive, dropout=dropout)
     if not isinstance(frozen, bool) and frozen != LAST:
         raise Invalid("frozen", frozen, f"must be true, false or {LAST}", f"type KEY={LAST}")
     names = models.list_models(module=models)
@@ -72,7 +70,7 @@ def torchvision_classifier(
         return learning(network)
     one_of("name", name, HEADS)
     if input_size is not None:
-        whole_number("input_size", input_size, at_least=1)
+        counts(input_size=input_size)
     if frozen and dropout:
         raise Invalid("dropout", "true", "has no effect on frozen weights", "type KEY=false", quoted=False)
     state, prepare, note = pretrained(name, weights, input_size)

@@ -97,18 +97,20 @@ def model_of(
     notes += trial.notes
     if trains:
         notes.append(f"{name}: dropout, or what else its training mode changes, is on in training and off in tests")
-    first = {id(parameter): path for path, parameter in network.named_parameters()}
+    parameters = dict(network.named_parameters())
+    fixed = {path for path, parameter in parameters.items() if not parameter.requires_grad}
+    constants = {path: parameters[path].detach() for path in fixed}
+    learning = {path: parameter.detach() for path, parameter in parameters.items() if path not in fixed}
+    if fixed:
+        notes.append(f"{name}: {len(fixed)} of its {len(parameters)} parameters are fixed, and do not learn")
+    first = {id(parameter): path for path, parameter in parameters.items()}
     # For every path to a parameter, the first path to the same parameter.
     shared = {path: first[id(p)] for path, p in network.named_parameters(remove_duplicate=False)}
-    fixed = {path for path, parameter in network.named_parameters() if not parameter.requires_grad}
-    if fixed:
-        notes.append(f"{name}: {len(fixed)} of its {len(set(shared.values()))} parameters are fixed, and do not learn")
     last = _find_head(network, trial, shared, fixed)
     headless, head = (last, None) if isinstance(last, str) else ("", last)
     norms = {path: layer for path, layer in network.named_modules() if isinstance(layer, _BatchNorm)}
-    weights = {path: parameter.detach() for path, parameter in network.named_parameters()}
     forward = _forward(network, inputs, shared, fixed, head, list(norms.values()), trains)
-    if unused := _unused(forward, name, weights, fixed, trial.images, trains):
+    if unused := _unused(forward, name, learning, constants, trial.images, trains):
         cautions.append(
             f"{name}: no output for random inputs depends on {_few(unused)}; unless others do (a branch on the data), "
             "only weight decay changes that"
@@ -116,7 +118,7 @@ def model_of(
 
     at_once = False
     if vectorize:
-        why = _one_by_one(forward, weights, fixed, trial.images)
+        why = _one_by_one(forward, learning, constants, trial.images)
         if why and vectorize is True:
             raise ValueError(f"{name}: its tasks cannot be computed at once ({why}); type vectorize=auto")
         if why:
@@ -134,16 +136,14 @@ def model_of(
         return {path: value.detach() for path, value in made.named_parameters() if value.requires_grad == learn}
 
     def whole(forward: Callable[[Params, Tensor, int], Tensor]) -> Apply:
-        stage = Stage(name, tuple(dict.fromkeys(path for path in shared.values() if path not in fixed)), forward)
-        return one_after_the_other((stage,), ignores_support=transductive)
+        return one_after_the_other((Stage(name, tuple(learning), forward),), ignores_support=transductive)
 
     affine = [path for path, layer in norms.items() if layer.affine]
     pairs = [[shared[f"{path}.{parameter}"] for parameter in ("weight", "bias")] for path in affine]
     model = Model(
         partial(drawn, learn=True), whole(forward), transductive, trial.floats, note="; ".join(notes),
         norms=tuple(dict.fromkeys(path for pair in pairs if not fixed.intersection(pair) for path in pair)),
-        cautions=tuple(cautions), fixed=partial(drawn, learn=False) if fixed else None,
-        at_once=at_once,
+        cautions=tuple(cautions), fixed=partial(drawn, learn=False) if fixed else None, at_once=at_once,
     )  # fmt: skip
     if head is None:
         return model._replace(headless=headless)
@@ -271,9 +271,7 @@ class _RunningNorm(nn.modules.batchnorm._BatchNorm):
     """A batch norm by the running statistics that it came with, in training too."""
 
     def forward(self, x: Tensor) -> Tensor:
-        return F.batch_norm(
-            x, self.running_mean, self.running_var, self.weight, self.bias, training=False, eps=self.eps
-        )
+        return F.batch_norm(x, self.running_mean, self.running_var, self.weight, self.bias, eps=self.eps)
 
 
 def _forward(
@@ -294,11 +292,9 @@ def _forward(
         images = x.expand(-1, -1, shape[0], *(-1 for _ in shape[1:])) if x.shape[2] == 1 else x
         (constants, seeds, *_) = surroundings()
         assert constants.keys() >= set(fixed), "metalearn.algorithms.common.wrappers has set them"
-        same = {
-            path: buffer(x.device, x.dtype if dtype.is_floating_point else dtype)
-            for path, (buffer, dtype) in buffers.items()
-        }
-        same |= {path: constants[parameter] for path, parameter in shared.items() if parameter in fixed}
+        same = {path: constants[parameter] for path, parameter in shared.items() if parameter in fixed}
+        for path, (buffer, dtype) in buffers.items():
+            same[path] = buffer(x.device, x.dtype if dtype.is_floating_point else dtype)
         drawn = seeds.of_pass(len(images)) if trains and seeds is not None else None
         used = [name for name in names if not (features and head is not None and name in head.stage.params)]
         at_once = at_once and drawn is None and len(images) > 1 and not torch.compiler.is_exporting()
@@ -312,15 +308,15 @@ def _forward(
             if head is not None:
                 head.layer.passes = features
 
-            def of_task(weights: Params, images: Tensor) -> Tensor:
+            def of_task(weights: Params, images: Tensor) -> Any:
                 everywhere = {path: weights[parameter] for path, parameter in shared.items() if parameter in weights}
-                result: Tensor = functional_call(network, same | everywhere, (images,), tie_weights=False)
-                return result
+                return functional_call(network, same | everywhere, (images,), tie_weights=False)
 
-            weights = {name: params[name] for name in used}
+            weights, token = {name: params[name] for name in used}, _at_once.set(at_once)
             try:
                 if at_once:
-                    return _of_all(of_task, weights, images)
+                    of_all: Tensor = vmap(of_task)(weights, images)
+                    return of_all
                 # By unbind, whose derivative stacks: that of each task's own index would add up tensors of all tasks.
                 of_tasks = zip(*(weight.unbind() for weight in weights.values()), strict=True)
                 outputs = []
@@ -331,17 +327,10 @@ def _forward(
                 return torch.stack(outputs)
             except IndexError as error:  # of an embedding that has no row for a whole number
                 raise DataError(f"model: {first_line(error)}; {said_of(inputs, images.flatten(0, 1))}") from error
+            finally:
+                _at_once.reset(token)
 
     return forward
-
-
-def _of_all(of_task: Callable[[Params, Tensor], Tensor], weights: Params, images: Tensor) -> Tensor:
-    token = _at_once.set(True)
-    try:
-        outputs: Tensor = vmap(of_task)(weights, images)
-        return outputs
-    finally:
-        _at_once.reset(token)
 
 
 _seeded = threading.Lock()  # torch's global random numbers are those of all networks and threads
@@ -350,22 +339,16 @@ _seeded = threading.Lock()  # torch's global random numbers are those of all net
 @contextmanager
 def _seeding(device: torch.device) -> Iterator[Callable[[int], None]]:
     """Gives a function that seeds torch's global random numbers of the CPU and of the device. They are restored."""
+    devices = [device.index] if device.type == "cuda" else []
     # Not by torch.manual_seed, which takes as long as a small network, and keeps a note for devices not yet in use.
-    generators = [torch.default_generator]
-    if device.type == "cuda":
-        generators.append(torch.cuda.default_generators[device.index])
+    generators = [torch.default_generator, *(torch.cuda.default_generators[index] for index in devices)]
 
     def seed(number: int) -> None:
         for generator in generators:
             generator.manual_seed(number)
 
-    with _seeded:
-        states = [generator.get_state() for generator in generators]
-        try:
-            yield seed
-        finally:
-            for generator, state in zip(generators, states, strict=True):
-                generator.set_state(state)
+    with _seeded, torch.random.fork_rng(devices=devices, device_type="cuda"):
+        yield seed
 
 
 def _fresh(make: Make, seed: int) -> tuple[nn.Module, bool]:
@@ -385,9 +368,7 @@ def _fresh(make: Make, seed: int) -> tuple[nn.Module, bool]:
     return whole[0], compiled
 
 
-def _find_head(
-    network: nn.Module, trial: "_Trial", shared: Mapping[str, str], fixed: Collection[str]
-) -> _Head | str:  # fmt: skip
+def _find_head(network: nn.Module, trial: "_Trial", shared: Mapping[str, str], fixed: Collection[str]) -> _Head | str:
     """The head, if the layer that gives the outputs is one, or why it is none: the network uses it twice, changes its
     outputs in place, uses its weights elsewhere, or does not learn them."""
     path = trial.last
@@ -401,10 +382,9 @@ def _find_head(
         if shared[name] in fixed:
             return f"{name} is fixed"
     linear: Any = layer
-    linear.__class__, linear.passes = _HeadLayer, False
+    linear.__class__, linear.passes = _HeadLayer, True
     weights = [parameter.detach().clone() for parameter in layer.parameters()]
     with torch.no_grad():
-        linear.passes = True
         try:
             for parameter in layer.parameters():
                 parameter.fill_(math.nan)  # so that whatever else depends on them shows
@@ -584,15 +564,14 @@ def _check_learns(network: nn.Module, name: str, outputs: Tensor) -> None:
 
 
 def _unused(
-    forward: Callable[..., Tensor], name: str, weights: Params, fixed: Collection[str], images: Tensor, trains: bool
+    forward: Callable[..., Tensor], name: str, learning: Params, constants: Params, images: Tensor, trains: bool
 ) -> list[str]:
     """The parameters on which no output depends, by the gradient of a pass as tasks are computed: with weights from
     outside, and in training mode too if it is another. Raises ValueError if there is no gradient."""
-    same = {path: weight for path, weight in weights.items() if path in fixed}
-    learned = {path: w.unsqueeze(0).requires_grad_() for path, w in weights.items() if path not in fixed}
+    learned = {path: weight.unsqueeze(0).requires_grad_() for path, weight in learning.items()}
     for seeds in [PassSeeds(0, 0, [0]), None] if trains else [None]:
         try:
-            with warnings.catch_warnings(), surrounded(fixed=same, seeds=seeds):
+            with warnings.catch_warnings(), surrounded(fixed=constants, seeds=seeds):
                 # torch.utils.checkpoint's: its parameters get no gradient then
                 warnings.filterwarnings("error", "None of the inputs have requires_grad")
                 outputs = forward(learned, images.unsqueeze(0), 0)
@@ -620,13 +599,9 @@ class _Checked(TorchFunctionMode):
         return function(*args, **(kwargs or {}))
 
 
-def _one_by_one(forward: Callable[..., Tensor], weights: Params, fixed: Collection[str], images: Tensor) -> str:
+def _one_by_one(forward: Callable[..., Tensor], learning: Params, constants: Params, images: Tensor) -> str:
     """Why two tasks cannot be computed at once, by a pass of each way and its gradient; empty: they can."""
-    same = {path: weight for path, weight in weights.items() if path in fixed}
-    learned = {
-        path: torch.stack([weight, 0.9 * weight]).requires_grad_()
-        for path, weight in weights.items() if path not in fixed
-    }  # fmt: skip
+    learned = {path: torch.stack([weight, 0.9 * weight]).requires_grad_() for path, weight in learning.items()}
     of_tasks = torch.stack([images, images.flip(0)])
 
     def computed(at_once: bool) -> list[Tensor]:
@@ -639,7 +614,7 @@ def _one_by_one(forward: Callable[..., Tensor], weights: Params, fixed: Collecti
         return [alone, outputs.detach(), *grads]
 
     try:
-        with warnings.catch_warnings(), surrounded(fixed=same, seeds=None):
+        with warnings.catch_warnings(), surrounded(fixed=constants, seeds=None):
             warnings.filterwarnings("error", "There is a performance drop")  # torch has no rule for an operation
             with _Checked(), torch.no_grad():
                 forward(learned, of_tasks, 0, at_once=True)

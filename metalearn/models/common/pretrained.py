@@ -11,7 +11,7 @@ import re
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -63,18 +63,12 @@ _LARGEST_SIZE = 224  # height and width that torchvision's networks are made for
 Prepare = Callable[[Tensor], Tensor]
 
 
-class PretrainedWeights(NamedTuple):
-    """The weights of a network without its head, by name; a function from pictures [n, 1 or 3, h, w] in [0, 1] to the
-    inputs that the network was trained on; and a line for the log."""
-
-    state: Mapping[str, Tensor]
-    prepare: Prepare
-    note: str
-
-
-def pretrained(name: str, weights: str, input_size: int | None) -> PretrainedWeights:
+def pretrained(name: str, weights: str, input_size: int | None) -> tuple[dict[str, Tensor], Prepare, str]:
     """Pretrained weights, checked against the network. Raises ValueError if there are no such weights, they cannot be
     read or downloaded, or belong to another network.
+
+    Gives the weights of the network without its head, by name; a function from pictures [n, 1 or 3, h, w] in [0, 1] to
+    the inputs that the network was trained on; and a line for the log.
 
     Args:
         name: a key of `HEADS`.
@@ -107,9 +101,10 @@ def pretrained(name: str, weights: str, input_size: int | None) -> PretrainedWei
     prepare = preparing(size, tuple(transforms.mean), tuple(transforms.std), transforms.interpolation.value)
     with torch.device("meta"):
         network = models.get_model(name, weights=None)
-    _load(network, state, weights, name, f"type the name=… of their network, one of {', '.join(HEADS)}", head)
-    body = {key: value for key, value in network.state_dict().items() if not key.startswith(head)}
-    return PretrainedWeights({key: value for key, value in body.items() if not key.endswith(UNUSED)}, prepare, note)
+    load_whole(network, state, weights, name, f"type the name=… of their network, one of {', '.join(HEADS)}", head)
+    whole = network.state_dict().items()
+    body = {key: value for key, value in whole if not (key.startswith(head) or key.endswith(UNUSED))}
+    return body, prepare, note
 
 
 def meant_as(weights: str) -> str:
@@ -141,15 +136,12 @@ def load_body(network: nn.Module, state: Mapping[str, Tensor]) -> None:
     network.load_state_dict(dict(state), strict=False)
 
 
-def load_whole(network: nn.Module, state: Mapping[str, Tensor], weights: str, name: str) -> None:
-    """Copies all weights of a network, its head too. Raises ValueError if they are those of another network."""
-    _load(network, state, weights, name, "type the name of their network")
-
-
-def _load(
-    network: nn.Module, state: Mapping[str, Tensor], weights: str, name: str, advice: str, head: str | None = None
-) -> None:
-    """Loads all weights, or all but those of the `head`; a network on the meta device takes over the tensors."""
+def load_whole(
+    network: nn.Module, state: Mapping[str, Tensor], weights: str, name: str,
+    advice: str = "type the name of their network", head: str | None = None,
+) -> None:  # fmt: skip
+    """Copies all weights of a network, or all but those of the `head`; a network on the meta device takes over the
+    tensors. Raises ValueError, with this advice, if they are those of another network."""
 
     def of_head(key: str) -> bool:
         return head is not None and key.startswith(head)
