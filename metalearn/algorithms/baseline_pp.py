@@ -43,9 +43,7 @@ def baseline_pp(
 
     Args:
         model: the network; its head has an output for every training class, and cosines take its place.
-        inner: the optimiser of the inner steps.
-        inner_lr: the rate of the inner steps on the mean loss of a task's support set.
-        eval_steps: inner steps in validation and test.
+        inner, inner_lr, eval_steps: as for `maml`.
         scale: the factor of the cosines in training.
         task_scale: the factor of the cosines in a task.
     """
@@ -55,9 +53,8 @@ def baseline_pp(
 
     def init(generator: Generator) -> Params:
         params = model.init(generator)
-        (vectors,) = (params[name] for name in head.params if params[name].dim() == 2)
         body = {name: value for name, value in params.items() if name not in head.params}
-        return body | {VECTORS: vectors}
+        return body | {VECTORS: params[head.params[0]]}
 
     def classify(params: Params, x: Tensor, support_x: Tensor | None = None) -> Tensor:
         return scale * cosines(features(params, x, support_x), params[VECTORS])

@@ -19,9 +19,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from metalearn.algorithms.common.arithmetic import class_means, cosines
-from metalearn.algorithms.common.inner import evaluated_together, one_hot, pretrained
+from metalearn.algorithms.common.inner import one_hot, pretrained
 from metalearn.errors import not_negative, positive
-from metalearn.types import Algorithm, Batch, Model, Params
+from metalearn.types import Algorithm, Batch, Model
 
 
 def bd_cspn(*, model: Model, eval_steps: int, scale: float) -> Algorithm:
@@ -35,13 +35,11 @@ def bd_cspn(*, model: Model, eval_steps: int, scale: float) -> Algorithm:
     """
     not_negative(eval_steps=eval_steps)
     positive(scale=scale)
-    features, learner = pretrained(model, centred=False)
 
-    def path(params: Params, support: Batch, x: Tensor, steps: int) -> Iterator[Tensor]:
-        examples, queries = features(params, support, x)
+    def path(examples: Tensor, queries: Tensor, support: Batch, steps: int) -> Iterator[Tensor]:
         labels = one_hot(support, examples.dtype)
         prototypes = class_means(examples, labels)
-        if x.shape[1] > 1:
+        if queries.shape[1] > 1:
             queries = queries + examples.mean(dim=1, keepdim=True) - queries.mean(dim=1, keepdim=True)
         samples = torch.cat([examples, queries], dim=1)
         yield scale * cosines(queries, prototypes)
@@ -51,4 +49,4 @@ def bd_cspn(*, model: Model, eval_steps: int, scale: float) -> Algorithm:
             prototypes = class_means(samples, torch.cat([labels, guessed], dim=1) * logits.exp())
             yield scale * cosines(queries, prototypes)
 
-    return learner(*evaluated_together(model, path, eval_steps))._replace(transductive=True)
+    return pretrained(model, path, eval_steps=eval_steps, centred=False)._replace(transductive=True)

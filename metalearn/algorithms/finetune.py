@@ -41,9 +41,7 @@ def finetune(
 
     Args:
         model: the network; its head has an output for every training class.
-        inner: the optimiser of the inner steps.
-        inner_lr: the rate of the inner steps on the mean loss of a task's support set.
-        eval_steps: inner steps in validation and test.
+        inner, inner_lr, eval_steps: as for `maml`.
         ways: classes of a task. They are the outputs of its head, which starts at zero.
         whole: train the body on a task, too.
     """

@@ -19,7 +19,7 @@ Differences from the authors' code:
 - They draw 200,000 tasks beforehand. Their network flattens the last 2×2 map; ours averages it.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import torch
 from torch import Tensor
@@ -52,8 +52,7 @@ def imaml(
     or a step of the spring that is too long.
 
     Args:
-        model: the network to be adapted.
-        inner, inner_steps, eval_steps: as for `maml`.
+        model, inner, inner_steps, eval_steps: as for `maml`.
         inner_lr: the rate of the inner steps on the regularised loss.
         strength: λ, the strength of the spring, the term that pulls φ to the meta-parameters.
         eval_strength: λ in validation and test, which may be 0; None: as in training.
@@ -99,35 +98,23 @@ def imaml(
     @torch.no_grad()
     def meta_grad(params: Params, episode: Episode, step: int) -> ChunkResult:
         (support, query) = episode
-        phi = last(path(params, support, inner_steps, strength))
-        at = leaves(phi)
+        at = leaves(last(path(params, support, inner_steps, strength)))
         with torch.enable_grad():
             values = model.metrics(at, query, support.x)
             grads = torch.autograd.grad(values["loss"].sum(), list(at.values()), materialize_grads=True)
-        curvature, mu = hessian_product(model, support, phi), cg_strength or strength
+        slopes = {name: slope for name, slope in model.gradient(at, support, twice=True).items() if slope.requires_grad}
 
         def product(v: Params) -> Params:
-            """((1 + c) I + ∇²L / μ) v of every task."""
-            return {name: (1 + cg_damping) * v[name] + h / mu for name, h in curvature(v).items()}
+            """((1 + c) I + ∇²L / μ) v of every task; ∇²L v is 0 for parameters that the loss does not use."""
+            curved = torch.autograd.grad(
+                list(slopes.values()), list(at.values()), [v[name] for name in slopes], retain_graph=True,
+                materialize_grads=True,
+            )  # fmt: skip
+            mu = cg_strength or strength
+            return {name: (1 + cg_damping) * v[name] + h / mu for name, h in zip(at, curved, strict=True)}
 
         solution, residual = conjugate_gradient(product, dict(zip(at, grads, strict=True)), cg_steps)
         return ChunkResult(model.sums(solution), summed(values | {"cg_residual": residual}), len(residual))
 
     evaluated = evaluated_by_descent(model, eval_path, eval_steps)
     return Algorithm(model.init, meta_grad, *evaluated, loss=None, computes=model.loss)
-
-
-def hessian_product(model: Model, support: Batch, params: Params) -> Callable[[Params], Params]:
-    """v ↦ ∇²L v of every task's own loss on its support set, at per-task parameters."""
-    at = leaves(params)
-    gradient = model.gradient(at, support, twice=True)
-    slopes = {name: value for name, value in gradient.items() if value.requires_grad}  # where it is used
-
-    def product(v: Params) -> Params:
-        products = torch.autograd.grad(
-            list(slopes.values()), list(at.values()), [v[name] for name in slopes], retain_graph=True,
-            materialize_grads=True,
-        )  # fmt: skip
-        return dict(zip(at, products, strict=True))
-
-    return product

@@ -50,7 +50,12 @@ def in_context(*, model: Model, width: int, heads: int, layers: int) -> Algorith
         drawn = model.init(generator)
         outputs, inputs = drawn[head.params[0]].shape
         body = {name: value for name, value in drawn.items() if name not in head.params}
-        return body | prefixed(SET, _draw_set(outputs, inputs, width, layers, generator))
+        of_features = torch.empty(width, inputs).normal_(0, inputs**-0.5, generator=generator)
+        of_label = torch.empty(width, outputs + 1).normal_(0, 1, generator=generator)
+        token = {"token.weight": torch.cat([of_features, of_label], dim=1), "token.bias": torch.zeros(width)}
+        blocks = draw_transformer(width, layers, generator)
+        weight = torch.empty(outputs, width).normal_(0, 0.01, generator=generator)
+        return body | prefixed(SET, token | blocks | {"head.weight": weight, "head.bias": torch.zeros(outputs)})
 
     def compare(params: Params, support: Batch, x: Tensor) -> Tensor:
         weights, context_size = part(SET, params), support.x.shape[1]
@@ -71,25 +76,10 @@ def label_tokens(support: Batch, queries: int, outputs: int, dtype: torch.dtype)
     y = support.y
     if y.is_floating_point():
         if y.shape[2] != outputs:
-            raise ConfigError(
-                f"model: it has {outputs} outputs, and targets here are {y.shape[2]} numbers; "
-                f"type model.outputs={y.shape[2]}"
-            )
+            reason = f"it has {outputs} outputs, and targets here are {y.shape[2]} numbers"
+            raise ConfigError(f"model: {reason}; type model.outputs={y.shape[2]}")
         labels = y.to(dtype)
     else:
         labels = (y.unsqueeze(2) == torch.arange(outputs, device=y.device)).to(dtype)
     unknown = torch.cat([labels.new_zeros(len(y), queries, outputs), labels.new_ones(len(y), queries, 1)], dim=2)
     return torch.cat([F.pad(labels, (0, 1)), unknown], dim=1)
-
-
-def _draw_set(outputs: int, inputs: int, width: int, layers: int, generator: Generator) -> Params:
-    """The parameters of the tokens, of the transformer and of its head, for `inputs` features."""
-    of_features = torch.empty(width, inputs).normal_(0, inputs**-0.5, generator=generator)
-    of_label = torch.empty(width, outputs + 1).normal_(0, 1, generator=generator)
-    return {
-        "token.weight": torch.cat([of_features, of_label], dim=1),
-        "token.bias": torch.zeros(width),
-        **draw_transformer(width, layers, generator),
-        "head.weight": torch.empty(outputs, width).normal_(0, 0.01, generator=generator),
-        "head.bias": torch.zeros(outputs),
-    }

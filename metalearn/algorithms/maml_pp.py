@@ -40,10 +40,9 @@ def maml_pp(
     steps out of range, or `per_step_norm` for a model without norms.
 
     Args:
-        model: the network to be adapted.
+        model, inner_steps, checkpoint_steps: as for `maml`.
         inner: the optimiser of the inner steps, whose directions the rates multiply.
         inner_lr: the rate of the inner steps; if rates are learned, their initial value.
-        inner_steps: inner steps in meta-training.
         eval_steps: inner steps in validation and test. Steps beyond `inner_steps` share the rates and norms of the
             last one.
         multi_step_until: meta-steps in which the query losses after all inner steps count. Their weights are equal at
@@ -51,7 +50,6 @@ def maml_pp(
         first_order_until: meta-steps with first-order gradients; later ones have second-order gradients.
         learned_rates: learn a rate for every parameter tensor and inner step.
         per_step_norm: learn scales and shifts of the norms for every inner step; the inner steps do not adapt them.
-        checkpoint_steps: keep no graph of the inner steps; the meta-gradient computes each step a second time.
     """
     check_descent(inner_lr=inner_lr, inner_steps=inner_steps, eval_steps=eval_steps)
     counts(inner_steps=inner_steps)

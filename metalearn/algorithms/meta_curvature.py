@@ -13,15 +13,8 @@ from collections.abc import Iterator
 import torch
 from torch import Generator, Tensor
 
-from metalearn.algorithms.common.arithmetic import part, prefixed, without
-from metalearn.algorithms.common.inner import (
-    SGD,
-    InnerOptimizer,
-    State,
-    check_descent,
-    gradient_learner,
-    support_descent,
-)
+from metalearn.algorithms.common.arithmetic import State, part, prefixed, without
+from metalearn.algorithms.common.inner import SGD, InnerOptimizer, check_descent, gradient_learner, support_descent
 from metalearn.types import Algorithm, Batch, Model, Params
 
 CURVATURE = "curvature."  # the prefix of the names of the matrices; the name of the weight and that of the mode follow
@@ -36,9 +29,8 @@ def meta_curvature(
     """MAML with learned curvature. Raises ValueError for a rate that is not above 0, or a negative number of steps.
 
     Args:
-        model: the network to be adapted.
         inner: the optimiser of the inner steps, which gets the transformed gradients.
-        inner_lr, inner_steps, eval_steps, first_order, checkpoint_steps: as for `maml`.
+        model, inner_lr, inner_steps, eval_steps, first_order, checkpoint_steps: as for `maml`.
     """
     check_descent(
         inner_lr=inner_lr, inner_steps=inner_steps, eval_steps=eval_steps, first_order=first_order,

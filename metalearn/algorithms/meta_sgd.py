@@ -25,11 +25,10 @@ def meta_sgd(
     negative number of steps.
 
     Args:
-        model: the network to be adapted.
         inner: the optimiser of the inner steps, whose directions the rates multiply.
         inner_lr: the initial value of every rate, for steps on the mean loss of a task's support set.
         eval_lr_factor: validation and test multiply the learned rates by it.
-        inner_steps, eval_steps, first_order, checkpoint_steps: as for `maml`.
+        model, inner_steps, eval_steps, first_order, checkpoint_steps: as for `maml`.
     """
     check_descent(
         inner_lr=inner_lr, inner_steps=inner_steps, eval_steps=eval_steps, eval_lr_factor=eval_lr_factor,

@@ -148,11 +148,8 @@ def interior_point(kernel: Tensor, y: Tensor, cost: Tensor) -> Point:
         if not unsolved.any():
             break
         after = _predicted_and_corrected(kernel, y, cost, point)
-        point = Point(
-            torch.where(unsolved, after.p, point.p),
-            torch.where(unsolved, after.z, point.z),
-            torch.where(unsolved.squeeze(2), after.nu, point.nu),
-        )
+        moves = (unsolved, unsolved, unsolved.squeeze(2))
+        point = Point(*map(torch.where, moves, after, point))
     return point
 
 

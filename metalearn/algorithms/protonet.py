@@ -22,12 +22,8 @@ from metalearn.types import Algorithm, Batch, Model, Params
 
 
 def protonet(*, model: Model) -> Algorithm:
-    """Learns features in which the samples of a class lie around their mean. Raises ValueError for a model without a
-    linear head.
-
-    Args:
-        model: the network; its head is left out.
-    """
+    """Learns features in which the samples of a class lie around their mean. The head of the model is left out. Raises
+    ValueError for a model without a linear head."""
 
     def compare(params: Params, support: Batch, x: Tensor) -> Tensor:
         features = model.features_of(params, support.x.shape[0])

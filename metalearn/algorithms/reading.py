@@ -67,12 +67,9 @@ def reading(
         rates = {LOG_RATE + name: torch.tensor(math.log(rate) / SPEED) for name in inner if learn_rates}
         return model.init(generator) | rates
 
-    def values_of(params: Params, text: Batch, order: int) -> Metrics:
-        """The values of every symbol [t, n], before its chunk is learned from."""
-        return by_sample(read(params, text, order), text.y, model.loss)
-
     def read(params: Params, text: Batch, order: int, learned: int | None = None) -> Tensor:
-        """The outputs [t, n, classes] of every symbol; with `learned`, only as many symbols are learned from."""
+        """The outputs [t, n, classes] of every symbol, before its chunk is learned from; with `learned`, only as many
+        symbols are learned from."""
         t, n = text.x.shape[:2]
         slow, fast, rates = parted(params, t)
         if not inner:
@@ -108,20 +105,21 @@ def reading(
             loss = by_sample(answer, y, model.loss)["loss"].mean(dim=1).sum()
             gradients = torch.autograd.grad(loss, list(at.values()), create_graph=order == 2, retain_graph=order > 0)
         with graph_of(order):
-            steps = zip(fast.items(), gradients, strict=True)
-            moved = {name: value - rates[name] * gradient for (name, value), gradient in steps}
+            pairs = zip(fast.items(), gradients, strict=True)
+            moved = {name: value - rates[name] * gradient for (name, value), gradient in pairs}
         if order == 0:
             answer, past = answer.detach(), {i: (k.detach(), v.detach()) for i, (k, v) in past.items()}
         return answer, moved, past
 
     def outcome(params: Params, episode: Episode, number: int) -> Metrics:
-        values = values_of(params, episode.query, 1 if first_order else 2)
-        means = {name: value.mean(dim=1) for name, value in values.items()}
+        outputs = read(params, episode.query, 1 if first_order else 2)
+        means = {name: v.mean(dim=1) for name, v in by_sample(outputs, episode.query.y, model.loss).items()}
         return means | {BITS: means["loss"] / math.log(2)}
 
     @torch.no_grad()
     def evaluate(params: Params, episode: Episode) -> Metrics:
-        return by_position(values_of(params, episode.query, 0)["loss"].double())
+        losses = by_sample(read(params, episode.query, 0), episode.query.y, model.loss)["loss"]
+        return by_position(losses.double())
 
     def adapt(params: Params, support: Batch, steps: int | None = None) -> Callable[[Tensor], Tensor]:
         """Reads the support set, and answers for what comes after it."""
@@ -148,14 +146,12 @@ def reading(
 
 
 class OneDocument:
-    """A document that is read piece by piece; see `metalearn.types.Stream`.
+    """A document that is read piece by piece; see `metalearn.types.Stream`. Its tensors have a first dimension of 1.
 
     Args:
-        body: from symbols [1, n, 1], the past and the place of the first to the tail's inputs, and the new past.
-        step: from a chunk's inputs [1, c, d] and symbols [1, c], the matrices that learn, the past and the place at its
-            start, and whether it is learned from, to outputs, matrices and past after it.
+        body, step: those of the reader and of `reading`, for parameters that stay.
         losses: of outputs and symbols, [1, n].
-        fast: the matrices at the start.
+        fast: the matrices that learn, at the start.
         chunk: symbols between two steps.
         device: of the symbols.
     """
@@ -175,27 +171,24 @@ class OneDocument:
     def copy(self) -> "OneDocument":
         return copy(self)  # what changes is replaced as a whole
 
+    @torch.no_grad()
     def read(self, symbols: Tensor) -> Tensor:
         text, losses = torch.cat([self._last, symbols]), [torch.empty(0, device=symbols.device)]
         self._last = text[-1:]
         first = 0
         while first < len(text) - 1:
             end = min(len(text) - 1, first + self._chunk - self._y.shape[1])
-            losses.append(self._within_chunk(text[first:end], text[first + 1 : end + 1]))
+            x, y = text[first:end], text[first + 1 : end + 1][None]
+            self._h, self._of_body = self._tail_inputs(x)
+            self._y = torch.cat([self._y, y], dim=1)
+            start, whole = self._place + len(x) - self._y.shape[1], self._y.shape[1] == self._chunk
+            outputs, fast, past = self._step(self._h, self._y, self._fast, self._of_tail, start, whole)
+            losses.append(self._losses(outputs[:, -len(x) :], y)[0])
+            self._place += len(x)
+            if whole:
+                self._fast, self._of_tail, self._h, self._y = fast, past, self._h[:, :0], self._y[:, :0]
             first = end
         return torch.cat(losses)
-
-    @torch.no_grad()
-    def _within_chunk(self, x: Tensor, y: Tensor) -> Tensor:
-        self._h, self._of_body = self._tail_inputs(x)
-        self._y = torch.cat([self._y, y[None]], dim=1)
-        start, whole = self._place + len(y) - self._y.shape[1], self._y.shape[1] == self._chunk
-        outputs, fast, past = self._step(self._h, self._y, self._fast, self._of_tail, start, whole)
-        losses = self._losses(outputs[:, -len(y) :], y[None])[0]
-        self._place += len(y)
-        if whole:
-            self._fast, self._of_tail, self._h, self._y = fast, past, self._h[:, :0], self._y[:, :0]
-        return losses
 
     def _tail_inputs(self, x: Tensor) -> tuple[Tensor, Past]:
         """Those of the present chunk with further symbols, and the body's past after them."""

@@ -29,16 +29,8 @@ import numpy as np
 import torch
 from torch import Generator, Tensor
 
-from metalearn.algorithms.common.arithmetic import part, without
-from metalearn.algorithms.common.inner import (
-    SGD,
-    InnerOptimizer,
-    State,
-    check_descent,
-    descent,
-    evaluated_by_descent,
-    last,
-)
+from metalearn.algorithms.common.arithmetic import State, part, without
+from metalearn.algorithms.common.inner import SGD, InnerOptimizer, check_descent, descent, evaluated_by_descent, last
 from metalearn.algorithms.common.losses import summed
 from metalearn.errors import counts, one_of, whole_number
 from metalearn.types import STATE, Algorithm, Batch, ChunkResult, Episode, Model, Params
@@ -58,11 +50,8 @@ def reptile(
     A training task has no queries: its support and query samples are one set.
 
     Args:
-        model: the network to be adapted.
-        inner: the optimiser of the inner steps.
-        inner_lr: the rate of the inner steps.
+        model, inner, inner_lr, eval_steps: as for `maml`.
         inner_steps: inner steps in meta-training, one mini-batch each.
-        eval_steps: inner steps in validation and test.
         inner_batch: most samples of a mini-batch in meta-training; None: all.
         eval_batch: most samples of a mini-batch in validation and test; None: all.
         inner_state: `fresh`: every task begins with a new state of `inner`; `carried`: with the state of the run.

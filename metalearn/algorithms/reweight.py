@@ -62,10 +62,9 @@ def reweight(
     def parted(support: Batch) -> tuple[Batch, Batch]:
         """The training examples of a support set, and the clean ones."""
         if support.y.shape[1] <= examples:
-            raise ConfigError(
-                f"algorithm.examples={examples}: a support set has {support.y.shape[1]} examples, and needs clean ones "
-                "behind those that are weighted; type dataset=noisy_digits, or fewer"
-            )
+            reason = f"has {support.y.shape[1]} examples, and needs clean ones behind those that are weighted"
+            advice = "type dataset=noisy_digits, or fewer"
+            raise ConfigError(f"algorithm.examples={examples}: a support set {reason}; {advice}")
         return Batch(*(v[:, :examples] for v in support)), Batch(*(v[:, examples:] for v in support))
 
     def trained(seeds: list[int], samples: Batch, weights: Tensor, steps: int = inner_steps) -> Params:

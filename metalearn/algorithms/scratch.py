@@ -17,10 +17,7 @@ def scratch(*, model: Model, inner: InnerOptimizer = SGD, inner_lr: float, eval_
     rate that is not above 0, or a negative number of steps.
 
     Args:
-        model: the network.
-        inner: the optimiser of the inner steps.
-        inner_lr: the rate of the inner steps on the mean loss of a task's support set.
-        eval_steps: inner steps in validation and test.
+        model, inner, inner_lr, eval_steps: as for `maml`.
     """
     check_descent(inner_lr=inner_lr, eval_steps=eval_steps)
 

@@ -16,11 +16,7 @@ from metalearn.types import Algorithm, Batch, Model, Params
 
 
 def supervised(*, model: Model) -> Algorithm:
-    """Learns to classify samples. Raises ConfigError if the loss ignores a label.
-
-    Args:
-        model: the network.
-    """
+    """Learns to classify samples. Raises ConfigError if the loss ignores a label."""
 
     def adapt(params: Params, support: Batch, steps: int | None = None) -> Callable[[Tensor], Tensor]:
         return torch.no_grad()(lambda x: model.apply(per_task(params, 1), x, support.x))

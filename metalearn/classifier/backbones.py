@@ -193,7 +193,7 @@ def _of_torchvision(name: str, weights: str | None) -> Backbone:
         )
         raise _not_there(f"backbone={name}", error.__cause__ or error, advice) from error
     network: nn.Module = models.get_model(name, weights=None)
-    files.load_body(network, state)
+    network.load_state_dict(state, strict=False)
     files.cut_head(network, name)
     network.eval().requires_grad_(False)
     named = files.meant_as(source)

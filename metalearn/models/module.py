@@ -27,8 +27,7 @@ def module(
         channels: channels of an image that the module takes; an image of one channel is repeated.
         image_size: height and width of an image, in pixels.
         inputs: `images`; or what the tasks have, as lists of a name, a shape and `real`, `whole` or `bool`.
-        transductive: normalise a batch by its own statistics; if false, queries are normalised by
-            the statistics of the support set.
+        transductive: normalise a batch by its own statistics; if false, queries by those of the support set.
         dropout: dropout, and what else the training mode of the module changes, is on in training.
         running_statistics: batch norms normalise by the running statistics that the module came with, as constants.
         vectorize: true, false or `auto`: whether the tasks of a chunk are computed at once; see `model_of`.

@@ -35,13 +35,9 @@ def resnet12(
     There is no DropBlock, which Lee et al. add for regularisation.
 
     Args:
-        ways: outputs of the linear head.
-        channels: channels of an image.
-        image_size: height and width of an image, in pixels.
+        ways, channels, image_size, transductive: as for `conv4`.
         widths: channels of the four blocks.
         activation: `leaky_relu` with slope 0.1, `relu`, or `softplus`, which is smooth.
-        transductive: normalise a batch by its own statistics; if false, queries are normalised by
-            the statistics of the support set.
     """
     counts(ways=ways, channels=channels, image_size=image_size)
     whole_numbers("widths", widths, example=[64, 160, 320, 640], count=BLOCKS)

@@ -9,7 +9,7 @@ from torch import nn
 
 from metalearn.errors import Invalid, counts, one_of, switches
 from metalearn.models.common.adapter import floats_of, model_of
-from metalearn.models.common.pretrained import HEADS, cut, cut_head, frozen_model, load_body, pretrained
+from metalearn.models.common.pretrained import HEADS, cut, cut_head, frozen_model, pretrained
 from metalearn.nn.surroundings import of_reals
 from metalearn.types import Model
 
@@ -40,8 +40,7 @@ def torchvision_classifier(
             which have a quarter of the weights or more. Batch norm then keeps the statistics that came with the
             weights, and `transductive` has no effect.
         input_size: with `weights`, height and width to which pictures are scaled; None: as the weights ask.
-        transductive: normalise a batch by its own statistics; if false, queries are normalised by
-            the statistics of the support set.
+        transductive: normalise a batch by its own statistics; if false, queries by those of the support set.
         dropout: dropout and stochastic depth are on in training.
     """
     from torchvision import models  # takes a second
@@ -78,7 +77,7 @@ def torchvision_classifier(
     def make() -> nn.Module:
         """The network with these weights, a fresh head, and pictures prepared before its first layer."""
         made = network()
-        load_body(made, state)
+        made.load_state_dict(state, strict=False)
         made.register_forward_pre_hook(lambda _, images: (prepare(images[0]),))
         return made
 
@@ -86,7 +85,7 @@ def torchvision_classifier(
         model = learning(make)
         return model._replace(note="; ".join(part for part in (note, model.note) if part))
     body, last = network(), None
-    load_body(body, state)
+    body.load_state_dict(state, strict=False)
     width = cut_head(body, name)
     floats = floats_of(make(), name=name, shape=shape, advice=_ADVICE)
     if frozen == LAST:

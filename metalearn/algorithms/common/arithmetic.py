@@ -8,6 +8,8 @@ from torch import Tensor
 
 from metalearn.types import Params
 
+State = dict[str, Params]  # of an inner optimiser, such as its means of gradients
+
 RATE = "inner_lr."  # the prefix of the names of learned inner rates
 
 
@@ -45,14 +47,11 @@ def cosines(a: Tensor, b: Tensor) -> Tensor:
     return F.normalize(a, dim=2) @ F.normalize(b, dim=2).transpose(1, 2)
 
 
-def squared_distances(a: Tensor, b: Tensor) -> Tensor:
-    """‖aᵢ − bⱼ‖² for `a` [t, n, d] and `b` [t, m, d]: [t, n, m]."""
-    return (a.unsqueeze(2) - b.unsqueeze(1)).square().sum(dim=3)
-
-
-def squared_distances_by_products(a: Tensor, b: Tensor) -> Tensor:
-    """As `squared_distances`, in less time and memory."""
-    # Where a and b are near to each other, the rounding errors of ‖a‖² and ‖b‖² are all that is left.
+def squared_distances(a: Tensor, b: Tensor, *, by_products: bool = False) -> Tensor:
+    """‖aᵢ − bⱼ‖² for `a` [t, n, d] and `b` [t, m, d]: [t, n, m]. It takes less time and memory `by_products`, where
+    rounding errors of ‖a‖² and ‖b‖² are all that is left if a and b are near to each other."""
+    if not by_products:
+        return (a.unsqueeze(2) - b.unsqueeze(1)).square().sum(dim=3)
     squares = a.square().sum(dim=2, keepdim=True) + b.square().sum(dim=2).unsqueeze(1)
     return squares - 2 * a @ b.transpose(1, 2)
 

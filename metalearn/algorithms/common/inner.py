@@ -17,7 +17,7 @@ from torch import Generator, Tensor
 from torch.utils import _pytree as pytree
 from torch.utils.checkpoint import checkpoint as checkpoint_of
 
-from metalearn.algorithms.common.arithmetic import without
+from metalearn.algorithms.common.arithmetic import State, without
 from metalearn.algorithms.common.losses import by_sample, objective, summed
 from metalearn.errors import ConfigError, DataError, Invalid, first_line, fraction, not_negative, positive, switches
 from metalearn.nn.layers import per_task
@@ -28,8 +28,6 @@ from metalearn.types import STATE, Adapt, Algorithm, Apply, Batch, ChunkResult, 
 Rate = float | Params  # one rate for all parameters, or one for each, of a shape that broadcasts to the parameter's
 
 Rates = Rate | Callable[[int], Rate]  # the same at every inner step, or by the number of the step, from 0
-
-State = dict[str, Params]
 
 Step = Callable[[Params, State, int], tuple[Params, State]]
 """`step(params, state, number)`: parameters and the optimiser's state after inner step `number`."""
@@ -223,15 +221,9 @@ each. `metalearn.algorithms.common.inner.descent` explains `order`."""
 def from_outcome(
     model: Model, outcome: Outcome, adapt: Adapt, *, evaluate: Evaluate | None = None, init: Init | None = None
 ) -> Algorithm:
-    """An algorithm whose meta-loss is that of an outcome.
-
-    Args:
-        model: the network.
-        outcome: gives the values per task.
-        adapt: as in `Algorithm`.
-        evaluate: as in `Algorithm`; None: the outcome's values, as the one column of a learner without inner steps.
-        init: draws the meta-parameters, if they are not those of the model.
-    """
+    """An algorithm whose meta-loss is that of an outcome. `adapt` and `evaluate` are as in `Algorithm`; without the
+    latter, the outcome's values are the one column of a learner without inner steps. `init` draws the meta-parameters,
+    if they are not those of the model."""
 
     @torch.no_grad()
     def evaluated_once(params: Params, episode: Episode) -> Metrics:
@@ -281,17 +273,9 @@ def gradient_learner(
     model: Model, path: InnerPath, *, eval_steps: int, inner_steps: int = 0, order: int = 2, init: Init | None = None,
     outcome: Outcome | None = None,
 ) -> Algorithm:  # fmt: skip
-    """An algorithm whose meta-loss is the query loss after `inner_steps` steps along `path`.
-
-    Args:
-        model: the network.
-        path: how a task is adapted.
-        eval_steps: inner steps in validation and test.
-        inner_steps: inner steps in meta-training.
-        order: 2, or 1 for first-order meta-gradients.
-        init: draws the meta-parameters, if they are not those of the model.
-        outcome: gives the values per task, if the meta-loss is not the query loss after the last step.
-    """
+    """An algorithm whose meta-loss is the query loss after `inner_steps` steps along `path`; validation and test take
+    `eval_steps`. `order` is 2, or 1 for first-order meta-gradients. `init` draws the meta-parameters, if they are not
+    those of the model. `outcome` gives the values per task, if the meta-loss is another."""
 
     def after_the_last_step(params: Params, episode: Episode, step: int) -> Metrics:
         (support, query) = episode
@@ -409,9 +393,8 @@ def comparing_learner(model: Model, compare: Callable[[Params, Batch, Tensor], T
 def one_hot(support: Batch, dtype: torch.dtype) -> Tensor:
     """The classes of a support set as [t, n, ways]. Raises ConfigError if its targets are real numbers."""
     if support.y.is_floating_point():
-        raise ConfigError(
-            "algorithm: it needs classes, and this dataset's targets are real numbers; type algorithm=maml"
-        )
+        reason = "it needs classes, and this dataset's targets are real numbers"
+        raise ConfigError(f"algorithm: {reason}; type algorithm=maml")
     # torch.export knows no numbers of tensors, but these are there.
     ways = 1 + max(map(max, support.y.tolist())) if torch.compiler.is_exporting() else surroundings().ways
     if ways is None:
@@ -421,12 +404,9 @@ def one_hot(support: Batch, dtype: torch.dtype) -> Tensor:
 
 
 def _of_shown(logits: Tensor, episode: Episode) -> Tensor:
-    """The logits [t, n, ways] of an episode's queries.
-
-    Raises:
-        DataError: a class has no support sample, and so no logit, or none that is a number. On a GPU, where the host
-            would have to wait, torch's own check finds the one, and the run the other, as a loss that is not finite.
-    """
+    """The logits [t, n, ways] of an episode's queries. Raises DataError if a class has no support sample, and so no
+    logit, or none that is a number. On a GPU, where the host would have to wait, torch's own check finds the one, and
+    the run the other, as a loss that is not finite."""
     (support, query) = episode
     if query.y.device.type != "cpu" or query.y.is_floating_point():
         return logits
@@ -434,33 +414,9 @@ def _of_shown(logits: Tensor, episode: Episode) -> Tensor:
     shown = (support.y.unsqueeze(2) == torch.arange(ways)).any(dim=1)
     if ways == logits.shape[2] and (shown.all() or not logits.isnan().any()):
         return logits
-    missing = int((~shown).nonzero()[0, 1])
-    raise DataError(
-        f"dataset: a support set has no sample of class {missing}, and this algorithm compares with samples of each "
-        "class; type more dataset.shots, or algorithm=maml"
-    )
-
-
-# Learners whose steps need the queries
-
-
-def evaluated_together(
-    model: Model, path: Callable[[Params, Batch, Tensor, int], Iterator[Tensor]], eval_steps: int
-) -> tuple[Evaluate, Adapt]:
-    """`Algorithm.evaluate` and `Algorithm.adapt` of a learner that predicts all queries of a task together:
-    `path(params, support, x, steps)` yields the logits [t, n, ways] of queries `x`, before the first step and after
-    each."""
-
-    @torch.no_grad()
-    def evaluate(params: Params, episode: Episode) -> Metrics:
-        (support, query) = episode
-        along = path(params, support, query.x, eval_steps)
-        return _by_step([objective(_of_shown(logits, episode), query.y, model.loss) for logits in along])
-
-    def adapt(params: Params, support: Batch, steps: int | None = None) -> Callable[[Tensor], Tensor]:
-        return torch.no_grad()(lambda x: last(path(params, support, x, eval_steps if steps is None else steps)))
-
-    return evaluate, adapt
+    what = f"a support set has no sample of class {int((~shown).nonzero()[0, 1])}"
+    advice = "this algorithm compares with samples of each class; type more dataset.shots, or algorithm=maml"
+    raise DataError(f"dataset: {what}, and {advice}")
 
 
 # Learners that are trained on samples, and evaluated on tasks
@@ -505,47 +461,53 @@ RATE_OF_CENTRE = 0.01
 
 
 def pretrained(
-    model: Model, *, centred: bool
-) -> tuple[Callable[[Params, Batch, Tensor], tuple[Tensor, Tensor]], Callable[[Evaluate, Adapt], Algorithm]]:
-    """What a learner on supervised features is made of. The head of the model has an output for every training class.
+    model: Model, path: Callable[[Tensor, Tensor, Batch, int], Iterator[Tensor]], *, eval_steps: int, centred: bool
+) -> Algorithm:
+    """A learner on supervised features. The head of the model has an output for every training class.
 
-    The first function, of `params`, `support` and `x`, gives the features of the support set [t, s, d] and those of the
-    queries `x` [t, n, d], each of length 1; if they are `centred`, less the mean of the training features. The second
-    one, of `evaluate` and `adapt`, gives the algorithm that trains the network on samples, and evaluates and adapts so.
-    Raises ValueError if `centred` is no bool, or the model has no linear head.
+    `path(examples, queries, support, steps)` yields the logits [t, n, ways] of queries, before the first step and after
+    each, from the features of the support set [t, s, d] and of all queries [t, n, d]. Each has length 1; those that are
+    `centred` are less the mean of the training features before. Raises ValueError if `centred` is no bool, or the model
+    has no linear head, and ConfigError if the loss ignores a label.
     """
     switches(centred=centred)
     _, head = features_and_head(model)
 
-    def unit_features(params: Params, support: Batch, x: Tensor) -> tuple[Tensor, Tensor]:
-        features = model.features_of(without(STATE, params), support.x.shape[0])
-        support_features, queries = features(support.x), features(x, support.x)
+    def along(params: Params, support: Batch, x: Tensor, steps: int) -> Iterator[Tensor]:
+        features = model.features_of(without(STATE, params), len(support.x))
+        examples, queries = features(support.x), features(x, support.x)
         if centred:
-            support_features, queries = support_features - params[CENTRE], queries - params[CENTRE]
-        return F.normalize(support_features, dim=2), F.normalize(queries, dim=2)
+            examples, queries = examples - params[CENTRE], queries - params[CENTRE]
+        return path(F.normalize(examples, dim=2), F.normalize(queries, dim=2), support, steps)
+
+    @torch.no_grad()
+    def evaluate(params: Params, episode: Episode) -> Metrics:
+        (support, query) = episode
+        outputs = along(params, support, query.x, eval_steps)
+        return _by_step([objective(_of_shown(logits, episode), query.y, model.loss) for logits in outputs])
+
+    def adapt(params: Params, support: Batch, steps: int | None = None) -> Callable[[Tensor], Tensor]:
+        return torch.no_grad()(lambda x: last(along(params, support, x, eval_steps if steps is None else steps)))
+
+    plain = trained_on_samples(model, adapt, evaluate)
+    if not centred:
+        return plain._replace(evaluated_on_features=True)
 
     def init(generator: Generator) -> Params:
         params = model.init(generator)
-        (vectors,) = (params[name] for name in head.params if params[name].dim() == 2)
-        return params | {CENTRE: vectors.new_zeros(vectors.shape[1])}
+        weight = params[head.params[0]]
+        return params | {CENTRE: weight.new_zeros(weight.shape[1])}
 
-    def learner(evaluate: Evaluate, adapt: Adapt) -> Algorithm:
-        plain = trained_on_samples(model, adapt, evaluate)
-        if not centred:
-            return plain._replace(evaluated_on_features=True)
+    @torch.no_grad()
+    def meta_grad(params: Params, episode: Episode, step: int) -> ChunkResult:
+        weights = without(STATE, params)
+        result = plain.meta_grad(weights, episode, step)
+        (features,) = model.features_of(weights, 1)(episode.query.x)
+        # The step's mean over samples is subtracted, as the gradient of any state.
+        change = max(1 / step, RATE_OF_CENTRE) * (params[CENTRE] - features).sum(dim=0)
+        return result._replace(grads=result.grads | {CENTRE: change})
 
-        @torch.no_grad()
-        def meta_grad(params: Params, episode: Episode, step: int) -> ChunkResult:
-            weights = without(STATE, params)
-            result = plain.meta_grad(weights, episode, step)
-            (features,) = model.features_of(weights, 1)(episode.query.x)
-            # The step's mean over samples is subtracted, as the gradient of any state.
-            change = max(1 / step, RATE_OF_CENTRE) * (params[CENTRE] - features).sum(dim=0)
-            return result._replace(grads=result.grads | {CENTRE: change})
-
-        return plain._replace(init=init, meta_grad=meta_grad, loss=None, outcome=None)
-
-    return unit_features, learner
+    return plain._replace(init=init, meta_grad=meta_grad, loss=None, outcome=None)
 
 
 # The parts of a model

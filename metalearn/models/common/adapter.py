@@ -70,8 +70,7 @@ def model_of(
         name: the name of the network in errors.
         inputs: what an input is; `of_reals(shape)` for one tensor of real numbers, (channels, h, w) for images. An
             image of one channel is repeated.
-        transductive: normalise a batch by its own statistics; if false, queries are normalised by
-            the statistics of the support set.
+        transductive: normalise a batch by its own statistics; if false, queries by those of the support set.
         advice: what to type if the network cannot take such inputs.
         dropout: compute in training as in the network's training mode.
         running_statistics: batch norms normalise by the running statistics that the network came with, as constants.
@@ -86,10 +85,9 @@ def model_of(
     for path, buffer in kept.items():
         # For example that of spectral norm, which belongs to weights that the seed of a run draws.
         if not torch.equal(buffer, redrawn[path].to(buffer.dtype)):
-            raise ValueError(
-                f"{name}: its buffer {path} is drawn at random, and only parameters are drawn by the seed of a run and "
-                "saved; make it a parameter, or draw it by a torch.Generator with a seed of its own"
-            )
+            reason = "is drawn at random, and only parameters are drawn by the seed of a run and saved"
+            advice = "make it a parameter, or draw it by a torch.Generator with a seed of its own"
+            raise ValueError(f"{name}: its buffer {path} {reason}; {advice}")
     with torch.random.fork_rng(devices=[]):  # one stretch of random numbers, so that a second pass draws others
         network, inputs, trial = _tried(network, name, inputs, advice)
         _check_learns(network, name, trial.outputs)
@@ -111,10 +109,8 @@ def model_of(
     norms = {path: layer for path, layer in network.named_modules() if isinstance(layer, _BatchNorm)}
     forward = _forward(network, inputs, shared, fixed, head, list(norms.values()), trains)
     if unused := _unused(forward, name, learning, constants, trial.images, trains):
-        cautions.append(
-            f"{name}: no output for random inputs depends on {_few(unused)}; unless others do (a branch on the data), "
-            "only weight decay changes that"
-        )
+        otherwise = "unless others do (a branch on the data), only weight decay changes that"
+        cautions.append(f"{name}: no output for random inputs depends on {_few(unused)}; {otherwise}")
 
     at_once = False
     if vectorize:
@@ -124,11 +120,9 @@ def model_of(
         if why:
             notes.append(f"{name}: tasks are computed one by one, since torch.vmap cannot take it ({why})")
         else:
-            notes.append(
-                f"{name}: the tasks of a chunk are computed at once"
-                f"{', but one by one in training, for dropout=true' if trains else ''}; other bits with another "
-                "trainer.task_chunk; vectorize=false: one by one"
-            )
+            what = f"at once{', but one by one in training, for dropout=true' if trains else ''}"
+            bits = "other bits with another trainer.task_chunk; vectorize=false: one by one"
+            notes.append(f"{name}: the tasks of a chunk are computed {what}; {bits}")
             at_once, forward = not trains, partial(forward, at_once=True)
 
     def drawn(generator: Generator, *, learn: bool) -> Params:
@@ -414,15 +408,12 @@ def _make_pure(
     `Model.note`, and for `Model.cautions`."""
     for path, parameter in network.named_parameters():
         if isinstance(parameter, nn.UninitializedParameter):
-            raise ValueError(
-                f"{name}: its parameter {path} has no shape yet; write a layer that is not lazy, such as nn.Linear, or "
-                "call the network on a sample before you give it"
-            )
+            first = "write a layer that is not lazy, such as nn.Linear"
+            otherwise = "call the network on a sample before you give it"
+            raise ValueError(f"{name}: its parameter {path} has no shape yet; {first}, or {otherwise}")
         if parameter.is_complex():
-            raise ValueError(
-                f"{name}: its parameter {path} is complex, and parameters are real numbers; keep it as [..., 2], and "
-                "write torch.view_as_complex in forward"
-            )
+            advice = "keep it as [..., 2], and write torch.view_as_complex in forward"
+            raise ValueError(f"{name}: its parameter {path} is complex, and parameters are real numbers; {advice}")
     network.float().eval()
     convolutions, by_torch, constants, unused = 0, list[str](), list[str](), list[str]()
     for path, layer in network.named_modules():
@@ -505,12 +496,11 @@ def _tried(network: nn.Module, name: str, inputs: Inputs, advice: str) -> tuple[
         tried: Any = network if form == of_reals(shape) else opened(copy.copy(network), form, joins=False)
         images = filled(form, torch.rand(2, *shape, generator=Generator()))
         seen.clear()
-        leaves = [(path, layer) for path, layer in tried.named_modules() if not list(layer.children())]
         # `path=path`, since a closure would see the last path of the loop.
         hooks = [
             layer.register_forward_hook(lambda _, inputs, output, path=path: seen.append((path, output)))
-            for path, layer in leaves
-        ]
+            for path, layer in tried.named_modules() if not list(layer.children())
+        ]  # fmt: skip
         try:
             version = images._version
             raw = tried(images)
@@ -552,10 +542,8 @@ def _check_learns(network: nn.Module, name: str, outputs: Tensor) -> None:
     parameters = dict(network.named_parameters())
     for path in parameters:
         if path.startswith(STATE):
-            raise ValueError(
-                f"{name}: its parameter {path} has a name that is kept for the state of learners, {STATE}…; give that "
-                "layer another name"
-            )
+            reason = f"has a name that is kept for the state of learners, {STATE}…"
+            raise ValueError(f"{name}: its parameter {path} {reason}; give that layer another name")
     if not any(parameter.requires_grad for parameter in parameters.values()):
         what = "all its parameters are fixed (requires_grad=False)" if parameters else "has no parameters"
         raise ValueError(f"{name}: {what}, so there is nothing to learn")
@@ -577,10 +565,9 @@ def _unused(
                 outputs = forward(learned, images.unsqueeze(0), 0)
             grads = torch.autograd.grad(outputs.sum(), list(learned.values()), allow_unused=True)
         except Exception as error:  # as in the trial
-            raise ValueError(
-                f"{name}: has no gradient with weights from outside ({first_line(error)}); leave out "
-                "torch.utils.checkpoint (algorithm.checkpoint_steps=true saves memory), and change no weight in forward"
-            ) from error
+            reason = f"has no gradient with weights from outside ({first_line(error)})"
+            instead = "leave out torch.utils.checkpoint (algorithm.checkpoint_steps=true saves memory)"
+            raise ValueError(f"{name}: {reason}; {instead}, and change no weight in forward") from error
     return [path for path, grad in zip(learned, grads, strict=True) if grad is None]
 
 
@@ -607,10 +594,8 @@ def _one_by_one(forward: Callable[..., Tensor], learning: Params, constants: Par
     def computed(at_once: bool) -> list[Tensor]:
         with torch.no_grad():
             alone = forward(learned, of_tasks, 0, at_once=at_once)
-        outputs = forward(learned, of_tasks, 0, at_once=at_once)
-        grads = torch.autograd.grad(
-            outputs.square().sum(), list(learned.values()), allow_unused=True, materialize_grads=True
-        )
+        outputs, inputs = forward(learned, of_tasks, 0, at_once=at_once), list(learned.values())
+        grads = torch.autograd.grad(outputs.square().sum(), inputs, allow_unused=True, materialize_grads=True)
         return [alone, outputs.detach(), *grads]
 
     try:
@@ -634,10 +619,9 @@ def _differs_in_training(network: nn.Module, name: str, trial: _Trial, dropout: 
     """Whether the network computes something else in training mode, if `dropout` allows that."""
     buffers = {path: buffer.clone() for path, buffer in network.named_buffers()}
     if not _alike(network(trial.images), trial.outputs):
-        raise ValueError(
-            f"{name}: gives other outputs for the same images the second time, in eval mode, and must be a pure "
-            "function; write nn.Dropout, or F.dropout(x, p, self.training), and change no buffer in forward"
-        )
+        reason = "gives other outputs for the same images the second time, in eval mode, and must be a pure function"
+        advice = "write nn.Dropout, or F.dropout(x, p, self.training), and change no buffer in forward"
+        raise ValueError(f"{name}: {reason}; {advice}")
     if not dropout:
         return False
     what, otherwise = f"{name}: in training mode, it", "; or type dropout=false, and training is in eval mode"
@@ -659,10 +643,8 @@ def _differs_in_training(network: nn.Module, name: str, trial: _Trial, dropout: 
     if not isinstance(outputs, Tensor) or outputs.shape != trial.outputs.shape:
         raise ValueError(f"{what} gives {_kind(outputs)}, and in eval mode {_kind(trial.outputs)}{otherwise}")
     if not _alike(outputs, again):
-        raise ValueError(
-            f"{what} draws random numbers that torch.manual_seed does not seed, so each worker would draw others; draw "
-            f"them by torch, without a torch.Generator of its own{otherwise}"
-        )
+        reason = "draws random numbers that torch.manual_seed does not seed, so each worker would draw others"
+        raise ValueError(f"{what} {reason}; draw them by torch, without a torch.Generator of its own{otherwise}")
     return draws or not _alike(outputs, trial.outputs)
 
 

@@ -131,11 +131,6 @@ def cut_head(network: nn.Module, name: str) -> int:
     return head.in_features
 
 
-def load_body(network: nn.Module, state: Mapping[str, Tensor]) -> None:
-    """Copies the weights that `pretrained` gives into the network, whose head stays as it is."""
-    network.load_state_dict(dict(state), strict=False)
-
-
 def load_whole(
     network: nn.Module, state: Mapping[str, Tensor], weights: str, name: str,
     advice: str = "type the name of their network", head: str | None = None,
@@ -226,15 +221,10 @@ def frozen_model(
     body: nn.Module, *, prepare: Callable[[Tensor], Tensor], ways: int, width: int, activations: int,
     last: fx.GraphModule | None = None,
 ) -> Model:  # fmt: skip
-    """Features of a fixed network, and a linear head.
+    """Features of a fixed network, and a linear head for `ways` classes.
 
-    Args:
-        body: takes what `prepare` gives, and gives features [n, width]; or what `last` takes.
-        prepare: makes of pictures [n, c, h, w] what the network takes.
-        ways: outputs of the head.
-        width: number of features.
-        activations: as in `Model`.
-        last: the layers that learn, which give features [n, width].
+    `prepare` makes of pictures [n, c, h, w] what the network takes. `body` gives features [n, width], or what `last`
+    takes, the layers that learn and give them. `activations` is as in `Model`.
     """
     copies: dict[tuple[torch.device, torch.dtype], nn.ModuleList] = {}
     making, busy = threading.Lock(), threading.Lock()

@@ -16,7 +16,7 @@ from metalearn.algorithms.maml import maml
 from metalearn.algorithms.protonet import protonet
 from metalearn.algorithms.r2d2 import r2d2
 from metalearn.algorithms.scratch import scratch
-from metalearn.models.common.pretrained import HEADS, SCALE, load_body, load_whole, pretrained
+from metalearn.models.common.pretrained import HEADS, SCALE, load_whole, pretrained
 from metalearn.models.torchvision_classifier import torchvision_classifier
 from metalearn.nn.layers import per_task
 from metalearn.types import Algorithm, Batch, Episode, Model
@@ -206,7 +206,7 @@ def test_weights_in_a_wrapper_are_understood_and_a_line_says_so(name: str, tmp_p
     wanted = {key: value for key, value in wanted.items() if not key.endswith("num_batches_tracked")}
     assert state.keys() == wanted.keys()
     fresh = models.resnet18(weights=None)
-    load_body(fresh, state)
+    fresh.load_state_dict(state, strict=False)
     rounded = 1e-3 if name == "half precision" else 0
     for key, value in wanted.items():
         assert fresh.state_dict()[key].dtype == value.dtype
