@@ -62,9 +62,8 @@ def cavia(
         return weights | prefixed(WEIGHTS, drawn)
 
     def path(params: Params, support: Batch, steps: int, order: int) -> Iterator[Params]:
-        tasks = support.x.shape[0]
-        weights = without(WEIGHTS, params)
-        start = model.start(weights, tasks)
+        tasks = len(support.x)
+        start = model.start(without(WEIGHTS, params), tasks)
         modulated = per_task({name: params[name] for name in names}, tasks)
         by_context = per_task(part(WEIGHTS, params), tasks)
 

@@ -39,8 +39,6 @@ from metalearn.errors import Invalid, counts, one_of, positive, real_number
 from metalearn.nn.network import leaves
 from metalearn.types import Algorithm, Batch, ChunkResult, Episode, Model, Params
 
-SPRINGS = ("every_step", "after")
-
 
 def imaml(
     *, model: Model, inner: InnerOptimizer = SGD, inner_lr: float, inner_steps: int, eval_steps: int, strength: float,
@@ -65,7 +63,7 @@ def imaml(
     """
     check_descent(inner_lr=inner_lr, inner_steps=inner_steps, eval_steps=eval_steps)
     positive(strength=strength)
-    one_of("spring", spring, SPRINGS)
+    one_of("spring", spring, ("every_step", "after"))
     if eval_strength is not None:
         real_number("eval_strength", eval_strength, at_least=0)
     for name, pull in (("strength", strength), ("eval_strength", eval_strength or 0)):

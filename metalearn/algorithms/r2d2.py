@@ -21,6 +21,7 @@ Differences from the authors' code:
 import math
 
 import torch
+import torch.nn.functional as F
 from torch import Generator, Tensor
 
 from metalearn.algorithms.common.arithmetic import cholesky
@@ -49,10 +50,11 @@ def r2d2(*, model: Model, strength: float, scale: float) -> Algorithm:
         return network(generator) | {name: torch.tensor([value]) for name, value in scalars.items()}
 
     def compare(params: Params, support: Batch, x: Tensor) -> Tensor:
-        features = model.features_of(params, support.x.shape[0])
-        support_features = _with_ones(features(support.x))
+        features = model.features_of(params, len(support.x))
+        # A last feature that is always 1: the bias of the linear head.
+        support_features, queries = (F.pad(z, (0, 1), value=1) for z in (features(support.x), features(x, support.x)))
         weights = ridge(support_features, one_hot(support, support_features.dtype), params[LOG_STRENGTH].exp())
-        return params[SCALE] * (_with_ones(features(x, support.x)) @ weights)
+        return params[SCALE] * (queries @ weights)
 
     return comparing_learner(model, compare, init)
 
@@ -81,8 +83,3 @@ def _solved(b: Tensor, root: Tensor) -> Tensor:
     between = torch.linalg.solve_triangular(root, b, upper=False)
     solved: Tensor = torch.linalg.solve_triangular(root.mT, between, upper=True)
     return solved
-
-
-def _with_ones(features: Tensor) -> Tensor:
-    """A last feature that is always 1: the bias of the linear head."""
-    return torch.cat([features, torch.ones_like(features[..., :1])], dim=-1)

@@ -29,12 +29,9 @@ from metalearn.nn.network import leaves
 from metalearn.types import BITS, POSITIONS, Algorithm, Batch, Episode, Metrics, Model, Params, Past
 
 LOG_RATE = "log_rate."  # the prefix of the names of the inner rates' logarithms, divided by `SPEED`
+SPEED = 5.0  # how much faster than a weight these logarithms move, under an optimiser whose steps have one size for all
 
-SPEED = 5.0
-"""How much faster than a weight the logarithm of a rate moves, under an optimiser whose steps have one size for all."""
-
-FIRST = 128
-"""The place at which the second figure by position begins; later ones begin at twice the place of the one before."""
+FIRST = 128  # where the second figure by position begins; later ones begin at twice the place of the one before
 
 
 def reading(
@@ -146,21 +143,14 @@ def reading(
 
 
 class OneDocument:
-    """A document that is read piece by piece; see `metalearn.types.Stream`. Its tensors have a first dimension of 1.
-
-    Args:
-        body, step: those of the reader and of `reading`, for parameters that stay.
-        losses: of outputs and symbols, [1, n].
-        fast: the matrices that learn, at the start.
-        chunk: symbols between two steps.
-        device: of the symbols.
-    """
+    """A document that is read piece by piece; see `metalearn.types.Stream`. `body` and `step` are those of the reader
+    and of `reading` under parameters that stay, and `losses` those of outputs and symbols, [1, n]. `fast` are the
+    matrices that learn, at the start, `chunk` the symbols between two steps, and `device` is that of the symbols."""
 
     def __init__(
         self, body: Callable[[Tensor, Past, int], tuple[Tensor, Past]],
         step: Callable[[Tensor, Tensor, Params, Past, int, bool], tuple[Tensor, Params, Past]],
-        losses: Callable[[Tensor, Tensor], Tensor], fast: Params, chunk: int,
-        device: torch.device,
+        losses: Callable[[Tensor, Tensor], Tensor], fast: Params, chunk: int, device: torch.device,
     ) -> None:  # fmt: skip
         self._body, self._step, self._losses, self._fast, self._chunk = body, step, losses, fast, chunk
         self._place, self._last = 0, torch.empty(0, dtype=torch.int64, device=device)

@@ -35,8 +35,6 @@ from metalearn.algorithms.common.losses import summed
 from metalearn.errors import counts, one_of, whole_number
 from metalearn.types import STATE, Algorithm, Batch, ChunkResult, Episode, Model, Params
 
-INNER_STATES = ("fresh", "carried")
-
 DONE = f"{STATE}steps"  # T, the number of steps of the carried optimiser
 
 
@@ -60,7 +58,7 @@ def reptile(
     check_descent(inner_lr=inner_lr, inner_steps=inner_steps, eval_steps=eval_steps)
     batches = {"inner_batch": inner_batch, "eval_batch": eval_batch, "meta_batch": meta_batch}
     counts(**{name: size for name, size in batches.items() if size is not None})
-    one_of("inner_state", inner_state, INNER_STATES)
+    one_of("inner_state", inner_state, ("fresh", "carried"))
     carries = inner_state == "carried"
     whole_number("inner_steps", inner_steps, at_least=1 if carries else 0)
 

@@ -33,8 +33,7 @@ from metalearn.bilevel import descent
 from metalearn.errors import ConfigError, counts, one_of, positive
 from metalearn.types import EXAMPLES, Algorithm, Batch, Episode, Metrics, Model, Params
 
-DROPPED = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6)
-"""Shares of the training examples that a threshold rule may drop; it may also drop none."""
+DROPPED = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6)  # the shares of the examples that threshold rules drop
 
 
 def reweight(

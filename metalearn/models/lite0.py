@@ -46,9 +46,8 @@ def lite0(*, ways: int, channels: int, image_size: int, input_size: int | None =
     Learned are the head, and one factor for each feature, which starts at 1. Nothing is downloaded.
 
     Args:
-        ways: outputs of the head.
+        ways, image_size: as for `conv4`.
         channels: of an image: 3, or 1, which is repeated three times.
-        image_size: height and width of an image, in pixels.
         input_size: height and width to which pictures are scaled; None: 224, as in its training.
     """
     counts(ways=ways, image_size=image_size)
@@ -60,7 +59,7 @@ def lite0(*, ways: int, channels: int, image_size: int, input_size: int | None =
         raise Invalid("_target_", "lite0", reason, f"type {INSTALL}", quoted=False)
     network = lite0_network()
     weights = str(brought_weights())
-    load_whole(network, read_state(weights), weights, "lite0")
+    load_whole(network, read_state(weights)[0], weights, "lite0")
     body = nn.Sequential(Lite0Maps(network), nn.AdaptiveAvgPool2d(1), nn.Flatten())
     prepare = preparing(size, *COLOURS, "bicubic")
     floats = floats_of(body, name="lite0", shape=(3, size, size), advice="type model.input_size=224")

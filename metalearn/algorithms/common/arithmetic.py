@@ -33,9 +33,6 @@ def ratio(a: Tensor, b: Tensor) -> Tensor:
     return torch.where(b == 0, 0.0, a / torch.where(b == 0, 1.0, b))
 
 
-# Features
-
-
 def class_means(features: Tensor, classes: Tensor) -> Tensor:
     """The mean of the features [t, n, d] of each class: [t, ways, d], for `classes` [t, n, ways] as by
     `metalearn.algorithms.common.inner.one_hot`. It is NaN for a class without a sample."""
@@ -56,9 +53,6 @@ def squared_distances(a: Tensor, b: Tensor, *, by_products: bool = False) -> Ten
     return squares - 2 * a @ b.transpose(1, 2)
 
 
-# Linear systems
-
-
 def cholesky(systems: Tensor) -> Tensor:
     """The Cholesky roots of symmetric systems [..., n, n]; NaN where there is none."""
     # torch.linalg.cholesky raises where a run diverges, for which it waits for a GPU. NaN makes the loss not finite,
@@ -68,17 +62,9 @@ def cholesky(systems: Tensor) -> Tensor:
 
 
 def conjugate_gradient(product: Callable[[Params], Params], right: Params, steps: int) -> tuple[Params, Tensor]:
-    """Solves A x = b from x = b, for every task by itself (Hestenes and Stiefel 1952).
-
-    Args:
-        product: v ↦ A v. A must be symmetric; only a system with a positive definite A is solved.
-        right: b, each [t, …].
-        steps: the most steps. A task stops early if its residual is zero, or if b or a direction shows that its A is
-            not positive definite.
-
-    Returns:
-        x, and ‖A x − b‖ / ‖b‖ [t].
-    """
+    """Solves A x = b from x = b, for every task by itself (Hestenes and Stiefel 1952): `product` is v ↦ A v, and b is
+    `right`, each [t, …]. Gives x, and ‖A x − b‖ / ‖b‖ [t]. A must be symmetric, and is solved if it is positive
+    definite: a task stops early if its residual is zero, or if b or a direction shows that its A is not."""
     x, image = right, product(right)  # from b: iMAML's first solution is then first-order MAML's gradient
     residual = direction = {name: value - image[name] for name, value in right.items()}
     before, going = _dot(residual, residual), _dot(right, image) > 0

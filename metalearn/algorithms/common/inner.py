@@ -26,7 +26,6 @@ from metalearn.nn.surroundings import now_and_again, surroundings
 from metalearn.types import STATE, Adapt, Algorithm, Apply, Batch, ChunkResult, Episode, Metrics, Model, Params, Stage
 
 Rate = float | Params  # one rate for all parameters, or one for each, of a shape that broadcasts to the parameter's
-
 Rates = Rate | Callable[[int], Rate]  # the same at every inner step, or by the number of the step, from 0
 
 Step = Callable[[Params, State, int], tuple[Params, State]]
@@ -205,7 +204,6 @@ def _root(squares: Tensor) -> Tensor:
 
 
 Init = Callable[[Generator], Params]
-
 Evaluate = Callable[[Params, Episode], Metrics]
 
 Outcome = Callable[[Params, Episode, int], Metrics]
@@ -213,7 +211,7 @@ Outcome = Callable[[Params, Episode, int], Metrics]
 
 InnerPath = Callable[[Params, Batch, int, int], Iterator[Params]]
 """`path(params, support, steps, order)` yields the parameters of every task, before the first inner step and after
-each. `metalearn.algorithms.common.inner.descent` explains `order`."""
+each. `descent` explains `order`."""
 
 # Meta-gradients
 
@@ -246,10 +244,8 @@ def gradient_of(outcome: Outcome) -> Callable[[Params, Episode, int], ChunkResul
                 values = outcome(theta, episode, step)
                 losses = values["loss"]
                 if not losses.requires_grad:
-                    raise ConfigError(
-                        "model: no loss of this algorithm depends on a parameter that learns; let a parameter of the "
-                        "features learn, or type another algorithm, such as algorithm=maml"
-                    )
+                    advice = "let a parameter of the features learn, or type another algorithm, such as algorithm=maml"
+                    raise ConfigError(f"model: no loss of this algorithm depends on a parameter that learns; {advice}")
                 # Factors that are known as 1 spare a GPU a look at their value, which the host would wait for. On a CPU
                 # not so: torch imports sympy, for a second, to compare the shapes of losses and factors.
                 total, factors = (losses, one_for_each(losses)) if losses.is_cuda else (losses.sum(), None)
@@ -257,10 +253,8 @@ def gradient_of(outcome: Outcome) -> Callable[[Params, Episode, int], ChunkResul
                     total, list(theta.values()), factors, allow_unused=True, materialize_grads=True
                 )
         except NotImplementedError as error:  # torch's, of an operation with one derivative only
-            raise ConfigError(
-                f"model: {first_line(error).rstrip('.')}; type algorithm.first_order=true where there is such a key, "
-                "or take another layer"
-            ) from error
+            advice = "type algorithm.first_order=true where there is such a key, or take another layer"
+            raise ConfigError(f"model: {first_line(error).rstrip('.')}; {advice}") from error
         return ChunkResult(dict(zip(theta, grads, strict=True)), summed(values), len(values["loss"]))
 
     return meta_grad
@@ -517,10 +511,9 @@ def features_and_head(model: Model) -> tuple[Apply, Stage]:
     """The function that computes the inputs of the last layer, and that layer. Raises ValueError if the model does not
     end in a linear layer."""
     if model.features is None or model.head is None:
-        raise ValueError(
-            "model: this algorithm needs a network whose outputs come from one linear layer (nn.Linear) that learns, "
-            f"and this one has none{f' ({model.headless})' if model.headless else ''}; type model=conv4, for example"
-        )
+        needs = "this algorithm needs a network whose outputs come from one linear layer (nn.Linear) that learns"
+        why = f" ({model.headless})" if model.headless else ""
+        raise ValueError(f"model: {needs}, and this one has none{why}; type model=conv4, for example")
     return model.features, model.head
 
 

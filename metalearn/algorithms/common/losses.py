@@ -84,14 +84,12 @@ def cross_entropy(
         )  # fmt: skip
         return values.view(y.shape)
 
-    mean = per_task_mean(ignore_index)
-
     def of_tasks(logits: Tensor, y: Tensor) -> Metrics:
         shares, factors = (y != ignore_index).to(logits.dtype), by_class(logits.device, logits.dtype)
         if factors is not None:
             shares = factors[y.where(y != ignore_index, 0)] * shares
         loss = ratio(losses(logits, y).sum(dim=1), shares.sum(dim=1))
-        return {"loss": loss, "accuracy": mean(accuracy(logits, y), y)}
+        return {"loss": loss, "accuracy": per_task_mean(accuracy(logits, y), y, ignore_index)}
 
     loss = _loss("cross_entropy", ("classes",), losses, accuracy)
     return loss._replace(of_tasks=of_tasks, weights=None if weights is None else len(weights), ignored=ignored)
@@ -176,16 +174,12 @@ def by_task(function: Callable[[Tensor, Tensor], Tensor]) -> tuple[Measure, Meas
     return of_tasks, of_samples
 
 
-def per_task_mean(ignored: int | None) -> Measure:
+def per_task_mean(values: Tensor, y: Tensor, ignored: int | None) -> Tensor:
     """The mean of samples' values [t, n] for each task [t], without those samples whose label is `ignored`."""
-
-    def mean(values: Tensor, y: Tensor) -> Tensor:
-        if ignored is None:
-            return values.mean(dim=1)
-        counted = (y != ignored).to(values.dtype)
-        return ratio((values * counted).sum(dim=1), counted.sum(dim=1))
-
-    return mean
+    if ignored is None:
+        return values.mean(dim=1)
+    counted = (y != ignored).to(values.dtype)
+    return ratio((values * counted).sum(dim=1), counted.sum(dim=1))
 
 
 def measured_by(model: Model, loss: Loss | None) -> Model:

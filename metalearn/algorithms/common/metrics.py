@@ -107,14 +107,13 @@ def reporting(loss: Loss | None, metric: object, source: TaskSource) -> Loss | N
             f"metric={measure.name}: is for {' or '.join(measure.allows)}, and loss={base.name} for "
             f"{' or '.join(base.allows)}; type metric=auto{'' if loss else ', or a loss for such targets'}"
         )
-    mean = per_task_mean(base.ignored)
 
     def of_samples(outputs: Tensor, y: Tensor) -> Metrics:
         return {"loss": base.of_samples(outputs, y)["loss"], measure.name: measure.of_samples(outputs.detach(), y)}
 
     def of_tasks(outputs: Tensor, y: Tensor) -> Metrics:
         whole, seen = measure.of_tasks, outputs.detach()
-        score = mean(measure.of_samples(seen, y), y) if whole is None else whole(seen, y)
+        score = whole(seen, y) if whole else per_task_mean(measure.of_samples(seen, y), y, base.ignored)
         return {"loss": base.of_tasks(outputs, y)["loss"], measure.name: score}
 
     return base._replace(allows=both, metric=measure.name, of_tasks=of_tasks, of_samples=of_samples, compiled=False)

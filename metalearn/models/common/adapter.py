@@ -141,7 +141,7 @@ def model_of(
     )  # fmt: skip
     if head is None:
         return model._replace(headless=headless)
-    return model._replace(features=whole(partial(forward, features=True)), head=head.stage)
+    return model._replace(features=whole(partial(forward, features=True)), head=head[1])
 
 
 def floats_of(network: nn.Module, *, name: str, shape: tuple[int, ...], advice: str) -> int:
@@ -247,13 +247,6 @@ class _HeadLayer(nn.Linear):
         return x if self.passes else super().forward(x)
 
 
-class _Head(NamedTuple):
-    """The head of a network: the layer, and the stage that computes it with the weights of every task."""
-
-    layer: _HeadLayer
-    stage: Stage
-
-
 class _HardSigmoid(nn.Hardsigmoid):
     """Computed without torch's own function, which has no second derivative."""
 
@@ -269,12 +262,12 @@ class _RunningNorm(nn.modules.batchnorm._BatchNorm):
 
 
 def _forward(
-    network: nn.Module, inputs: Inputs, shared: Mapping[str, str], fixed: Collection[str], head: _Head | None,
-    norms: Sequence[_BatchNorm], trains: bool,
+    network: nn.Module, inputs: Inputs, shared: Mapping[str, str], fixed: Collection[str],
+    head: tuple[_HeadLayer, Stage] | None, norms: Sequence[_BatchNorm], trains: bool,
 ) -> Callable[..., Tensor]:  # fmt: skip
     """`forward(params, x, support_size, features=False)` with weights from outside; `network` loses its own."""
     names = [path for path in dict.fromkeys(shared.values()) if path not in fixed]
-    shape = shape_of(inputs)
+    of_head, shape = head[1].params if head else (), shape_of(inputs)
     buffers = {path: (constant(buffer), buffer.dtype) for path, buffer in network.named_buffers()}
     network.to("meta")
     busy = threading.Lock()  # `functional_call` puts the weights into the module while it runs
@@ -290,7 +283,7 @@ def _forward(
         for path, (buffer, dtype) in buffers.items():
             same[path] = buffer(x.device, x.dtype if dtype.is_floating_point else dtype)
         drawn = seeds.of_pass(len(images)) if trains and seeds is not None else None
-        used = [name for name in names if not (features and head is not None and name in head.stage.params)]
+        used = [name for name in names if not (features and name in of_head)]
         at_once = at_once and drawn is None and len(images) > 1 and not torch.compiler.is_exporting()
         seeding = _seeding(x.device) if drawn is not None else nullcontext(int)
         others = {"linear": _linear, "embedding": _embedding} if at_once else {}
@@ -299,8 +292,8 @@ def _forward(
                 network.train(drawn is not None)
             for norm in norms:
                 norm.support_size, norm.samples = support_size, images.shape[1]
-            if head is not None:
-                head.layer.passes = features
+            if head:
+                head[0].passes = features
 
             def of_task(weights: Params, images: Tensor) -> Any:
                 everywhere = {path: weights[parameter] for path, parameter in shared.items() if parameter in weights}
@@ -362,9 +355,12 @@ def _fresh(make: Make, seed: int) -> tuple[nn.Module, bool]:
     return whole[0], compiled
 
 
-def _find_head(network: nn.Module, trial: "_Trial", shared: Mapping[str, str], fixed: Collection[str]) -> _Head | str:
-    """The head, if the layer that gives the outputs is one, or why it is none: the network uses it twice, changes its
-    outputs in place, uses its weights elsewhere, or does not learn them."""
+def _find_head(
+    network: nn.Module, trial: "_Trial", shared: Mapping[str, str], fixed: Collection[str]
+) -> tuple[_HeadLayer, Stage] | str:  # fmt: skip
+    """The layer that gives the outputs, and the stage that computes it with the weights of every task, if it is a head;
+    or why it is none: the network uses it twice, changes its outputs in place, uses its weights elsewhere, or does not
+    learn them."""
     path = trial.last
     layer = None if path is None else network.get_submodule(path)
     if layer is None or not _is(layer, nn.Linear):
@@ -397,7 +393,7 @@ def _find_head(network: nn.Module, trial: "_Trial", shared: Mapping[str, str], f
         logits = features @ params[names[0]].transpose(1, 2)
         return logits if len(names) == 1 else logits + params[names[1]].unsqueeze(1)
 
-    return _Head(linear, Stage("head", names, apply))
+    return linear, Stage("head", names, apply)
 
 
 def _make_pure(

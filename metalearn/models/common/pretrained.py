@@ -45,18 +45,13 @@ HEADS = {
 }
 
 _NAME = re.compile(r"(\w+_Weights)\.(\w+)")  # torchvision's names of weights, such as ResNet18_Weights.IMAGENET1K_V1
-
-# Entries of a safetensors file's header: torchvision's name of its weights, and their licence.
-NAMED, LICENCE = "weights", "licence"
+NAMED, LICENCE = "weights", "licence"  # entries of a safetensors file's header: _NAME of its weights, and their licence
 
 # Names of layers in torchvision's published file of densenet121, which its function for that file changes so.
 _FORMER = re.compile(r"(denselayer\d+\.(?:norm|relu|conv))\.([12])\.")
 
 _INSIDE = ("state_dict", "model_state_dict", "model")  # entries of training checkpoints that hold a state dict
-
-# What DataParallel, torch.compile and a LightningModule put before the names of a network within them.
-_WRAPPERS = ("module.", "_orig_mod.", "model.")
-
+_WRAPPERS = ("module.", "_orig_mod.", "model.")  # what DataParallel, torch.compile and Lightning put before the names
 UNUSED = "num_batches_tracked"  # the buffer of a batch norm that its outputs do not depend on; not every file has it
 _LARGEST_SIZE = 224  # height and width that torchvision's networks are made for, in pixels
 
@@ -93,7 +88,7 @@ def pretrained(name: str, weights: str, input_size: int | None) -> tuple[dict[st
         advice = f"type one of {', '.join(members)}, or weights=/path"
         raise _invalid(weights, f"are not those of name={name}", advice)
     else:
-        state, unpacked = _read(weights)
+        state, unpacked = read_state(weights)
         enum = members.get(meant_as(weights), published.DEFAULT)
         note = f"{name}: weights of {weights}{unpacked}, SHA-256 {digest_of(Path(weights))[:12]}…"
     transforms = enum.transforms()
@@ -101,7 +96,7 @@ def pretrained(name: str, weights: str, input_size: int | None) -> tuple[dict[st
     prepare = preparing(size, tuple(transforms.mean), tuple(transforms.std), transforms.interpolation.value)
     with torch.device("meta"):
         network = models.get_model(name, weights=None)
-    load_whole(network, state, weights, name, f"type the name=… of their network, one of {', '.join(HEADS)}", head)
+    load_whole(network, state, weights, name, f"type the name=… of their network, one of {', '.join(HEADS)}", (head,))
     whole = network.state_dict().items()
     body = {key: value for key, value in whole if not (key.startswith(head) or key.endswith(UNUSED))}
     return body, prepare, note
@@ -133,19 +128,15 @@ def cut_head(network: nn.Module, name: str) -> int:
 
 def load_whole(
     network: nn.Module, state: Mapping[str, Tensor], weights: str, name: str,
-    advice: str = "type the name of their network", head: str | None = None,
+    advice: str = "type the name of their network", but: tuple[str, ...] = (),
 ) -> None:  # fmt: skip
-    """Copies all weights of a network, or all but those of the `head`; a network on the meta device takes over the
+    """Copies all weights of a network, but those whose names begin so; a network on the meta device takes over the
     tensors. Raises ValueError, with this advice, if they are those of another network."""
-
-    def of_head(key: str) -> bool:
-        return head is not None and key.startswith(head)
-
-    body = {_FORMER.sub(r"\1\2.", key): value for key, value in state.items() if not of_head(key)}
+    body = {_FORMER.sub(r"\1\2.", key): value for key, value in state.items() if not key.startswith(but)}
     try:
         assign = next(network.parameters()).is_meta
         missing, unexpected = network.load_state_dict(body, strict=False, assign=assign)
-        wrong = [f"{key} is missing" for key in missing if not of_head(key)]
+        wrong = [f"{key} is missing" for key in missing if not key.startswith(but)]
         wrong += [f"{key} is of no layer" for key in unexpected]
     except RuntimeError as error:  # a line for each wrong shape
         wrong = [line.strip() for line in str(error).splitlines()[1:]] or [first_line(error)]
@@ -154,15 +145,10 @@ def load_whole(
         raise _invalid(weights, f"are not those of {name}: {', '.join(wrong[:3])}{more}", advice)
 
 
-def read_state(path: str) -> dict[str, Tensor]:
-    """The state dict in a file of torch.save or safetensors; nothing in it is run. Raises ValueError if there is no
-    such file, or it holds something else."""
-    return _read(path)[0]
-
-
-def _read(path: str) -> tuple[dict[str, Tensor], str]:
-    """The state dict in a file, which may hold a checkpoint with a state dict in it, of a network in a wrapper; and a
-    note on what was unpacked."""
+def read_state(path: str) -> tuple[dict[str, Tensor], str]:
+    """The state dict in a file of torch.save or safetensors, or in a checkpoint there, of a network in a wrapper; and a
+    note on what was unpacked. Nothing in the file is run. Raises ValueError for a file that is not there, or has
+    something else."""
     if not Path(path).is_file():
         advice = "or a name of torchvision's such as weights=ResNet18_Weights.IMAGENET1K_V1"
         raise _invalid(path, "there is no such file", f"type the path of a state dict, {advice}")
@@ -218,9 +204,8 @@ _SHARE = 0.25  # the part of the weights that the last layers of `cut` have, at 
 
 
 def frozen_model(
-    body: nn.Module, *, prepare: Callable[[Tensor], Tensor], ways: int, width: int, activations: int,
-    last: fx.GraphModule | None = None,
-) -> Model:  # fmt: skip
+    body: nn.Module, *, prepare: Prepare, ways: int, width: int, activations: int, last: fx.GraphModule | None = None
+) -> Model:
     """Features of a fixed network, and a linear head for `ways` classes.
 
     `prepare` makes of pictures [n, c, h, w] what the network takes. `body` gives features [n, width], or what `last`
