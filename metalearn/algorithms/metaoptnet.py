@@ -35,9 +35,7 @@ from metalearn.types import Algorithm, Batch, Model, Params
 
 SCALE = "svm.scale"  # the name of γ, which is learned beside the network
 
-# The largest product of a probability and its multiplier at the end, as a part of the largest slope at the start.
-_TOLERANCE = 1e-13
-
+_TOLERANCE = 1e-13  # of the largest product of a probability and its multiplier, as a part of the largest first slope
 _ROUNDING = 1e-12  # an eigenvalue below this part of the largest one counts as zero
 _MOST_STEPS = 60  # of an interior point; it takes about a dozen
 

@@ -60,11 +60,8 @@ def r2d2(*, model: Model, strength: float, scale: float) -> Algorithm:
 
 
 def ridge(x: Tensor, y: Tensor, strength: Tensor) -> Tensor:
-    """The weights W [t, d, k] that minimise ‖X W − Y‖² + λ ‖W‖² for `x` [t, n, d], `y` [t, n, k].
-
-    They are computed in float64 whatever the precision, since rounding in float32 hides a small λ. Below `_FLOOR`
-    roundings of the sum of the squares in x, λ does not count: that is the value taken then.
-    """
+    """The weights W [t, d, k] that minimise ‖X W − Y‖² + λ ‖W‖² for `x` [t, n, d], `y` [t, n, k], computed in float64.
+    λ counts as no less than `_FLOOR` roundings of the sum of the squares in x."""
     features, labels = x.double(), y.double()
     across, woodbury = features.transpose(1, 2), x.shape[1] <= x.shape[2]
     products = features @ across if woodbury else across @ features

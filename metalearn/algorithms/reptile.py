@@ -64,7 +64,12 @@ def reptile(
 
     def init(generator: Generator) -> Params:
         weights = model.init(generator)
-        return weights | (first_state(inner, weights) if carries else {})
+        if not carries:
+            return weights
+        # What a step forgets altogether is not carried.
+        states = {f"{STATE}{key}": state for key, state in inner.start(weights).items() if inner.decays[key]}
+        first = {f"{key}.{name}": value for key, state in states.items() for name, value in state.items()}
+        return weights | {DONE: torch.zeros(1)} | first
 
     def path(
         start: Params, samples: Batch, size: int | None, steps: int, optimizer: InnerOptimizer
@@ -100,14 +105,6 @@ def reptile(
 
 
 # The carried state
-
-
-def first_state(inner: InnerOptimizer, weights: Params) -> Params:
-    """The state before the first task, as meta-parameters. What a step forgets altogether is not carried."""
-    carried = {key: values for key, values in inner.start(weights).items() if inner.decays[key]}
-    return {DONE: torch.zeros(1)} | {
-        f"{STATE}{key}.{name}": value for key, values in carried.items() for name, value in values.items()
-    }
 
 
 def continued(

@@ -25,9 +25,8 @@ def module(
         network: `_target_` names the class or function that gives the `nn.Module`, as `package.module.Name`; the other
             keys are its arguments. The module takes the inputs, and gives [n, ways] or [n, outputs].
         channels: channels of an image that the module takes; an image of one channel is repeated.
-        image_size: height and width of an image, in pixels.
+        image_size, transductive: as for `conv4`.
         inputs: `images`; or what the tasks have, as lists of a name, a shape and `real`, `whole` or `bool`.
-        transductive: normalise a batch by its own statistics; if false, queries by those of the support set.
         dropout: dropout, and what else the training mode of the module changes, is on in training.
         running_statistics: batch norms normalise by the running statistics that the module came with, as constants.
         vectorize: true, false or `auto`: whether the tasks of a chunk are computed at once; see `model_of`.

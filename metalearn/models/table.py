@@ -56,7 +56,6 @@ HEADS = ("classes", "gaussian", "bars", "quantiles")
 CELL = 3
 
 RIDGES = (0.003, 0.1)  # the penalties of `linear`, where a feature has variance 1
-
 KERNELS = ((1.5, 0.0, 0.1), (1.5, 0.0, 2.0), (12.0, 0.0, 2.0), (1.0, 1.0, 0.5), (3.0, 3.0, 0.5))
 """Of `kernels`: a, b and the penalty; a kernel is 1 of equal rows. Chosen by `benchmarks.priors tables --choosing`."""
 

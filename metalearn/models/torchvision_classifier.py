@@ -14,6 +14,7 @@ from metalearn.nn.surroundings import of_reals
 from metalearn.types import Model
 
 LAST = "last"  # stands for weights of which the last layers alone learn
+_ADVICE = "type dataset.image_size=224, which all of torchvision's classifiers take"
 
 
 def torchvision_classifier(
@@ -32,15 +33,13 @@ def torchvision_classifier(
 
     Args:
         name: its name in torchvision, for example `resnet18`; with `weights` one of `HEADS`.
-        ways: outputs of the last layer.
+        ways, image_size, transductive: as for `conv4`.
         channels: channels of an image: 3, or 1, which is repeated three times.
-        image_size: height and width of an image, in pixels.
         weights: None: fresh ones; else the path of a state dict, or torchvision's name of pretrained weights.
         frozen: learn the head alone, and one factor for each feature; or, with `last`, the head and the last layers,
             which have a quarter of the weights or more. Batch norm then keeps the statistics that came with the
             weights, and `transductive` has no effect.
         input_size: with `weights`, height and width to which pictures are scaled; None: as the weights ask.
-        transductive: normalise a batch by its own statistics; if false, queries by those of the support set.
         dropout: dropout and stochastic depth are on in training.
     """
     from torchvision import models  # takes a second
@@ -96,6 +95,3 @@ def torchvision_classifier(
             raise Invalid("frozen", LAST, f"{name} cannot be cut ({error})", "type KEY=true") from error
     model = frozen_model(body, prepare=prepare, ways=ways, width=width, activations=floats, last=last)
     return model._replace(note=note)
-
-
-_ADVICE = "type dataset.image_size=224, which all of torchvision's classifiers take"

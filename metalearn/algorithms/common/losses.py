@@ -25,8 +25,6 @@ from metalearn.types import Loss, Metrics, Model, Targets
 
 Measure = Callable[[Tensor, Tensor], Tensor]  # from outputs [t, n, d] and targets to a value for each sample, [t, n]
 
-OF_CLASSES: tuple[Targets, ...] = ("classes", "labels")
-
 
 def objective(outputs: Tensor, y: Tensor, loss: Loss | None = None) -> Metrics:
     """The `loss` and the metric of predictions, per task [t]; without a loss, those of `usual_metrics`."""
@@ -158,7 +156,7 @@ def of_function(function: Callable[[Tensor, Tensor], Tensor], *, classes: bool) 
         return {"loss": of_each(outputs, y), metric: score(outputs.detach(), y).mean(dim=1)}
 
     metric = "accuracy" if classes else "mse"
-    loss = _loss(name, OF_CLASSES if classes else ("numbers",), losses, score, metric=metric)
+    loss = _loss(name, ("classes", "labels") if classes else ("numbers",), losses, score, metric=metric)
     return loss._replace(of_tasks=of_tasks)
 
 

@@ -45,14 +45,10 @@ def exact_match() -> Metric:
 
 
 def f1(*, average: str) -> Metric:
-    """F1 = 2 tp / (2 tp + fp + fn) of several labels, where a probability of 1/2 decides; 1 where all three are 0.
-
-    Args:
-        average: `labels`: the mean over labels of the F1 of a task's samples; `samples`: the mean over samples of the
-            F1 of their labels.
-
-    Raises ValueError for another average; and for `labels`, at the first samples, if the algorithm has plain samples.
-    """
+    """F1 = 2 tp / (2 tp + fp + fn) of several labels, where a probability of 1/2 decides; 1 where all three are 0. The
+    `average` is the mean over `labels` of the F1 of a task's samples, or the mean over `samples` of the F1 of their
+    labels. Raises ValueError for another one; and for `labels`, at the first samples, if the algorithm learns from
+    plain samples."""
     one_of("average", average, ("labels", "samples"))
 
     def over(outputs: Tensor, y: Tensor, axis: int) -> Tensor:
@@ -73,12 +69,9 @@ def f1(*, average: str) -> Metric:
 
 
 def of_function(function: Callable[[Tensor, Tensor], Tensor]) -> Metric:
-    """A metric of the user's own, reported as `score`: more is better.
-
-    Args:
-        function: from the outputs [n, d] of one task and its targets, [n] or [n, d], to one number. If the algorithm
-            learns from plain samples, it is called for each sample, n = 1.
-    """
+    """A metric of the user's own, reported as `score`: more is better. The function is from the outputs [n, d] of one
+    task and its targets, [n] or [n, d], to one number. If the algorithm learns from plain samples, it is called for
+    each sample, n = 1."""
     name = str(getattr(function, "__name__", type(function).__name__))
 
     def measured(outputs: Tensor, y: Tensor) -> Tensor:

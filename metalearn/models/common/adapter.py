@@ -267,7 +267,8 @@ def _forward(
 ) -> Callable[..., Tensor]:  # fmt: skip
     """`forward(params, x, support_size, features=False)` with weights from outside; `network` loses its own."""
     names = [path for path in dict.fromkeys(shared.values()) if path not in fixed]
-    of_head, shape = head[1].params if head else (), shape_of(inputs)
+    of_head = head[1].params if head else ()
+    shape = shape_of(inputs)
     buffers = {path: (constant(buffer), buffer.dtype) for path, buffer in network.named_buffers()}
     network.to("meta")
     busy = threading.Lock()  # `functional_call` puts the weights into the module while it runs
