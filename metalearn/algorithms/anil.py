@@ -42,7 +42,7 @@ def anil(
 
     def path(params: Params, support: Batch, steps: int, order: int) -> Iterator[Params]:
         rate = inner_lr if order else eval_lr_factor * inner_lr
-        tasks = len(support.x)
+        tasks = support.x.shape[0]
         theta = model.start(params, tasks)
         support_features = model.features_of(params, tasks)(support.x)  # once: no inner step changes the body
         start = per_task({name: params[name] for name in head.params}, tasks)

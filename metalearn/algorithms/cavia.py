@@ -62,7 +62,7 @@ def cavia(
         return weights | prefixed(WEIGHTS, drawn)
 
     def path(params: Params, support: Batch, steps: int, order: int) -> Iterator[Params]:
-        tasks = len(support.x)
+        tasks = support.x.shape[0]
         start = model.start(without(WEIGHTS, params), tasks)
         modulated = per_task({name: params[name] for name in names}, tasks)
         by_context = per_task(part(WEIGHTS, params), tasks)

@@ -70,7 +70,7 @@ def maml_pp(
         return weights | stacked | (prefixed(RATE, rates) if learned_rates else {})
 
     def path(params: Params, support: Batch, steps: int, order: int) -> Iterator[Params]:
-        tasks, rates, weights = len(support.x), part(RATE, params), without(RATE, params)
+        tasks, rates, weights = support.x.shape[0], part(RATE, params), without(RATE, params)
         first = {name: value[0] if name in norms else value for name, value in weights.items()}
 
         def with_norms(adapted: Params, step: int) -> Params:

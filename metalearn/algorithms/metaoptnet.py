@@ -112,9 +112,9 @@ def dual_residual(kernel: Tensor, y: Tensor, cost: Tensor, point: Point) -> Tens
 
 
 def newton_system(kernel: Tensor, point: Point) -> Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]:
-    """(K + D_k) Δp_k − Δν = r_k for every class k, and Σ_k Δp_k = s, where D = Z / P. Given Δν, each class has a system
-    of its own; Δν solves the sum of these systems. Solves for Δp [t, n, k] and Δν [t, n], by r [t, n, k] and s [t, n].
-    """
+    """Solves (K + D_k) Δp_k − Δν = r_k for every class k, and Σ_k Δp_k = s, where D = Z / P: a function from r [t, n,
+    k] and s [t, n] to Δp [t, n, k] and Δν [t, n]. Given Δν, each class has a system of its own; Δν solves the sum of
+    these systems."""
     ratios = (point.z / point.p).transpose(1, 2)
     inverses = torch.cholesky_inverse(cholesky(kernel.unsqueeze(1) + torch.diag_embed(ratios)))
     root = cholesky(inverses.sum(dim=1))

@@ -50,7 +50,7 @@ def r2d2(*, model: Model, strength: float, scale: float) -> Algorithm:
         return network(generator) | {name: torch.tensor([value]) for name, value in scalars.items()}
 
     def compare(params: Params, support: Batch, x: Tensor) -> Tensor:
-        features = model.features_of(params, len(support.x))
+        features = model.features_of(params, support.x.shape[0])
         # A last feature that is always 1: the bias of the linear head.
         support_features, queries = (F.pad(z, (0, 1), value=1) for z in (features(support.x), features(x, support.x)))
         weights = ridge(support_features, one_hot(support, support_features.dtype), params[LOG_STRENGTH].exp())

@@ -308,13 +308,14 @@ def evaluated_by_new_heads(
 
     @torch.no_grad()
     def evaluate(params: Params, episode: Episode) -> Metrics:
-        (support, query), features = episode, model.features_of(params, len(episode.support.x))
+        (support, query) = episode
+        features = model.features_of(params, support.x.shape[0])
         of_support, of_query = features(support.x), features(query.x, support.x)
         return evaluate_features(params, Episode(Batch(of_support, support.y), Batch(of_query, query.y)))
 
     @torch.no_grad()
     def adapt(params: Params, support: Batch, steps: int | None = None) -> Callable[[Tensor], Tensor]:
-        features = model.features_of(params, len(support.x))
+        features = model.features_of(params, support.x.shape[0])
         of_features = adapt_to_features(params, Batch(features(support.x), support.y), steps)
         return torch.no_grad()(lambda x: of_features(features(x, support.x)))
 
@@ -460,15 +461,15 @@ def pretrained(
     """A learner on supervised features. The head of the model has an output for every training class.
 
     `path(examples, queries, support, steps)` yields the logits [t, n, ways] of queries, before the first step and after
-    each, from the features of the support set [t, s, d] and of all queries [t, n, d]. Each has length 1; those that are
-    `centred` are less the mean of the training features before. Raises ValueError if `centred` is no bool, or the model
-    has no linear head, and ConfigError if the loss ignores a label.
+    each, from the features of the support set [t, s, d] and of all queries [t, n, d]. Each has length 1; if `centred`,
+    the mean of the training features is subtracted first. Raises ValueError if `centred` is no bool, or the model has
+    no linear head, and ConfigError if the loss ignores a label.
     """
     switches(centred=centred)
     _, head = features_and_head(model)
 
     def along(params: Params, support: Batch, x: Tensor, steps: int) -> Iterator[Tensor]:
-        features = model.features_of(without(STATE, params), len(support.x))
+        features = model.features_of(without(STATE, params), support.x.shape[0])
         examples, queries = features(support.x), features(x, support.x)
         if centred:
             examples, queries = examples - params[CENTRE], queries - params[CENTRE]
