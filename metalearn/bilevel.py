@@ -17,7 +17,8 @@ from torch.func import functional_call, grad, jvp, vjp
 from torch.utils import _pytree as pytree
 from torch.utils.checkpoint import get_device_states, set_device_states
 
-from metalearn.algorithms.common.inner import SGD, InnerOptimizer, adam, conjugate_gradient, momentum, rmsprop, sgd
+from metalearn.algorithms.common.arithmetic import conjugate_gradient
+from metalearn.algorithms.common.inner import SGD, InnerOptimizer, adam, momentum, rmsprop, sgd
 from metalearn.errors import Invalid, first_line, one_of, real_number, whole_number
 from metalearn.nn.attention import plain_attention, second_order_attention
 

@@ -75,6 +75,12 @@ def not_negative(**values: object) -> None:
         whole_number(name, value, at_least=0)
 
 
+def counts(**values: object) -> None:
+    """Raises Invalid unless all of these are whole numbers of at least 1."""
+    for name, value in values.items():
+        whole_number(name, value, at_least=1)
+
+
 def fraction(name: str, value: object) -> None:
     """Raises Invalid unless `value` is a number in [0, 1)."""
     real_number(name, value, at_least=0)

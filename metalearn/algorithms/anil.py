@@ -14,7 +14,6 @@ from metalearn.algorithms.common.inner import (
     SGD,
     InnerOptimizer,
     check_descent,
-    constant,
     descent,
     features_and_head,
     gradient_learner,
@@ -28,14 +27,12 @@ def anil(
     *, model: Model, inner: InnerOptimizer = SGD, inner_lr: float, inner_steps: int, eval_steps: int,
     eval_lr_factor: float = 1.0, first_order: bool = False,
 ) -> Algorithm:  # fmt: skip
-    """Almost no inner loop.
+    """Almost no inner loop. Raises ValueError for a rate or factor that is not above 0, a negative number of steps, or
+    a model without a linear head.
 
     Args:
         model: the network; its head is adapted.
         inner, inner_lr, inner_steps, eval_steps, eval_lr_factor, first_order: as for `maml`.
-
-    Raises:
-        ValueError: a rate or factor that is not above 0, a negative number of steps, or a model without a linear head.
     """
     check_descent(
         inner_lr=inner_lr, inner_steps=inner_steps, eval_steps=eval_steps, eval_lr_factor=eval_lr_factor,
@@ -53,8 +50,7 @@ def anil(
         def loss(adapted: Params, step: int) -> Tensor:
             return objective(head.apply(adapted, support_features, 0), support.y, model.loss)["loss"]
 
-        for adapted in descent(loss, start, optimizer=inner, rate=constant(rate), steps=steps, order=order):
+        for adapted in descent(loss, start, optimizer=inner, rate=rate, steps=steps, order=order):
             yield model.replaced(theta, adapted)
 
-    order = 1 if first_order else 2
-    return gradient_learner(model, path, inner_steps=inner_steps, eval_steps=eval_steps, order=order)
+    return gradient_learner(model, path, inner_steps=inner_steps, eval_steps=eval_steps, order=1 if first_order else 2)

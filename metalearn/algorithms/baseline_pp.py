@@ -17,13 +17,11 @@ from collections.abc import Iterator
 import torch.nn.functional as F
 from torch import Generator, Tensor
 
+from metalearn.algorithms.common.arithmetic import class_means, cosines
 from metalearn.algorithms.common.inner import (
     SGD,
     InnerOptimizer,
     check_descent,
-    class_means,
-    constant,
-    cosines,
     descent,
     evaluated_by_new_heads,
     features_and_head,
@@ -40,18 +38,14 @@ VECTORS = "cosine.weight"  # the meta-parameter of the classes' vectors, [classe
 def baseline_pp(
     *, model: Model, inner: InnerOptimizer = SGD, inner_lr: float, eval_steps: int, scale: float, task_scale: float,
 ) -> Algorithm:  # fmt: skip
-    """Supervised learning with a cosine head, then a new cosine head for every task.
+    """Supervised learning with a cosine head, then a new cosine head for every task. Raises ValueError for a rate or
+    factor that is not above 0, a negative number of steps, or a model without a linear head.
 
     Args:
         model: the network; its head has an output for every training class, and cosines take its place.
-        inner: the optimiser of the inner steps.
-        inner_lr: the rate of the inner steps on the mean loss of a task's support set.
-        eval_steps: inner steps in validation and test.
+        inner, inner_lr, eval_steps: as for `maml`.
         scale: the factor of the cosines in training.
         task_scale: the factor of the cosines in a task.
-
-    Raises:
-        ValueError: a rate or factor that is not above 0, a negative number of steps, or a model without a linear head.
     """
     check_descent(inner_lr=inner_lr, eval_steps=eval_steps)
     positive(scale=scale, task_scale=task_scale)
@@ -59,9 +53,8 @@ def baseline_pp(
 
     def init(generator: Generator) -> Params:
         params = model.init(generator)
-        (vectors,) = (params[name] for name in head.params if params[name].dim() == 2)
         body = {name: value for name, value in params.items() if name not in head.params}
-        return body | {VECTORS: vectors}
+        return body | {VECTORS: params[head.params[0]]}
 
     def classify(params: Params, x: Tensor, support_x: Tensor | None = None) -> Tensor:
         return scale * cosines(features(params, x, support_x), params[VECTORS])
@@ -75,7 +68,7 @@ def baseline_pp(
         def loss(adapted: Params, step: int) -> Tensor:
             return objective(classify_task(adapted, support.x), support.y, model.loss)["loss"]
 
-        return descent(loss, start, optimizer=inner, rate=constant(inner_lr), steps=steps, order=order)
+        return descent(loss, start, optimizer=inner, rate=inner_lr, steps=steps, order=order)
 
-    in_a_task = evaluated_by_new_heads(model, path, classify_task, eval_steps)
-    return trained_on_samples(model, *in_a_task, classify=classify, init=init)
+    evaluate, adapt = evaluated_by_new_heads(model, path, classify_task, eval_steps)
+    return trained_on_samples(model, adapt, evaluate, classify=classify, init=init)

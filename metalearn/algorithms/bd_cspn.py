@@ -18,31 +18,28 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from metalearn.algorithms.common.inner import class_means, cosines, evaluated_together, one_hot, pretrained
+from metalearn.algorithms.common.arithmetic import class_means, cosines
+from metalearn.algorithms.common.inner import one_hot, pretrained
 from metalearn.errors import not_negative, positive
-from metalearn.types import Algorithm, Batch, Model, Params
+from metalearn.types import Algorithm, Batch, Model
 
 
 def bd_cspn(*, model: Model, eval_steps: int, scale: float) -> Algorithm:
-    """Supervised learning, then prototypes that the queries of a task rectify.
+    """Supervised learning, then prototypes that the queries of a task rectify. Raises ValueError for a negative number
+    of rectifications, a scale that is not above 0, or a model without a linear head.
 
     Args:
         model: the network; its head has an output for every training class.
         eval_steps: rectifications in validation and test; the paper's is one.
         scale: ε, the factor of the cosines.
-
-    Raises:
-        ValueError: a negative number of rectifications, a scale that is not above 0, or a model without a linear head.
     """
     not_negative(eval_steps=eval_steps)
     positive(scale=scale)
-    features, learner = pretrained(model, centred=False)
 
-    def path(params: Params, support: Batch, x: Tensor, steps: int) -> Iterator[Tensor]:
-        examples, queries = features(params, support, x)
+    def path(examples: Tensor, queries: Tensor, support: Batch, steps: int) -> Iterator[Tensor]:
         labels = one_hot(support, examples.dtype)
         prototypes = class_means(examples, labels)
-        if x.shape[1] > 1:
+        if queries.shape[1] > 1:
             queries = queries + examples.mean(dim=1, keepdim=True) - queries.mean(dim=1, keepdim=True)
         samples = torch.cat([examples, queries], dim=1)
         yield scale * cosines(queries, prototypes)
@@ -52,4 +49,4 @@ def bd_cspn(*, model: Model, eval_steps: int, scale: float) -> Algorithm:
             prototypes = class_means(samples, torch.cat([labels, guessed], dim=1) * logits.exp())
             yield scale * cosines(queries, prototypes)
 
-    return learner(*evaluated_together(model, path, eval_steps))._replace(transductive=True)
+    return pretrained(model, path, eval_steps=eval_steps, centred=False)._replace(transductive=True)

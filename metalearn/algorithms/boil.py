@@ -13,7 +13,6 @@ import torch
 
 from metalearn.algorithms.common.inner import (
     SGD,
-    Checkpoint,
     InnerOptimizer,
     check_descent,
     features_and_head,
@@ -25,16 +24,14 @@ from metalearn.types import Algorithm, Batch, Model, Params
 
 def boil(
     *, model: Model, inner: InnerOptimizer = SGD, inner_lr: float, inner_steps: int, eval_steps: int,
-    eval_lr_factor: float = 1.0, first_order: bool = False, checkpoint_steps: Checkpoint = False,
+    eval_lr_factor: float = 1.0, first_order: bool = False, checkpoint_steps: bool | str = False,
 ) -> Algorithm:  # fmt: skip
-    """Body-only update in the inner loop.
+    """Body-only update in the inner loop. Raises ValueError for a rate or factor that is not above 0, a negative number
+    of steps, or a model without a linear head.
 
     Args:
         model: the network; all but its head is adapted.
         inner, inner_lr, inner_steps, eval_steps, eval_lr_factor, first_order, checkpoint_steps: as for `maml`.
-
-    Raises:
-        ValueError: a rate or factor that is not above 0, a negative number of steps, or a model without a linear head.
     """
     check_descent(
         inner_lr=inner_lr, inner_steps=inner_steps, eval_steps=eval_steps, eval_lr_factor=eval_lr_factor,

@@ -25,18 +25,9 @@ from collections.abc import Iterator
 import torch
 from torch import Generator, Tensor
 
-from metalearn.algorithms.common.inner import (
-    SGD,
-    InnerOptimizer,
-    check_descent,
-    constant,
-    descent,
-    gradient_learner,
-    part,
-    prefixed,
-    without,
-)
-from metalearn.errors import Invalid, switches, whole_number
+from metalearn.algorithms.common.arithmetic import part, prefixed, without
+from metalearn.algorithms.common.inner import SGD, InnerOptimizer, check_descent, descent, gradient_learner
+from metalearn.errors import Invalid, counts, switches
 from metalearn.nn.layers import per_task
 from metalearn.types import Algorithm, Batch, Model, Params
 
@@ -47,20 +38,17 @@ def cavia(
     *, model: Model, inner: InnerOptimizer = SGD, inner_lr: float, inner_steps: int, eval_steps: int, contexts: int,
     layer: int = 1, first_order: bool = False, checkpoint_steps: bool = False,
 ) -> Algorithm:  # fmt: skip
-    """Fast context adaptation.
+    """Fast context adaptation. Raises ValueError for a rate that is not above 0, a number out of range, or a model
+    without such a layer.
 
     Args:
         model: the network; what it computes depends on the context parameters.
         inner, inner_lr (α), inner_steps, eval_steps, first_order, checkpoint_steps: as for `maml`.
         contexts: the number of context parameters.
         layer: which layer takes them, from 1: of the batch norms, or of the linear layers of a model without norms.
-
-    Raises:
-        ValueError: a rate that is not above 0, a number out of range, or a model without such a layer.
     """
     check_descent(inner_lr=inner_lr, inner_steps=inner_steps, eval_steps=eval_steps)
-    whole_number("contexts", contexts, at_least=1)
-    whole_number("layer", layer, at_least=1)
+    counts(contexts=contexts, layer=layer)
     switches(first_order=first_order, checkpoint_steps=checkpoint_steps)
     names = _layer(model, layer)
 
@@ -75,8 +63,7 @@ def cavia(
 
     def path(params: Params, support: Batch, steps: int, order: int) -> Iterator[Params]:
         tasks = support.x.shape[0]
-        weights = without(WEIGHTS, params)
-        start = model.start(weights, tasks)
+        start = model.start(without(WEIGHTS, params), tasks)
         modulated = per_task({name: params[name] for name in names}, tasks)
         by_context = per_task(part(WEIGHTS, params), tasks)
 
@@ -94,10 +81,10 @@ def cavia(
             return model.metrics(in_context(context["phi"]), support, twice=order == 2)["loss"]
 
         zero = support.x.new_zeros(tasks, contexts, requires_grad=order > 0)
-        for context in descent(
-            loss, {"phi": zero}, optimizer=inner, rate=constant(inner_lr), steps=steps, order=order,
-            checkpoint=checkpoint_steps,
-        ):  # fmt: skip
+        contexts_of = descent(
+            loss, {"phi": zero}, optimizer=inner, rate=inner_lr, steps=steps, order=order, checkpoint=checkpoint_steps
+        )
+        for context in contexts_of:
             yield in_context(context["phi"])
 
     order = 1 if first_order else 2

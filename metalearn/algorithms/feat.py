@@ -17,17 +17,8 @@ import torch
 import torch.nn.functional as F
 from torch import Generator, Tensor
 
-from metalearn.algorithms.common.inner import (
-    class_means,
-    comparing_learner,
-    features_and_head,
-    one_hot,
-    part,
-    prefixed,
-    squared_distances,
-    without,
-    without_head,
-)
+from metalearn.algorithms.common.arithmetic import class_means, part, prefixed, squared_distances, without
+from metalearn.algorithms.common.inner import comparing_learner, features_and_head, one_hot, without_head
 from metalearn.errors import positive
 from metalearn.nn.attention import set_attention
 from metalearn.nn.layers import shared_linear
@@ -37,14 +28,12 @@ SET = "set."  # the prefix of the names of the attention's parameters
 
 
 def feat(*, model: Model, temperature: float) -> Algorithm:
-    """Learns features, and to adapt the class means of a task to each other.
+    """Learns features, and to adapt the class means of a task to each other. Raises ValueError for a temperature that
+    is not above 0, or a model without a linear head.
 
     Args:
         model: the network; its head is left out.
         temperature: T, which divides the squared distances.
-
-    Raises:
-        ValueError: a temperature that is not above 0, or a model without a linear head.
     """
     positive(temperature=temperature)
     network, (_, head) = without_head(model), features_and_head(model)

@@ -21,7 +21,6 @@ from metalearn.algorithms.common.inner import (
     SGD,
     InnerOptimizer,
     check_descent,
-    constant,
     descent,
     evaluated_by_descent,
     evaluated_by_new_heads,
@@ -29,7 +28,7 @@ from metalearn.algorithms.common.inner import (
     trained_on_samples,
 )
 from metalearn.algorithms.common.losses import objective
-from metalearn.errors import true_or_false, whole_number
+from metalearn.errors import switches, whole_number
 from metalearn.nn.layers import per_task
 from metalearn.types import Algorithm, Batch, Model, Params
 
@@ -37,22 +36,18 @@ from metalearn.types import Algorithm, Batch, Model, Params
 def finetune(
     *, model: Model, inner: InnerOptimizer = SGD, inner_lr: float, eval_steps: int, ways: int, whole: bool,
 ) -> Algorithm:  # fmt: skip
-    """Supervised learning, then fine-tuning.
+    """Supervised learning, then fine-tuning. Raises ValueError for a rate that is not above 0, a negative number of
+    steps, or a model without a linear head.
 
     Args:
         model: the network; its head has an output for every training class.
-        inner: the optimiser of the inner steps.
-        inner_lr: the rate of the inner steps on the mean loss of a task's support set.
-        eval_steps: inner steps in validation and test.
+        inner, inner_lr, eval_steps: as for `maml`.
         ways: classes of a task. They are the outputs of its head, which starts at zero.
         whole: train the body on a task, too.
-
-    Raises:
-        ValueError: a rate that is not above 0, a negative number of steps, or a model without a linear head.
     """
     check_descent(inner_lr=inner_lr, eval_steps=eval_steps)
     whole_number("ways", ways, at_least=2)
-    true_or_false("whole", whole)
+    switches(whole=whole)
     _, head = features_and_head(model)
 
     def classify(adapted: Params, features: Tensor) -> Tensor:
@@ -68,10 +63,10 @@ def finetune(
             outputs = (model.apply if whole else classify)(adapted, support.x)
             return objective(outputs, support.y, model.loss)["loss"]
 
-        return descent(loss, start, optimizer=inner, rate=constant(inner_lr), steps=steps, order=order)
+        return descent(loss, start, optimizer=inner, rate=inner_lr, steps=steps, order=order)
 
     if whole:
-        in_a_task = evaluated_by_descent(model, path, eval_steps)
+        evaluate, adapt = evaluated_by_descent(model, path, eval_steps)
     else:
-        in_a_task = evaluated_by_new_heads(model, path, classify, eval_steps)
-    return trained_on_samples(model, *in_a_task)
+        evaluate, adapt = evaluated_by_new_heads(model, path, classify, eval_steps)
+    return trained_on_samples(model, adapt, evaluate)

@@ -19,30 +19,25 @@ Differences from the authors' code:
 - They draw 200,000 tasks beforehand. Their network flattens the last 2×2 map; ours averages it.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import torch
 from torch import Tensor
 
+from metalearn.algorithms.common.arithmetic import conjugate_gradient
 from metalearn.algorithms.common.inner import (
     SGD,
     InnerOptimizer,
     check_descent,
-    conjugate_gradient,
-    constant,
     descent,
     evaluated_by_descent,
     last,
-    summed,
     support_descent,
 )
-from metalearn.errors import Invalid, one_of, real_number, whole_number
+from metalearn.algorithms.common.losses import summed
+from metalearn.errors import Invalid, counts, one_of, positive, real_number
 from metalearn.nn.network import leaves
-from metalearn.types import Algorithm, Batch, ChunkResult, Episode, Metrics, Model, Params
-
-SPRINGS = ("every_step", "after")
-
-Product = Callable[[Params], Params]  # v ↦ A v, where each task has its own A and v
+from metalearn.types import Algorithm, Batch, ChunkResult, Episode, Model, Params
 
 
 def imaml(
@@ -51,10 +46,11 @@ def imaml(
     cg_strength: float | None = None,
 ) -> Algorithm:  # fmt: skip
     """MAML with implicit gradients. Its metric `cg_residual` is ‖A g − b‖ / ‖b‖ of a task's linear system A g = b.
+    Raises ValueError for a rate or a strength that is not above 0, a negative damping, a number of steps out of range,
+    or a step of the spring that is too long.
 
     Args:
-        model: the network to be adapted.
-        inner, inner_steps, eval_steps: as for `maml`.
+        model, inner, inner_steps, eval_steps: as for `maml`.
         inner_lr: the rate of the inner steps on the regularised loss.
         strength: λ, the strength of the spring, the term that pulls φ to the meta-parameters.
         eval_strength: λ in validation and test, which may be 0; None: as in training.
@@ -64,24 +60,20 @@ def imaml(
         cg_steps: steps of conjugate gradient.
         cg_damping: c, which is added to the diagonal of the linear system; the paper's is 0.
         cg_strength: μ, the λ of the linear system; None: λ itself.
-
-    Raises:
-        ValueError: a rate or a strength that is not above 0, a negative damping, a number of steps out of range, or a
-            step of the spring that is too long.
     """
     check_descent(inner_lr=inner_lr, inner_steps=inner_steps, eval_steps=eval_steps)
-    real_number("strength", strength, above=0)
-    one_of("spring", spring, SPRINGS)
+    positive(strength=strength)
+    one_of("spring", spring, ("every_step", "after"))
     if eval_strength is not None:
         real_number("eval_strength", eval_strength, at_least=0)
     for name, pull in (("strength", strength), ("eval_strength", eval_strength or 0)):
         if spring == "after" and inner_lr * pull > 1:
             reason = f"times inner_lr={inner_lr}, it must be at most 1: a longer step of the spring passes the start"
             raise Invalid(name, pull, reason, "type a smaller one, or GROUP.spring=every_step")
-    whole_number("cg_steps", cg_steps, at_least=1)
+    counts(cg_steps=cg_steps)
     real_number("cg_damping", cg_damping, at_least=0)
     if cg_strength is not None:
-        real_number("cg_strength", cg_strength, above=0)
+        positive(cg_strength=cg_strength)
 
     def path(params: Params, support: Batch, steps: int, pull: float) -> Iterator[Params]:
         start = model.start(params, support.x.shape[0])
@@ -92,7 +84,7 @@ def imaml(
             return model.metrics(phi, support)["loss"] + pull / 2 * torch.stack(away).sum(dim=0)
 
         if spring == "every_step":
-            yield from descent(regularised, start, optimizer=inner, rate=constant(inner_lr), steps=steps, order=0)
+            yield from descent(regularised, start, optimizer=inner, rate=inner_lr, steps=steps, order=0)
             return
         for phi in support_descent(model, params, support, inner=inner, rate=inner_lr, steps=steps, order=0):
             # a step of gradient descent on the spring alone
@@ -103,44 +95,24 @@ def imaml(
 
     @torch.no_grad()
     def meta_grad(params: Params, episode: Episode, step: int) -> ChunkResult:
-        phi = last(path(params, episode.support, inner_steps, strength))
-        values, gradient = _query_gradient(model, phi, episode)
-        curvature = hessian_product(model, episode.support, phi)
-        mu = cg_strength or strength
+        (support, query) = episode
+        at = leaves(last(path(params, support, inner_steps, strength)))
+        with torch.enable_grad():
+            values = model.metrics(at, query, support.x)
+            grads = torch.autograd.grad(values["loss"].sum(), list(at.values()), materialize_grads=True)
+        slopes = {name: slope for name, slope in model.gradient(at, support, twice=True).items() if slope.requires_grad}
 
         def product(v: Params) -> Params:
-            """((1 + c) I + ∇²L / μ) v of every task."""
-            return {name: (1 + cg_damping) * v[name] + h / mu for name, h in curvature(v).items()}
+            """((1 + c) I + ∇²L / μ) v of every task; ∇²L v is 0 for parameters that the loss does not use."""
+            curved = torch.autograd.grad(
+                list(slopes.values()), list(at.values()), [v[name] for name in slopes], retain_graph=True,
+                materialize_grads=True,
+            )  # fmt: skip
+            mu = cg_strength or strength
+            return {name: (1 + cg_damping) * v[name] + h / mu for name, h in zip(at, curved, strict=True)}
 
-        solution, residual = conjugate_gradient(product, gradient, cg_steps)
-        grads = model.sums(solution)
-        return ChunkResult(grads, summed(values | {"cg_residual": residual}), len(residual))
+        solution, residual = conjugate_gradient(product, dict(zip(at, grads, strict=True)), cg_steps)
+        return ChunkResult(model.sums(solution), summed(values | {"cg_residual": residual}), len(residual))
 
     evaluated = evaluated_by_descent(model, eval_path, eval_steps)
     return Algorithm(model.init, meta_grad, *evaluated, loss=None, computes=model.loss)
-
-
-def _query_gradient(model: Model, phi: Params, episode: Episode) -> tuple[Metrics, Params]:
-    """The query metrics of every task at φ, and the gradient of its query loss there."""
-    (support, query) = episode
-    phi = leaves(phi)
-    with torch.enable_grad():
-        values = model.metrics(phi, query, support.x)
-        grads = torch.autograd.grad(values["loss"].sum(), list(phi.values()), materialize_grads=True)
-    return values, dict(zip(phi, grads, strict=True))
-
-
-def hessian_product(model: Model, support: Batch, params: Params) -> Product:
-    """v ↦ ∇²L v of every task's own loss on its support set, at per-task parameters."""
-    at = leaves(params)
-    slopes = model.gradient(at, support, twice=True)
-    slopes = {name: value for name, value in slopes.items() if value.requires_grad}  # where it is used
-
-    def product(v: Params) -> Params:
-        products = torch.autograd.grad(
-            list(slopes.values()), list(at.values()), [v[name] for name in slopes], retain_graph=True,
-            materialize_grads=True,
-        )  # fmt: skip
-        return dict(zip(at, products, strict=True))
-
-    return product

@@ -20,8 +20,9 @@ import torch
 import torch.nn.functional as F
 from torch import Generator, Tensor
 
-from metalearn.algorithms.common.inner import comparing_learner, features_and_head, part, prefixed, without
-from metalearn.errors import ConfigError, Invalid, whole_number
+from metalearn.algorithms.common.arithmetic import part, prefixed, without
+from metalearn.algorithms.common.inner import comparing_learner, features_and_head
+from metalearn.errors import ConfigError, Invalid, counts
 from metalearn.nn.attention import draw_transformer, transformer
 from metalearn.nn.layers import shared_linear
 from metalearn.types import Algorithm, Batch, Model, Params
@@ -30,19 +31,16 @@ SET = "set."  # the prefix of the names of the transformer's parameters
 
 
 def in_context(*, model: Model, width: int, heads: int, layers: int) -> Algorithm:
-    """Learns to predict queries from a support set in one forward pass; of classes or of real numbers.
+    """Learns to predict queries from a support set in one forward pass; of classes or of real numbers. Raises
+    ValueError for a number below 1, heads that do not divide the width, or a model without a linear head.
 
     Args:
         model: the encoder of the samples. Its head is left out, but says how many outputs there are.
         width: numbers in the token of a sample.
         heads: heads of the attention; a divisor of `width`.
         layers: blocks of the transformer.
-
-    Raises:
-        ValueError: a number below 1, heads that do not divide the width, or a model without a linear head.
     """
-    for name, value in (("width", width), ("heads", heads), ("layers", layers)):
-        whole_number(name, value, at_least=1)
+    counts(width=width, heads=heads, layers=layers)
     if width % heads:
         divisor = next(number for number in range(min(heads, width), 0, -1) if width % number == 0)
         raise Invalid("heads", heads, f"must divide width={width}", f"type KEY={divisor}")
@@ -52,7 +50,12 @@ def in_context(*, model: Model, width: int, heads: int, layers: int) -> Algorith
         drawn = model.init(generator)
         outputs, inputs = drawn[head.params[0]].shape
         body = {name: value for name, value in drawn.items() if name not in head.params}
-        return body | prefixed(SET, _draw_set(outputs, inputs, width, layers, generator))
+        of_features = torch.empty(width, inputs).normal_(0, inputs**-0.5, generator=generator)
+        of_label = torch.empty(width, outputs + 1).normal_(0, 1, generator=generator)
+        token = {"token.weight": torch.cat([of_features, of_label], dim=1), "token.bias": torch.zeros(width)}
+        blocks = draw_transformer(width, layers, generator)
+        weight = torch.empty(outputs, width).normal_(0, 0.01, generator=generator)
+        return body | prefixed(SET, token | blocks | {"head.weight": weight, "head.bias": torch.zeros(outputs)})
 
     def compare(params: Params, support: Batch, x: Tensor) -> Tensor:
         weights, context_size = part(SET, params), support.x.shape[1]
@@ -67,34 +70,16 @@ def in_context(*, model: Model, width: int, heads: int, layers: int) -> Algorith
 
 
 def label_tokens(support: Batch, queries: int, outputs: int, dtype: torch.dtype) -> Tensor:
-    """What a token has of its sample's label, [t, n + queries, outputs + 1]: for the support set the class as
-    one-hot, or the numbers, and 0; for the queries nothing but a 1, which says that the label is unknown.
-
-    Raises:
-        ConfigError: the targets are not as many numbers as the model has outputs.
-    """
+    """What a token has of its sample's label, [t, n + queries, outputs + 1]: for the support set the class as one-hot,
+    or the numbers, and 0; for the queries nothing but a 1, which says that the label is unknown. Raises ConfigError
+    unless the targets are as many numbers as the model has outputs."""
     y = support.y
     if y.is_floating_point():
         if y.shape[2] != outputs:
-            raise ConfigError(
-                f"model: it has {outputs} outputs, and targets here are {y.shape[2]} numbers; "
-                f"type model.outputs={y.shape[2]}"
-            )
+            reason = f"it has {outputs} outputs, and targets here are {y.shape[2]} numbers"
+            raise ConfigError(f"model: {reason}; type model.outputs={y.shape[2]}")
         labels = y.to(dtype)
     else:
         labels = (y.unsqueeze(2) == torch.arange(outputs, device=y.device)).to(dtype)
     unknown = torch.cat([labels.new_zeros(len(y), queries, outputs), labels.new_ones(len(y), queries, 1)], dim=2)
     return torch.cat([F.pad(labels, (0, 1)), unknown], dim=1)
-
-
-def _draw_set(outputs: int, inputs: int, width: int, layers: int, generator: Generator) -> Params:
-    """The parameters of the tokens, of the transformer and of its head, for `inputs` features."""
-    of_features = torch.empty(width, inputs).normal_(0, inputs**-0.5, generator=generator)
-    of_label = torch.empty(width, outputs + 1).normal_(0, 1, generator=generator)
-    return {
-        "token.weight": torch.cat([of_features, of_label], dim=1),
-        "token.bias": torch.zeros(width),
-        **draw_transformer(width, layers, generator),
-        "head.weight": torch.empty(outputs, width).normal_(0, 0.01, generator=generator),
-        "head.bias": torch.zeros(outputs),
-    }

@@ -24,17 +24,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from metalearn.algorithms.common.inner import (
-    class_means,
-    cosines,
-    evaluated_together,
-    one_hot,
-    pretrained,
-    squared_distances,
-    squared_distances_by_products,
-)
-from metalearn.errors import not_negative, real_number, true_or_false, whole_number
-from metalearn.types import Algorithm, Batch, Model, Params
+from metalearn.algorithms.common.arithmetic import class_means, cosines, squared_distances
+from metalearn.algorithms.common.inner import one_hot, pretrained
+from metalearn.errors import counts, not_negative, real_number, switches
+from metalearn.types import Algorithm, Batch, Model
 
 SHARPNESS = 10.0  # the factor of the cosines in the weights of `rectified_means`; that of both papers
 
@@ -42,7 +35,8 @@ SHARPNESS = 10.0  # the factor of the cosines in the weights of `rectified_means
 def laplacian_shot(
     *, model: Model, strength: float, neighbours: int, eval_steps: int, rectified: bool, centred: bool
 ) -> Algorithm:
-    """Supervised learning, then nearest means, where near queries get the same class.
+    """Supervised learning, then nearest means, where near queries get the same class. Raises ValueError for a negative
+    strength or number of updates, no neighbours, a switch that is no bool, or a model without a linear head.
 
     Args:
         model: the network; its head has an output for every training class.
@@ -52,23 +46,17 @@ def laplacian_shot(
         rectified: shift the queries to the mean of the support set, and take the class means over them, too; but not
             if there is a single query.
         centred: subtract the mean of the training features from all features.
-
-    Raises:
-        ValueError: a negative strength or number of updates, no neighbours, a switch that is no bool, or a model
-            without a linear head.
     """
     real_number("strength", strength, at_least=0)
-    whole_number("neighbours", neighbours, at_least=1)
+    counts(neighbours=neighbours)
     not_negative(eval_steps=eval_steps)
-    true_or_false("rectified", rectified)
-    features, learner = pretrained(model, centred=centred)
+    switches(rectified=rectified)
 
-    def path(params: Params, support: Batch, x: Tensor, steps: int) -> Iterator[Tensor]:
-        support_features, queries = features(params, support, x)
-        means = class_means(support_features, one_hot(support, support_features.dtype))
-        if rectified and x.shape[1] > 1:  # the mean of a single query is the query itself
-            queries = queries + support_features.mean(dim=1, keepdim=True) - queries.mean(dim=1, keepdim=True)
-            means = rectified_means(torch.cat([support_features, queries], dim=1), means)
+    def path(examples: Tensor, queries: Tensor, support: Batch, steps: int) -> Iterator[Tensor]:
+        means = class_means(examples, one_hot(support, examples.dtype))
+        if rectified and queries.shape[1] > 1:  # the mean of a single query is the query itself
+            queries = queries + examples.mean(dim=1, keepdim=True) - queries.mean(dim=1, keepdim=True)
+            means = rectified_means(torch.cat([examples, queries], dim=1), means)
         distances, weights = squared_distances(queries, means), affinities(queries, neighbours)
         logits = -distances
         yield logits
@@ -76,12 +64,12 @@ def laplacian_shot(
             logits = -distances + strength * weights @ logits.softmax(dim=2)
             yield logits
 
-    return learner(*evaluated_together(model, path, eval_steps))._replace(transductive=True)
+    return pretrained(model, path, eval_steps=eval_steps, centred=centred)._replace(transductive=True)
 
 
 def affinities(z: Tensor, neighbours: int) -> Tensor:
     """W [t, n, n] of features [t, n, d]: W[q, p] is 1 if p is one of the nearest other samples of q, else 0."""
-    distances = squared_distances_by_products(z, z)
+    distances = squared_distances(z, z, by_products=True)
     distances.diagonal(dim1=1, dim2=2).fill_(torch.inf)
     nearest = distances.topk(min(neighbours, z.shape[1] - 1), dim=2, largest=False).indices
     return torch.zeros_like(distances).scatter_(2, nearest, 1.0)

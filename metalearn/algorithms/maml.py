@@ -18,22 +18,16 @@ Differences from the authors' code:
 
 from collections.abc import Iterator
 
-from metalearn.algorithms.common.inner import (
-    SGD,
-    Checkpoint,
-    InnerOptimizer,
-    check_descent,
-    gradient_learner,
-    support_descent,
-)
+from metalearn.algorithms.common.inner import SGD, InnerOptimizer, check_descent, gradient_learner, support_descent
 from metalearn.types import Algorithm, Batch, Model, Params
 
 
 def maml(
     *, model: Model, inner: InnerOptimizer = SGD, inner_lr: float, inner_steps: int, eval_steps: int,
-    eval_lr_factor: float = 1.0, first_order: bool = False, checkpoint_steps: Checkpoint = False,
+    eval_lr_factor: float = 1.0, first_order: bool = False, checkpoint_steps: bool | str = False,
 ) -> Algorithm:  # fmt: skip
-    """Model-agnostic meta-learning.
+    """Model-agnostic meta-learning. Raises ValueError for a rate or factor that is not above 0, or a negative number of
+    steps.
 
     Args:
         model: the network to be adapted.
@@ -45,9 +39,6 @@ def maml(
         first_order: drop the second derivatives from the meta-gradient.
         checkpoint_steps: keep no graph of the inner steps; the meta-gradient computes each step a second time. With
             `nested`, keep the parameters of log₂(inner_steps) steps, and compute each step about as many times.
-
-    Raises:
-        ValueError: a rate or factor that is not above 0, or a negative number of steps.
     """
     check_descent(
         inner_lr=inner_lr, inner_steps=inner_steps, eval_steps=eval_steps, eval_lr_factor=eval_lr_factor,

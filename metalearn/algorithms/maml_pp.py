@@ -25,20 +25,9 @@ from collections.abc import Iterator
 import torch
 from torch import Generator, Tensor
 
-from metalearn.algorithms.common.inner import (
-    RATE,
-    SGD,
-    InnerOptimizer,
-    Rate,
-    check_descent,
-    constant,
-    descent,
-    gradient_learner,
-    part,
-    prefixed,
-    without,
-)
-from metalearn.errors import Invalid, not_negative, switches, whole_number
+from metalearn.algorithms.common.arithmetic import RATE, part, prefixed, without
+from metalearn.algorithms.common.inner import SGD, InnerOptimizer, Rate, Rates, check_descent, descent, gradient_learner
+from metalearn.errors import Invalid, counts, not_negative, switches
 from metalearn.types import Algorithm, Batch, Episode, Metrics, Model, Params
 
 
@@ -47,13 +36,13 @@ def maml_pp(
     multi_step_until: int, first_order_until: int, learned_rates: bool, per_step_norm: bool,
     checkpoint_steps: bool = False,
 ) -> Algorithm:  # fmt: skip
-    """MAML with the changes of "How to train your MAML".
+    """MAML with the changes of "How to train your MAML". Raises ValueError for a rate that is not above 0, a number of
+    steps out of range, or `per_step_norm` for a model without norms.
 
     Args:
-        model: the network to be adapted.
+        model, inner_steps, checkpoint_steps: as for `maml`.
         inner: the optimiser of the inner steps, whose directions the rates multiply.
         inner_lr: the rate of the inner steps; if rates are learned, their initial value.
-        inner_steps: inner steps in meta-training.
         eval_steps: inner steps in validation and test. Steps beyond `inner_steps` share the rates and norms of the
             last one.
         multi_step_until: meta-steps in which the query losses after all inner steps count. Their weights are equal at
@@ -61,14 +50,9 @@ def maml_pp(
         first_order_until: meta-steps with first-order gradients; later ones have second-order gradients.
         learned_rates: learn a rate for every parameter tensor and inner step.
         per_step_norm: learn scales and shifts of the norms for every inner step; the inner steps do not adapt them.
-        checkpoint_steps: keep no graph of the inner steps; the meta-gradient computes each step a second time.
-
-    Raises:
-        ValueError: a rate that is not above 0, a number of steps out of range, or `per_step_norm` for a model without
-            norms.
     """
     check_descent(inner_lr=inner_lr, inner_steps=inner_steps, eval_steps=eval_steps)
-    whole_number("inner_steps", inner_steps, at_least=1)
+    counts(inner_steps=inner_steps)
     not_negative(multi_step_until=multi_step_until, first_order_until=first_order_until)
     switches(learned_rates=learned_rates, per_step_norm=per_step_norm, checkpoint_steps=checkpoint_steps)
     if per_step_norm and not model.norms:
@@ -86,8 +70,7 @@ def maml_pp(
         return weights | stacked | (prefixed(RATE, rates) if learned_rates else {})
 
     def path(params: Params, support: Batch, steps: int, order: int) -> Iterator[Params]:
-        tasks, rates = support.x.shape[0], part(RATE, params)
-        weights = without(RATE, params)
+        tasks, rates, weights = support.x.shape[0], part(RATE, params), without(RATE, params)
         first = {name: value[0] if name in norms else value for name, value in weights.items()}
 
         def with_norms(adapted: Params, step: int) -> Params:
@@ -103,7 +86,7 @@ def maml_pp(
             return model.start({name: value.expand_as(first[name]) for name, value in values.items()}, tasks)
 
         start = model.start(first, tasks)
-        rate = learned if learned_rates else constant(inner_lr)
+        rate: Rates = learned if learned_rates else inner_lr
         adapting = descent(
             loss, start, optimizer=inner, rate=rate, steps=steps, order=order, checkpoint=checkpoint_steps
         )

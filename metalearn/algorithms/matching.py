@@ -12,20 +12,19 @@ compare with.
 import torch
 from torch import Tensor
 
-from metalearn.algorithms.common.inner import comparing_learner, cosines, one_hot, without_head
+from metalearn.algorithms.common.arithmetic import cosines
+from metalearn.algorithms.common.inner import comparing_learner, one_hot, without_head
 from metalearn.errors import positive
 from metalearn.types import Algorithm, Batch, Model, Params
 
 
 def matching(*, model: Model, scale: float) -> Algorithm:
-    """Learns features by which a query attends to the support samples of its class.
+    """Learns features by which a query attends to the support samples of its class. Raises ValueError for a scale that
+    is not above 0, or a model without a linear head.
 
     Args:
         model: the network; its head is left out.
         scale: the factor of the cosine similarities in the attention; the paper's is 1.
-
-    Raises:
-        ValueError: a scale that is not above 0, or a model without a linear head.
     """
     positive(scale=scale)
 

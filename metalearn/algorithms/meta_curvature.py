@@ -13,18 +13,8 @@ from collections.abc import Iterator
 import torch
 from torch import Generator, Tensor
 
-from metalearn.algorithms.common.inner import (
-    SGD,
-    Checkpoint,
-    InnerOptimizer,
-    State,
-    check_descent,
-    gradient_learner,
-    part,
-    prefixed,
-    support_descent,
-    without,
-)
+from metalearn.algorithms.common.arithmetic import State, part, prefixed, without
+from metalearn.algorithms.common.inner import SGD, InnerOptimizer, check_descent, gradient_learner, support_descent
 from metalearn.types import Algorithm, Batch, Model, Params
 
 CURVATURE = "curvature."  # the prefix of the names of the matrices; the name of the weight and that of the mode follow
@@ -34,17 +24,13 @@ MODES = ("outputs", "inputs", "pixels")
 
 def meta_curvature(
     *, model: Model, inner: InnerOptimizer = SGD, inner_lr: float, inner_steps: int, eval_steps: int,
-    first_order: bool = False, checkpoint_steps: Checkpoint = False,
+    first_order: bool = False, checkpoint_steps: bool | str = False,
 ) -> Algorithm:  # fmt: skip
-    """MAML with learned curvature.
+    """MAML with learned curvature. Raises ValueError for a rate that is not above 0, or a negative number of steps.
 
     Args:
-        model: the network to be adapted.
         inner: the optimiser of the inner steps, which gets the transformed gradients.
-        inner_lr, inner_steps, eval_steps, first_order, checkpoint_steps: as for `maml`.
-
-    Raises:
-        ValueError: a rate that is not above 0, or a negative number of steps.
+        model, inner_lr, inner_steps, eval_steps, first_order, checkpoint_steps: as for `maml`.
     """
     check_descent(
         inner_lr=inner_lr, inner_steps=inner_steps, eval_steps=eval_steps, first_order=first_order,
@@ -66,7 +52,7 @@ def meta_curvature(
             return inner.direct(model.replaced(grads, curved), state, step)
 
         return support_descent(
-            model, weights, support, inner=InnerOptimizer(inner.start, direct, inner.decays), rate=inner_lr,
+            model, weights, support, inner=inner._replace(direct=direct, plain=False), rate=inner_lr,
             steps=steps, order=order, checkpoint=checkpoint_steps,
         )  # fmt: skip
 

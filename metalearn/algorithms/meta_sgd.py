@@ -12,35 +12,23 @@ from collections.abc import Iterator
 import torch
 from torch import Generator
 
-from metalearn.algorithms.common.inner import (
-    RATE,
-    SGD,
-    Checkpoint,
-    InnerOptimizer,
-    check_descent,
-    gradient_learner,
-    part,
-    prefixed,
-    support_descent,
-)
+from metalearn.algorithms.common.arithmetic import RATE, part, prefixed
+from metalearn.algorithms.common.inner import SGD, InnerOptimizer, check_descent, gradient_learner, support_descent
 from metalearn.types import Algorithm, Batch, Model, Params
 
 
 def meta_sgd(
     *, model: Model, inner: InnerOptimizer = SGD, inner_lr: float, inner_steps: int, eval_steps: int,
-    eval_lr_factor: float = 1.0, first_order: bool = False, checkpoint_steps: Checkpoint = False,
+    eval_lr_factor: float = 1.0, first_order: bool = False, checkpoint_steps: bool | str = False,
 ) -> Algorithm:  # fmt: skip
-    """MAML with a learned rate for every weight.
+    """MAML with a learned rate for every weight. Raises ValueError for a rate or factor that is not above 0, or a
+    negative number of steps.
 
     Args:
-        model: the network to be adapted.
         inner: the optimiser of the inner steps, whose directions the rates multiply.
         inner_lr: the initial value of every rate, for steps on the mean loss of a task's support set.
         eval_lr_factor: validation and test multiply the learned rates by it.
-        inner_steps, eval_steps, first_order, checkpoint_steps: as for `maml`.
-
-    Raises:
-        ValueError: a rate or factor that is not above 0, or a negative number of steps.
+        model, inner_steps, eval_steps, first_order, checkpoint_steps: as for `maml`.
     """
     check_descent(
         inner_lr=inner_lr, inner_steps=inner_steps, eval_steps=eval_steps, eval_lr_factor=eval_lr_factor,

@@ -22,35 +22,33 @@ Differences from the authors' code:
 - They train with 15 shots and label smoothing by SGD, on ResNet-12 with DropBlock. They have no Omniglot.
 """
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
 from torch import Generator, Tensor
 
-from metalearn.algorithms.common.inner import cholesky, comparing_learner, one_hot, without_head
+from metalearn.algorithms.common.arithmetic import cholesky
+from metalearn.algorithms.common.inner import comparing_learner, one_hot, without_head
 from metalearn.errors import positive
 from metalearn.types import Algorithm, Batch, Model, Params
 
 SCALE = "svm.scale"  # the name of γ, which is learned beside the network
 
-# The largest product of a probability and its multiplier at the end, as a part of the largest slope at the start.
-_TOLERANCE = 1e-13
-
+_TOLERANCE = 1e-13  # of the largest product of a probability and its multiplier, as a part of the largest first slope
 _ROUNDING = 1e-12  # an eigenvalue below this part of the largest one counts as zero
 _MOST_STEPS = 60  # of an interior point; it takes about a dozen
 
 
 def metaoptnet(*, model: Model, cost: float, ridge: float, scale: float) -> Algorithm:
-    """Learns features from which a support vector machine predicts the classes of a task.
+    """Learns features from which a support vector machine predicts the classes of a task. Raises ValueError for a cost,
+    ridge or scale that is not above 0, or a model without a linear head.
 
     Args:
         model: the network; its head is left out.
         cost: C, the price of a support sample on the wrong side of its margin.
         ridge: δ, which is added to the diagonal of the kernel matrix.
         scale: the initial γ.
-
-    Raises:
-        ValueError: a cost, ridge or scale that is not above 0, or a model without a linear head.
     """
     positive(cost=cost, ridge=ridge, scale=scale)
     network = without_head(model)
@@ -71,9 +69,6 @@ def metaoptnet(*, model: Model, cost: float, ridge: float, scale: float) -> Algo
     return comparing_learner(model, compare, init)
 
 
-# The quadratic program
-
-
 class Point(NamedTuple):
     """Probabilities P [t, n, k], the multipliers Z [t, n, k] of P ≥ 0, and those of Σ_k P_ik = 1, ν [t, n]."""
 
@@ -91,9 +86,9 @@ def support_vectors(kernel: Tensor, y: Tensor, cost: float) -> Tensor:
     with torch.no_grad():
         costs = effective_costs(kernel, cost)
         point = interior_point(kernel, y, costs)
-        system = NewtonSystem(kernel, point)
+        solve = newton_system(kernel, point)
     # A Newton step from the solution: zero, and its derivative by the kernel is that of the solution.
-    p = point.p + system.solve(-dual_residual(kernel, y, costs, point), torch.zeros_like(point.nu))[0]
+    p = point.p + solve(-dual_residual(kernel, y, costs, point), torch.zeros_like(point.nu))[0]
     return costs * (y - p)
 
 
@@ -116,24 +111,23 @@ def dual_residual(kernel: Tensor, y: Tensor, cost: Tensor, point: Point) -> Tens
     return kernel @ (point.p - y) + y / cost - point.z - point.nu.unsqueeze(2)
 
 
-class NewtonSystem:
-    """(K + D_k) Δp_k − Δν = r_k for every class k, and Σ_k Δp_k = s, where D = Z / P. Given Δν, each class has a system
-    of its own; Δν solves the sum of these systems."""
+def newton_system(kernel: Tensor, point: Point) -> Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]:
+    """Solves (K + D_k) Δp_k − Δν = r_k for every class k, and Σ_k Δp_k = s, where D = Z / P: a function from r [t, n,
+    k] and s [t, n] to Δp [t, n, k] and Δν [t, n]. Given Δν, each class has a system of its own; Δν solves the sum of
+    these systems."""
+    ratios = (point.z / point.p).transpose(1, 2)
+    inverses = torch.cholesky_inverse(cholesky(kernel.unsqueeze(1) + torch.diag_embed(ratios)))
+    root = cholesky(inverses.sum(dim=1))
 
-    def __init__(self, kernel: Tensor, point: Point) -> None:
-        ratios = (point.z / point.p).transpose(1, 2)
-        roots = cholesky(kernel.unsqueeze(1) + torch.diag_embed(ratios))
-        self.inverses = torch.cholesky_inverse(roots)
-        self.root = cholesky(self.inverses.sum(dim=1))
+    def by_class(r: Tensor) -> Tensor:
+        return (inverses @ r.transpose(1, 2).unsqueeze(3)).squeeze(3).transpose(1, 2)
 
-    def solve(self, r: Tensor, s: Tensor) -> tuple[Tensor, Tensor]:
-        """Δp [t, n, k] and Δν [t, n] for r [t, n, k] and s [t, n]."""
-        free = self._by_class(r)
-        nu = torch.cholesky_solve((s - free.sum(dim=2)).unsqueeze(2), self.root)
-        return free + self._by_class(nu.expand_as(r)), nu.squeeze(2)
+    def solve(r: Tensor, s: Tensor) -> tuple[Tensor, Tensor]:
+        free = by_class(r)
+        nu = torch.cholesky_solve((s - free.sum(dim=2)).unsqueeze(2), root)
+        return free + by_class(nu.expand_as(r)), nu.squeeze(2)
 
-    def _by_class(self, r: Tensor) -> Tensor:
-        return (self.inverses @ r.transpose(1, 2).unsqueeze(3)).squeeze(3).transpose(1, 2)
+    return solve
 
 
 def interior_point(kernel: Tensor, y: Tensor, cost: Tensor) -> Point:
@@ -149,22 +143,19 @@ def interior_point(kernel: Tensor, y: Tensor, cost: Tensor) -> Point:
         if not unsolved.any():
             break
         after = _predicted_and_corrected(kernel, y, cost, point)
-        point = Point(
-            torch.where(unsolved, after.p, point.p),
-            torch.where(unsolved, after.z, point.z),
-            torch.where(unsolved.squeeze(2), after.nu, point.nu),
-        )
+        moves = (unsolved, unsolved, unsolved.squeeze(2))
+        point = Point(*map(torch.where, moves, after, point))
     return point
 
 
 def _predicted_and_corrected(kernel: Tensor, y: Tensor, cost: Tensor, point: Point) -> Point:
     p, z, nu = point
-    system = NewtonSystem(kernel, point)
+    solve = newton_system(kernel, point)
     of_slope, of_sum = -dual_residual(kernel, y, cost, point), 1 - p.sum(dim=2)
 
     def towards(products: Tensor) -> Point:
         """The direction in which P ∘ Z would change by `products` [t, n, k]."""
-        of_p, of_nu = system.solve(of_slope + products / p, of_sum)
+        of_p, of_nu = solve(of_slope + products / p, of_sum)
         return Point(of_p, (products - z * of_p) / p, of_nu)
 
     gap = (p * z).mean(dim=(1, 2), keepdim=True)

@@ -32,12 +32,12 @@ from metalearn.types import Algorithm, Batch, Episode, Metrics, Model, Params
 LOG_RATE, LOG_SCALE = "log_rate", "log_scale"  # the names of the logarithms of rate and scale, divided by `SPEED`
 SPEED = 5.0  # how much faster than a weight these logarithms move, under an optimiser whose steps have one size for all
 
-PART = 1000
-"""Samples whose features are computed together where no derivative is taken: a long stream needs less memory."""
+PART = 1000  # samples whose features are computed together without a derivative: a long stream needs less memory
 
 
 def oml(*, model: Model, inner_lr: float, scale: float, eval_lr_factor: float = 1.0) -> Algorithm:
-    """Learns features, a rate and a scale for learning from a stream.
+    """Learns features, a rate and a scale for learning from a stream. Raises ValueError for a rate, scale or factor
+    that is not above 0, or a model without a linear head.
 
     Column k of its evaluation is after the first k classes, over their queries, if all have as many samples; column 0
     is before the stream, over all.
@@ -47,9 +47,6 @@ def oml(*, model: Model, inner_lr: float, scale: float, eval_lr_factor: float = 
         inner_lr: the rate of the steps before meta-training.
         scale: the factor of the outputs for queries before meta-training. It leaves the steps as they are.
         eval_lr_factor: validation and test multiply the rate by it: the longer a stream, the lower the best rate.
-
-    Raises:
-        ValueError: a rate, scale or factor that is not above 0, or a model without a linear head.
     """
     positive(inner_lr=inner_lr, scale=scale, eval_lr_factor=eval_lr_factor)
     start = without_head(model)

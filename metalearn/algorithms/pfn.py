@@ -24,14 +24,8 @@ TOGETHER = 64
 
 
 def pfn(*, model: Model) -> Algorithm:
-    """Trains a network that reads labelled rows, by the log-likelihood of its answers.
-
-    Args:
-        model: a network with `in_context`, such as model=table.
-
-    Raises:
-        ValueError: another network, or a loss or metric that is not that of its head.
-    """
+    """Trains a network that reads labelled rows (`Model.in_context`), by the log-likelihood of its answers. Raises
+    ValueError for another network, or a loss or metric that is not that of its head."""
     reads = model.in_context
     if reads is None:
         advice = "type model=table, or algorithm=in_context for this network"

@@ -13,12 +13,11 @@ Differences from the authors' code:
 
 from collections.abc import Iterator
 
+from metalearn.algorithms.common.arithmetic import class_means
 from metalearn.algorithms.common.inner import (
     SGD,
-    Checkpoint,
     InnerOptimizer,
     check_descent,
-    class_means,
     features_and_head,
     gradient_learner,
     one_hot,
@@ -30,17 +29,14 @@ from metalearn.types import Algorithm, Batch, Model, Params
 
 def protomaml(
     *, model: Model, inner: InnerOptimizer = SGD, inner_lr: float, inner_steps: int, eval_steps: int,
-    eval_lr_factor: float = 1.0, first_order: bool = False, checkpoint_steps: Checkpoint = False,
+    eval_lr_factor: float = 1.0, first_order: bool = False, checkpoint_steps: bool | str = False,
 ) -> Algorithm:  # fmt: skip
-    """MAML from the prototypes of each task.
+    """MAML from the prototypes of each task. Raises ValueError for a rate or factor that is not above 0, a negative
+    number of steps, or a model without a linear head with a bias.
 
     Args:
         model: the network; the classes of a task make its head.
         inner, inner_lr, inner_steps, eval_steps, eval_lr_factor, first_order, checkpoint_steps: as for `maml`.
-
-    Raises:
-        ValueError: a rate or factor that is not above 0, a negative number of steps, or a model without a linear head
-            with a bias.
     """
     check_descent(
         inner_lr=inner_lr, inner_steps=inner_steps, eval_steps=eval_steps, eval_lr_factor=eval_lr_factor,

@@ -16,25 +16,14 @@ Differences from the authors' code:
 
 from torch import Tensor
 
-from metalearn.algorithms.common.inner import (
-    class_means,
-    comparing_learner,
-    one_hot,
-    squared_distances,
-    without_head,
-)
+from metalearn.algorithms.common.arithmetic import class_means, squared_distances
+from metalearn.algorithms.common.inner import comparing_learner, one_hot, without_head
 from metalearn.types import Algorithm, Batch, Model, Params
 
 
 def protonet(*, model: Model) -> Algorithm:
-    """Learns features in which the samples of a class lie around their mean.
-
-    Args:
-        model: the network; its head is left out.
-
-    Raises:
-        ValueError: a model without a linear head.
-    """
+    """Learns features in which the samples of a class lie around their mean. The head of the model is left out. Raises
+    ValueError for a model without a linear head."""
 
     def compare(params: Params, support: Batch, x: Tensor) -> Tensor:
         features = model.features_of(params, support.x.shape[0])

@@ -21,9 +21,11 @@ Differences from the authors' code:
 import math
 
 import torch
+import torch.nn.functional as F
 from torch import Generator, Tensor
 
-from metalearn.algorithms.common.inner import cholesky, comparing_learner, one_hot, without_head
+from metalearn.algorithms.common.arithmetic import cholesky
+from metalearn.algorithms.common.inner import comparing_learner, one_hot, without_head
 from metalearn.errors import positive
 from metalearn.types import Algorithm, Batch, Model, Params
 
@@ -32,15 +34,13 @@ _FLOOR = 4  # roundings. With 1/2, 4 of 2000 systems with equal samples and λ =
 
 
 def r2d2(*, model: Model, strength: float, scale: float) -> Algorithm:
-    """Learns features from which ridge regression predicts the classes of a task.
+    """Learns features from which ridge regression predicts the classes of a task. Raises ValueError for a strength or
+    scale that is not above 0, or a model without a linear head.
 
     Args:
         model: the network; its head is left out.
         strength: the initial λ; its logarithm is learned.
         scale: the initial a.
-
-    Raises:
-        ValueError: a strength or scale that is not above 0, or a model without a linear head.
     """
     positive(strength=strength, scale=scale)
     network = without_head(model)
@@ -51,19 +51,17 @@ def r2d2(*, model: Model, strength: float, scale: float) -> Algorithm:
 
     def compare(params: Params, support: Batch, x: Tensor) -> Tensor:
         features = model.features_of(params, support.x.shape[0])
-        support_features = _with_ones(features(support.x))
+        # A last feature that is always 1: the bias of the linear head.
+        support_features, queries = (F.pad(z, (0, 1), value=1) for z in (features(support.x), features(x, support.x)))
         weights = ridge(support_features, one_hot(support, support_features.dtype), params[LOG_STRENGTH].exp())
-        return params[SCALE] * (_with_ones(features(x, support.x)) @ weights)
+        return params[SCALE] * (queries @ weights)
 
     return comparing_learner(model, compare, init)
 
 
 def ridge(x: Tensor, y: Tensor, strength: Tensor) -> Tensor:
-    """The weights W [t, d, k] that minimise ‖X W − Y‖² + λ ‖W‖² for `x` [t, n, d], `y` [t, n, k].
-
-    They are computed in float64 whatever the precision, since rounding in float32 hides a small λ. Below `_FLOOR`
-    roundings of the sum of the squares in x, λ does not count: that is the value taken then.
-    """
+    """The weights W [t, d, k] that minimise ‖X W − Y‖² + λ ‖W‖² for `x` [t, n, d], `y` [t, n, k], computed in float64.
+    λ counts as no less than `_FLOOR` roundings of the sum of the squares in x."""
     features, labels = x.double(), y.double()
     across, woodbury = features.transpose(1, 2), x.shape[1] <= x.shape[2]
     products = features @ across if woodbury else across @ features
@@ -82,8 +80,3 @@ def _solved(b: Tensor, root: Tensor) -> Tensor:
     between = torch.linalg.solve_triangular(root, b, upper=False)
     solved: Tensor = torch.linalg.solve_triangular(root.mT, between, upper=True)
     return solved
-
-
-def _with_ones(features: Tensor) -> Tensor:
-    """A last feature that is always 1: the bias of the linear head."""
-    return torch.cat([features, torch.ones_like(features[..., :1])], dim=-1)

@@ -22,26 +22,24 @@ from typing import Any
 import torch
 from torch import Generator, Tensor
 
-from metalearn.algorithms.common.inner import computed_again, gradient_of, graph_of, total_of
+from metalearn.algorithms.common.inner import computed_again, from_outcome, graph_of
 from metalearn.algorithms.common.losses import by_sample
-from metalearn.errors import ConfigError, positive, true_or_false, whole_number
+from metalearn.errors import ConfigError, counts, not_negative, positive, switches
 from metalearn.nn.network import leaves
 from metalearn.types import BITS, POSITIONS, Algorithm, Batch, Episode, Metrics, Model, Params, Past
 
 LOG_RATE = "log_rate."  # the prefix of the names of the inner rates' logarithms, divided by `SPEED`
+SPEED = 5.0  # how much faster than a weight these logarithms move, under an optimiser whose steps have one size for all
 
-SPEED = 5.0
-"""How much faster than a weight the logarithm of a rate moves, under an optimiser whose steps have one size for all."""
-
-FIRST = 128
-"""The place at which the second figure by position begins; later ones begin at twice the place of the one before."""
+FIRST = 128  # where the second figure by position begins; later ones begin at twice the place of the one before
 
 
 def reading(
     *, model: Model, chunk: int, blocks: int = 1, rate: float = 1.0, learn_rates: bool = True,
     first_order: bool = False, checkpoint_steps: bool = False,
 ) -> Algorithm:  # fmt: skip
-    """Predicts the next symbol of a document, and learns from each chunk of it.
+    """Predicts the next symbol of a document, and learns from each chunk of it. Raises ValueError for a chunk below 1,
+    a rate not above 0, more blocks than the network has, or a model that does not read.
 
     Args:
         model: a network that reads, such as `model=decoder`.
@@ -51,34 +49,24 @@ def reading(
         learn_rates: whether each matrix learns its rate.
         first_order: treat the inner gradients as constants.
         checkpoint_steps: keep no graph of the inner steps; the meta-gradient computes each step a second time.
-
-    Raises:
-        ValueError: a chunk below 1, a rate not above 0, or more blocks than the network has.
-        ConfigError: a model that does not read.
     """
-    whole_number("chunk", chunk, at_least=1)
-    whole_number("blocks", blocks, at_least=0)
+    counts(chunk=chunk)
+    not_negative(blocks=blocks)
     positive(rate=rate)
-    flags = {"learn_rates": learn_rates, "first_order": first_order, "checkpoint_steps": checkpoint_steps}
-    for name, flag in flags.items():
-        true_or_false(name, flag)
+    switches(learn_rates=learn_rates, first_order=first_order, checkpoint_steps=checkpoint_steps)
     reader = model.reader
     if reader is None:
         raise ConfigError("model: it reads no documents, and algorithm=reading needs one that does; type model=decoder")
     inner = reader.learns(blocks) if blocks else ()
     cut = max(blocks, 1)
-    at_start = math.log(rate) / SPEED
 
     def init(generator: Generator) -> Params:
-        rates = {LOG_RATE + name: torch.tensor(at_start) for name in inner if learn_rates}
+        rates = {LOG_RATE + name: torch.tensor(math.log(rate) / SPEED) for name in inner if learn_rates}
         return model.init(generator) | rates
 
-    def values_of(params: Params, text: Batch, order: int) -> Metrics:
-        """The values of every symbol [t, n], before its chunk is learned from."""
-        return by_sample(read(params, text, order), text.y, model.loss)
-
     def read(params: Params, text: Batch, order: int, learned: int | None = None) -> Tensor:
-        """The outputs [t, n, classes] of every symbol; with `learned`, only as many symbols are learned from."""
+        """The outputs [t, n, classes] of every symbol, before its chunk is learned from; with `learned`, only as many
+        symbols are learned from."""
         t, n = text.x.shape[:2]
         slow, fast, rates = parted(params, t)
         if not inner:
@@ -114,32 +102,31 @@ def reading(
             loss = by_sample(answer, y, model.loss)["loss"].mean(dim=1).sum()
             gradients = torch.autograd.grad(loss, list(at.values()), create_graph=order == 2, retain_graph=order > 0)
         with graph_of(order):
-            moved = {
-                name: value - rates[name] * gradient
-                for (name, value), gradient in zip(fast.items(), gradients, strict=True)
-            }
+            pairs = zip(fast.items(), gradients, strict=True)
+            moved = {name: value - rates[name] * gradient for (name, value), gradient in pairs}
         if order == 0:
             answer, past = answer.detach(), {i: (k.detach(), v.detach()) for i, (k, v) in past.items()}
         return answer, moved, past
 
     def outcome(params: Params, episode: Episode, number: int) -> Metrics:
-        values = values_of(params, episode.query, 1 if first_order else 2)
-        means = {name: value.mean(dim=1) for name, value in values.items()}
+        outputs = read(params, episode.query, 1 if first_order else 2)
+        means = {name: v.mean(dim=1) for name, v in by_sample(outputs, episode.query.y, model.loss).items()}
         return means | {BITS: means["loss"] / math.log(2)}
 
+    @torch.no_grad()
     def evaluate(params: Params, episode: Episode) -> Metrics:
-        with torch.no_grad():
-            return by_position(values_of(params, episode.query, 0)["loss"].double())
+        losses = by_sample(read(params, episode.query, 0), episode.query.y, model.loss)["loss"]
+        return by_position(losses.double())
 
     def adapt(params: Params, support: Batch, steps: int | None = None) -> Callable[[Tensor], Tensor]:
         """Reads the support set, and answers for what comes after it."""
         n = support.x.shape[1]
 
+        @torch.no_grad()
         def predict(x: Tensor) -> Tensor:
             rest = torch.zeros(x.shape[:2], dtype=support.y.dtype, device=support.y.device)
             text = Batch(torch.cat([support.x, x], dim=1), torch.cat([support.y, rest], dim=1))
-            with torch.no_grad():
-                return read(params, text, 0, learned=n)[:, n:]
+            return read(params, text, 0, learned=n)[:, n:]
 
         return predict
 
@@ -152,29 +139,18 @@ def reading(
             fast, chunk, next(iter(params.values())).device,
         )  # fmt: skip
 
-    return Algorithm(
-        init, gradient_of(outcome), evaluate, adapt, total_of(outcome), outcome, computes=model.loss, stream=stream
-    )
+    return from_outcome(model, outcome, adapt, evaluate=evaluate, init=init)._replace(stream=stream)
 
 
 class OneDocument:
-    """A document that is read piece by piece; see `metalearn.types.Stream`.
-
-    Args:
-        body: from symbols [1, n, 1], the past and the place of the first to the tail's inputs, and the new past.
-        step: from a chunk's inputs [1, c, d] and symbols [1, c], the matrices that learn, the past and the place at its
-            start, and whether it is learned from, to outputs, matrices and past after it.
-        losses: of outputs and symbols, [1, n].
-        fast: the matrices at the start.
-        chunk: symbols between two steps.
-        device: of the symbols.
-    """
+    """A document that is read piece by piece; see `metalearn.types.Stream`. `body` and `step` are those of the reader
+    and of `reading` under parameters that stay, and `losses` those of outputs and symbols, [1, n]. `fast` are the
+    matrices that learn, at the start, `chunk` the symbols between two steps, and `device` is that of the symbols."""
 
     def __init__(
         self, body: Callable[[Tensor, Past, int], tuple[Tensor, Past]],
         step: Callable[[Tensor, Tensor, Params, Past, int, bool], tuple[Tensor, Params, Past]],
-        losses: Callable[[Tensor, Tensor], Tensor], fast: Params, chunk: int,
-        device: torch.device,
+        losses: Callable[[Tensor, Tensor], Tensor], fast: Params, chunk: int, device: torch.device,
     ) -> None:  # fmt: skip
         self._body, self._step, self._losses, self._fast, self._chunk = body, step, losses, fast, chunk
         self._place, self._last = 0, torch.empty(0, dtype=torch.int64, device=device)
@@ -185,27 +161,24 @@ class OneDocument:
     def copy(self) -> "OneDocument":
         return copy(self)  # what changes is replaced as a whole
 
+    @torch.no_grad()
     def read(self, symbols: Tensor) -> Tensor:
         text, losses = torch.cat([self._last, symbols]), [torch.empty(0, device=symbols.device)]
         self._last = text[-1:]
         first = 0
         while first < len(text) - 1:
             end = min(len(text) - 1, first + self._chunk - self._y.shape[1])
-            losses.append(self._within_chunk(text[first:end], text[first + 1 : end + 1]))
+            x, y = text[first:end], text[first + 1 : end + 1][None]
+            self._h, self._of_body = self._tail_inputs(x)
+            self._y = torch.cat([self._y, y], dim=1)
+            start, whole = self._place + len(x) - self._y.shape[1], self._y.shape[1] == self._chunk
+            outputs, fast, past = self._step(self._h, self._y, self._fast, self._of_tail, start, whole)
+            losses.append(self._losses(outputs[:, -len(x) :], y)[0])
+            self._place += len(x)
+            if whole:
+                self._fast, self._of_tail, self._h, self._y = fast, past, self._h[:, :0], self._y[:, :0]
             first = end
         return torch.cat(losses)
-
-    @torch.no_grad()
-    def _within_chunk(self, x: Tensor, y: Tensor) -> Tensor:
-        self._h, self._of_body = self._tail_inputs(x)
-        self._y = torch.cat([self._y, y[None]], dim=1)
-        start, whole = self._place + len(y) - self._y.shape[1], self._y.shape[1] == self._chunk
-        outputs, fast, past = self._step(self._h, self._y, self._fast, self._of_tail, start, whole)
-        losses = self._losses(outputs[:, -len(y) :], y[None])[0]
-        self._place += len(y)
-        if whole:
-            self._fast, self._of_tail, self._h, self._y = fast, past, self._h[:, :0], self._y[:, :0]
-        return losses
 
     def _tail_inputs(self, x: Tensor) -> tuple[Tensor, Past]:
         """Those of the present chunk with further symbols, and the body's past after them."""

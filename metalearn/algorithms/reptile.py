@@ -29,24 +29,11 @@ import numpy as np
 import torch
 from torch import Generator, Tensor
 
-from metalearn.algorithms.common.inner import (
-    SGD,
-    InnerOptimizer,
-    State,
-    check_descent,
-    constant,
-    descent,
-    evaluated_by_descent,
-    last,
-    part,
-    prefixed,
-    summed,
-    weights_of,
-)
-from metalearn.errors import one_of, whole_number
+from metalearn.algorithms.common.arithmetic import State, part, without
+from metalearn.algorithms.common.inner import SGD, InnerOptimizer, check_descent, descent, evaluated_by_descent, last
+from metalearn.algorithms.common.losses import summed
+from metalearn.errors import counts, one_of, whole_number
 from metalearn.types import STATE, Algorithm, Batch, ChunkResult, Episode, Model, Params
-
-INNER_STATES = ("fresh", "carried")
 
 DONE = f"{STATE}steps"  # T, the number of steps of the carried optimiser
 
@@ -55,36 +42,34 @@ def reptile(
     *, model: Model, inner: InnerOptimizer = SGD, inner_lr: float, inner_steps: int, eval_steps: int,
     inner_batch: int | None, eval_batch: int | None, inner_state: str = "fresh", meta_batch: int = 1,
 ) -> Algorithm:  # fmt: skip
-    """Learns a start that is near to the ends of many trainings.
+    """Learns a start that is near to the ends of many trainings. Raises ValueError for a rate that is not above 0, a
+    number of steps or tasks out of range, or an empty mini-batch.
 
     A training task has no queries: its support and query samples are one set.
 
     Args:
-        model: the network to be adapted.
-        inner: the optimiser of the inner steps.
-        inner_lr: the rate of the inner steps.
+        model, inner, inner_lr, eval_steps: as for `maml`.
         inner_steps: inner steps in meta-training, one mini-batch each.
-        eval_steps: inner steps in validation and test.
         inner_batch: most samples of a mini-batch in meta-training; None: all.
         eval_batch: most samples of a mini-batch in validation and test; None: all.
         inner_state: `fresh`: every task begins with a new state of `inner`; `carried`: with the state of the run.
         meta_batch: n, the tasks of a meta-step, for `carried`.
-
-    Raises:
-        ValueError: a rate that is not above 0, a number of steps or tasks out of range, or an empty mini-batch.
     """
     check_descent(inner_lr=inner_lr, inner_steps=inner_steps, eval_steps=eval_steps)
-    for name, size in (("inner_batch", inner_batch), ("eval_batch", eval_batch)):
-        if size is not None:
-            whole_number(name, size, at_least=1)
-    one_of("inner_state", inner_state, INNER_STATES)
-    whole_number("meta_batch", meta_batch, at_least=1)
+    batches = {"inner_batch": inner_batch, "eval_batch": eval_batch, "meta_batch": meta_batch}
+    counts(**{name: size for name, size in batches.items() if size is not None})
+    one_of("inner_state", inner_state, ("fresh", "carried"))
     carries = inner_state == "carried"
     whole_number("inner_steps", inner_steps, at_least=1 if carries else 0)
 
     def init(generator: Generator) -> Params:
         weights = model.init(generator)
-        return weights | (first_state(inner, weights) if carries else {})
+        if not carries:
+            return weights
+        # What a step forgets altogether is not carried.
+        states = {f"{STATE}{key}": state for key, state in inner.start(weights).items() if inner.decays[key]}
+        first = {f"{key}.{name}": value for key, state in states.items() for name, value in state.items()}
+        return weights | {DONE: torch.zeros(1)} | first
 
     def path(
         start: Params, samples: Batch, size: int | None, steps: int, optimizer: InnerOptimizer
@@ -94,13 +79,11 @@ def reptile(
         def loss(params: Params, step: int) -> Tensor:
             return model.metrics(params, batch_of(step))["loss"]
 
-        return descent(loss, start, optimizer=optimizer, rate=constant(inner_lr), steps=steps, order=0)
+        return descent(loss, start, optimizer=optimizer, rate=inner_lr, steps=steps, order=0)
 
     def eval_path(params: Params, support: Batch, steps: int, order: int) -> Iterator[Params]:
-        tasks = len(support.x)
-        optimizer = continued(inner, model, params, tasks)[0] if carries else inner
-        start = model.start(weights_of(params), tasks)
-        return path(start, support, eval_batch, steps, optimizer)
+        optimizer = continued(inner, model, params, len(support.x))[0] if carries else inner
+        return path(model.start(without(STATE, params), len(support.x)), support, eval_batch, steps, optimizer)
 
     @torch.no_grad()
     def meta_grad(params: Params, episode: Episode, step: int) -> ChunkResult:
@@ -108,7 +91,7 @@ def reptile(
         tasks = support.x.shape[0]
         samples = Batch(*(torch.cat([shown, asked], dim=1) for shown, asked in zip(support, query, strict=True)))
         optimizer, latest = continued(inner, model, params, tasks) if carries else (inner, dict)
-        start = model.start(weights_of(params), tasks)
+        start = model.start(without(STATE, params), tasks)
         end = last(path(start, samples, inner_batch, inner_steps, optimizer))
         grads = model.sums({name: start[name] - end[name] for name in start})
         if carries:
@@ -122,13 +105,6 @@ def reptile(
 
 
 # The carried state
-
-
-def first_state(inner: InnerOptimizer, weights: Params) -> Params:
-    """The state before the first task, as meta-parameters. What a step forgets altogether is not carried."""
-    kept = {key: values for key, values in inner.start(weights).items() if inner.decays[key]}
-    parts = (prefixed(f"{STATE}{key}.", values) for key, values in kept.items())
-    return functools.reduce(dict.__or__, parts, {DONE: torch.zeros(1)})
 
 
 def continued(
@@ -178,7 +154,7 @@ def mini_batches(samples: Batch, size: int | None) -> Callable[[int], Batch]:
     count = -(-samples.y.shape[1] // size)
     turns = None if samples.y.is_floating_point() else by_turn(samples.y)
     in_turn = samples if turns is None else ordered(samples, turns)
-    uneven = [] if turns is None else [task for task, labels in enumerate(samples.y) if not _evenly(labels, count)]
+    uneven = [] if turns is None or count == 1 else [task for task, y in enumerate(samples.y) if not _evenly(y, count)]
     seeds = contents(samples.x) if uneven else []
 
     @functools.lru_cache(maxsize=1)
@@ -189,22 +165,15 @@ def mini_batches(samples: Batch, size: int | None) -> Callable[[int], Batch]:
             for task in uneven:
                 order[task] = drawn_order(samples.y[task], count, np.random.default_rng((seeds[task], number)))
             x, y = ordered(samples, order)
-        return [Batch(*pair) for pair in zip(x.tensor_split(count, dim=1), y.tensor_split(count, dim=1), strict=True)]
+        return list(map(Batch, x.tensor_split(count, dim=1), y.tensor_split(count, dim=1)))
 
     return lambda step: one_pass(step // count)[step % count]
 
 
 def _evenly(labels: Tensor, count: int) -> bool:
     """Whether `count` equal mini-batches have each of the labels [n] equally often if the classes take turns."""
-    if count == 1:
-        return True
     sizes = torch.unique(labels, return_counts=True)[1]
-    return _equally_large(sizes) and len(labels) % (count * len(sizes)) == 0
-
-
-def _equally_large(sizes: Tensor) -> bool:
-    """Whether all classes have as many samples, by their `sizes`."""
-    return bool((sizes == sizes[0]).all())
+    return bool((sizes == sizes[0]).all()) and len(labels) % (count * len(sizes)) == 0
 
 
 def drawn_order(labels: Tensor, count: int, rng: np.random.Generator) -> Tensor:
@@ -212,7 +181,7 @@ def drawn_order(labels: Tensor, count: int, rng: np.random.Generator) -> Tensor:
     large and each of the `count` mini-batches can have them all."""
     order = torch.from_numpy(rng.permutation(len(labels))).to(labels.device)
     classes, places, sizes = torch.unique(labels[order], return_inverse=True, return_counts=True)
-    if len(labels) // count < len(classes) or not _equally_large(sizes):
+    if len(labels) // count < len(classes) or (sizes != sizes[0]).any():
         return order
     ranks = torch.from_numpy(rng.permutation(len(classes))).to(labels.device)
     return order[by_turn(ranks[places].unsqueeze(0))[0]]

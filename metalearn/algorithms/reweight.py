@@ -27,21 +27,20 @@ import numpy as np
 import torch
 from torch import Generator, Tensor
 
-from metalearn.algorithms.common.inner import SGD, InnerOptimizer, gradient_of, total_of
+from metalearn.algorithms.common.inner import SGD, InnerOptimizer, from_outcome
 from metalearn.algorithms.common.losses import by_sample, objective
 from metalearn.bilevel import descent
-from metalearn.errors import ConfigError, one_of, positive, whole_number
+from metalearn.errors import ConfigError, counts, one_of, positive
 from metalearn.types import EXAMPLES, Algorithm, Batch, Episode, Metrics, Model, Params
 
-DROPPED = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6)
-"""Shares of the training examples that a threshold rule may drop; it may also drop none."""
+DROPPED = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6)  # the shares of the examples that threshold rules drop
 
 
 def reweight(
     *, model: Model, inner: InnerOptimizer = SGD, examples: int, inner_lr: float, inner_steps: int, batch: int,
     memory: str = "points",
 ) -> Algorithm:  # fmt: skip
-    """Learns one weight for each training example.
+    """Learns one weight for each training example. Raises ValueError for a number out of range, or another `memory`.
 
     Args:
         model: the network that is trained, from a new start for every task.
@@ -51,13 +50,8 @@ def reweight(
         inner_steps: steps of the training.
         batch: examples of a step; each pass has them in a new order.
         memory: `points`, `log` or `all`, as for `metalearn.bilevel.descent`.
-
-    Raises:
-        ValueError: a number out of range, or another `memory`.
     """
-    whole_number("examples", examples, at_least=1)
-    whole_number("inner_steps", inner_steps, at_least=1)
-    whole_number("batch", batch, at_least=1)
+    counts(examples=examples, inner_steps=inner_steps, batch=batch)
     positive(inner_lr=inner_lr)
     one_of("memory", memory, ("points", "log", "all"))
 
@@ -67,10 +61,9 @@ def reweight(
     def parted(support: Batch) -> tuple[Batch, Batch]:
         """The training examples of a support set, and the clean ones."""
         if support.y.shape[1] <= examples:
-            raise ConfigError(
-                f"algorithm.examples={examples}: a support set has {support.y.shape[1]} examples, and needs clean ones "
-                "behind those that are weighted; type dataset=noisy_digits, or fewer"
-            )
+            reason = f"has {support.y.shape[1]} examples, and needs clean ones behind those that are weighted"
+            advice = "type dataset=noisy_digits, or fewer"
+            raise ConfigError(f"algorithm.examples={examples}: a support set {reason}; {advice}")
         return Batch(*(v[:, :examples] for v in support)), Batch(*(v[:, examples:] for v in support))
 
     def trained(seeds: list[int], samples: Batch, weights: Tensor, steps: int = inner_steps) -> Params:
@@ -131,7 +124,7 @@ def reweight(
         theta = learned(params, support, inner_steps if steps is None else steps)
         return lambda x: model.apply(theta, x, parted(support)[0].x)
 
-    return Algorithm(init, gradient_of(outcome), evaluate, adapt, total_of(outcome), outcome, computes=model.loss)
+    return from_outcome(model, outcome, adapt, evaluate=evaluate, init=init)
 
 
 def seeds_of(support: Batch) -> list[int]:

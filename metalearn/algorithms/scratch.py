@@ -7,28 +7,17 @@ from collections.abc import Iterator
 
 import torch
 
-from metalearn.algorithms.common.inner import (
-    SGD,
-    InnerOptimizer,
-    check_descent,
-    evaluated_by_descent,
-    summed,
-    support_descent,
-)
+from metalearn.algorithms.common.inner import SGD, InnerOptimizer, check_descent, evaluated_by_descent, support_descent
+from metalearn.algorithms.common.losses import summed
 from metalearn.types import Algorithm, Batch, ChunkResult, Episode, Model, Params
 
 
 def scratch(*, model: Model, inner: InnerOptimizer = SGD, inner_lr: float, eval_steps: int) -> Algorithm:
-    """Learns each task by itself. Its meta-gradient is zero: `trainer.steps=0` saves the time.
+    """Learns each task by itself. Its meta-gradient is zero: `trainer.steps=0` saves the time. Raises ValueError for a
+    rate that is not above 0, or a negative number of steps.
 
     Args:
-        model: the network.
-        inner: the optimiser of the inner steps.
-        inner_lr: the rate of the inner steps on the mean loss of a task's support set.
-        eval_steps: inner steps in validation and test.
-
-    Raises:
-        ValueError: a rate that is not above 0, or a negative number of steps.
+        model, inner, inner_lr, eval_steps: as for `maml`.
     """
     check_descent(inner_lr=inner_lr, eval_steps=eval_steps)
 
@@ -39,9 +28,8 @@ def scratch(*, model: Model, inner: InnerOptimizer = SGD, inner_lr: float, eval_
     @torch.no_grad()
     def meta_grad(params: Params, episode: Episode, step: int) -> ChunkResult:
         (support, query) = episode
-        tasks = support.x.shape[0]
-        values = model.metrics(model.start(params, tasks), query, support.x)
-        return ChunkResult({name: torch.zeros_like(p) for name, p in params.items()}, summed(values), tasks)
+        values = model.metrics(model.start(params, len(support.x)), query, support.x)
+        return ChunkResult({name: torch.zeros_like(p) for name, p in params.items()}, summed(values), len(support.x))
 
     evaluated = evaluated_by_descent(model, path, eval_steps)
     return Algorithm(model.init, meta_grad, *evaluated, loss=None, computes=model.loss)

@@ -9,27 +9,25 @@ features of its samples. The paper takes the mean of all training features after
 was compared.
 """
 
+from collections.abc import Iterator
+
 from torch import Tensor
 
-from metalearn.algorithms.common.inner import class_means, comparing_learner, one_hot, pretrained, squared_distances
-from metalearn.types import Algorithm, Batch, Model, Params
+from metalearn.algorithms.common.arithmetic import class_means, squared_distances
+from metalearn.algorithms.common.inner import one_hot, pretrained
+from metalearn.types import Algorithm, Batch, Model
 
 
 def simpleshot(*, model: Model, centred: bool = False) -> Algorithm:
-    """Supervised learning, then nearest means of features of length 1.
+    """Supervised learning, then nearest means of features of length 1. Raises ValueError if `centred` is no bool, or
+    the model has no linear head.
 
     Args:
         model: the network; its head has an output for every training class.
         centred: subtract the mean of the training features from all features.
-
-    Raises:
-        ValueError: `centred` is no bool, or a model without a linear head.
     """
-    features, learner = pretrained(model, centred=centred)
 
-    def compare(params: Params, support: Batch, x: Tensor) -> Tensor:
-        support_features, queries = features(params, support, x)
-        return -squared_distances(queries, class_means(support_features, one_hot(support, support_features.dtype)))
+    def path(examples: Tensor, queries: Tensor, support: Batch, steps: int) -> Iterator[Tensor]:
+        yield -squared_distances(queries, class_means(examples, one_hot(support, examples.dtype)))
 
-    nearest = comparing_learner(model, compare, model.init)
-    return learner(nearest.evaluate, nearest.adapt)
+    return pretrained(model, path, eval_steps=0, centred=centred)

@@ -10,35 +10,15 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from metalearn.algorithms.common.inner import FOR_SAMPLES, evaluated_once, gradient_of, refuse_ignored, total_of
-from metalearn.algorithms.common.losses import by_sample
+from metalearn.algorithms.common.inner import trained_on_samples
 from metalearn.nn.layers import per_task
-from metalearn.types import Algorithm, Batch, Episode, Metrics, Model, Params
+from metalearn.types import Algorithm, Batch, Model, Params
 
 
 def supervised(*, model: Model) -> Algorithm:
-    """Learns to classify samples.
-
-    Args:
-        model: the network.
-
-    Raises:
-        ConfigError: the loss ignores a label.
-    """
-    refuse_ignored(model, FOR_SAMPLES)
-
-    def outcome(params: Params, episode: Episode, step: int) -> Metrics:
-        (support, query) = episode
-        support_x = support.x if support.x.shape[1] else None
-        values = by_sample(model.apply(per_task(params, 1), query.x, support_x), query.y, model.loss)
-        return {name: value[0] for name, value in values.items()}
+    """Learns to classify samples. Raises ConfigError if the loss ignores a label."""
 
     def adapt(params: Params, support: Batch, steps: int | None = None) -> Callable[[Tensor], Tensor]:
-        @torch.no_grad()
-        def predict(x: Tensor) -> Tensor:
-            return model.apply(per_task(params, 1), x, support.x)
+        return torch.no_grad()(lambda x: model.apply(per_task(params, 1), x, support.x))
 
-        return predict
-
-    learned = (gradient_of(outcome), evaluated_once(outcome), adapt, total_of(outcome), outcome)
-    return Algorithm(model.init, *learned, trained_on="samples", evaluated_on="samples", computes=model.loss)
+    return trained_on_samples(model, adapt)._replace(evaluated_on="samples")

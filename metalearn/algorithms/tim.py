@@ -26,17 +26,8 @@ from collections.abc import Iterator
 
 from torch import Tensor
 
-from metalearn.algorithms.common.inner import (
-    adam,
-    check_descent,
-    class_means,
-    constant,
-    descent,
-    evaluated_together,
-    one_hot,
-    pretrained,
-    squared_distances_by_products,
-)
+from metalearn.algorithms.common.arithmetic import class_means, squared_distances
+from metalearn.algorithms.common.inner import adam, check_descent, descent, one_hot, pretrained
 from metalearn.algorithms.common.losses import objective
 from metalearn.errors import positive, real_number
 from metalearn.types import Algorithm, Batch, Model, Params
@@ -49,7 +40,9 @@ def tim(
     *, model: Model, inner_lr: float, eval_steps: int, temperature: float, support_weight: float,
     conditional_weight: float, centred: bool = False,
 ) -> Algorithm:  # fmt: skip
-    """Supervised learning, then the largest mutual information between the queries of a task and their classes.
+    """Supervised learning, then the largest mutual information between the queries of a task and their classes. Raises
+    ValueError for a rate or temperature that is not above 0, a negative weight or number of steps, a `centred` that is
+    no bool, or a model without a linear head.
 
     Args:
         model: the network; its head has an output for every training class.
@@ -59,34 +52,27 @@ def tim(
         support_weight: λ, the weight of the support set's loss.
         conditional_weight: α, the weight of the entropy of each query's probabilities.
         centred: subtract the mean of the training features from all features.
-
-    Raises:
-        ValueError: a rate or temperature that is not above 0, a negative weight or number of steps, `centred` is no
-            bool, or a model without a linear head.
     """
     check_descent(inner_lr=inner_lr, eval_steps=eval_steps)
     positive(temperature=temperature)
     real_number("support_weight", support_weight, at_least=0)
     real_number("conditional_weight", conditional_weight, at_least=0)
-    features, learner = pretrained(model, centred=centred)
 
     def logits(z: Tensor, adapted: Params) -> Tensor:
-        return -temperature / 2 * squared_distances_by_products(z, adapted[VECTORS])
+        return -temperature / 2 * squared_distances(z, adapted[VECTORS], by_products=True)
 
-    def path(params: Params, support: Batch, x: Tensor, steps: int) -> Iterator[Tensor]:
-        support_features, queries = features(params, support, x)
-
+    def path(examples: Tensor, queries: Tensor, support: Batch, steps: int) -> Iterator[Tensor]:
         def loss(adapted: Params, step: int) -> Tensor:
             marginal, conditional = entropies(logits(queries, adapted))
-            of_support = objective(logits(support_features, adapted), support.y)["loss"]
+            of_support = objective(logits(examples, adapted), support.y)["loss"]
             return support_weight * of_support - marginal + conditional_weight * conditional
 
-        start = {VECTORS: class_means(support_features, one_hot(support, support_features.dtype))}
-        rate = inner_lr if x.shape[1] > 1 else 0.0  # the steps would make a single query as uncertain as it can be
-        for adapted in descent(loss, start, optimizer=ADAM, rate=constant(rate), steps=steps, order=0):
+        start = {VECTORS: class_means(examples, one_hot(support, examples.dtype))}
+        rate = inner_lr if queries.shape[1] > 1 else 0.0  # steps would make a single query as uncertain as it can be
+        for adapted in descent(loss, start, optimizer=ADAM, rate=rate, steps=steps, order=0):
             yield logits(queries, adapted)
 
-    return learner(*evaluated_together(model, path, eval_steps))._replace(transductive=True)
+    return pretrained(model, path, eval_steps=eval_steps, centred=centred)._replace(transductive=True)
 
 
 def entropies(logits: Tensor) -> tuple[Tensor, Tensor]:

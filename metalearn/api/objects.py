@@ -40,7 +40,7 @@ def carried_weights(config: Mapping[str, Any]) -> bytes | None:
     ours = OWN not in model and option_of("model", model["_target_"]) is not None
     if not ours or not is_path(path):
         return None
-    state = {name: value.contiguous() for name, value in read_state(path).items()}
+    state = {name: value.contiguous() for name, value in read_state(path)[0].items()}
     return save(state, {NAMED: meant_as(path), LICENCE: header_of(path).get(LICENCE, "")})
 
 

@@ -170,7 +170,7 @@ def _efficientnet_lite0(weights: str | None) -> Backbone:
         brought, note = str(lite0.brought_weights()), f"ImageNet weights of {lite0.PACKAGES[1].replace('_', '-')}"
     else:
         brought, note, licence = weights, f"weights of {weights}", files.header_of(weights).get(files.LICENCE) or ""
-    state = files.read_state(brought)
+    state, _ = files.read_state(brought)
     files.load_whole(network, state, brought, DEFAULT)
     network.eval().requires_grad_(False)
     form, packaged, maps = PictureForm(lite0.SIZE, 3), weights is None, lite0.Lite0Maps(network)
@@ -193,7 +193,7 @@ def _of_torchvision(name: str, weights: str | None) -> Backbone:
         )
         raise _not_there(f"backbone={name}", error.__cause__ or error, advice) from error
     network: nn.Module = models.get_model(name, weights=None)
-    files.load_body(network, state)
+    network.load_state_dict(state, strict=False)
     files.cut_head(network, name)
     network.eval().requires_grad_(False)
     named = files.meant_as(source)
@@ -222,7 +222,7 @@ def _of_timm(name: str, weights: str | None) -> Backbone:
     asked = network.pretrained_cfg
     if not named:
         assert weights is not None
-        state, heads = files.read_state(weights), asked.get("classifier") or ()
+        state, heads = files.read_state(weights)[0], asked.get("classifier") or ()
         heads = tuple(f"{head}." for head in ([heads] if isinstance(heads, str) else heads))
         files.load_whole(network, {k: v for k, v in state.items() if not k.startswith(heads)}, weights, f"timm:{name}")
     data = timm.data.resolve_model_data_config(network)

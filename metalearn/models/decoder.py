@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Generator, Tensor
 
-from metalearn.errors import Invalid, whole_number
+from metalearn.errors import Invalid, counts
 from metalearn.nn.attention import attention
 from metalearn.types import Model, Params, Past, Reader
 
@@ -37,9 +37,7 @@ def decoder(
         hidden: width within an MLP.
         window: the symbols that a symbol attends to; None: all before it.
     """
-    sizes = {"vocabulary": vocabulary, "width": width, "layers": layers, "heads": heads, "hidden": hidden}
-    for name, value in (sizes | {"window": window or 1}).items():
-        whole_number(name, value, at_least=1)
+    counts(vocabulary=vocabulary, width=width, layers=layers, heads=heads, hidden=hidden, window=window or 1)
     if width % (2 * heads):
         raise Invalid("width", width, f"must be a multiple of 2 · heads={2 * heads}", f"type KEY={2 * heads * 8}")
     parts: list[Part] = list(product(range(layers), ("attention", "mlp")))

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from torch import Tensor, nn
 
-from metalearn.errors import Invalid, install, one_of, whole_number
+from metalearn.errors import Invalid, counts, install, one_of, whole_number
 from metalearn.models.common.adapter import floats_of
 from metalearn.models.common.pretrained import frozen_model, load_whole, preparing, read_state
 from metalearn.types import Model
@@ -40,22 +40,18 @@ def brought_weights() -> Path:
 
 
 def lite0(*, ways: int, channels: int, image_size: int, input_size: int | None = None) -> Model:
-    """The features of EfficientNet-Lite0, which stay as they are, and a linear head.
+    """The features of EfficientNet-Lite0, which stay as they are, and a linear head. Raises ValueError if the packages
+    are not installed, or a number is out of range.
 
     Learned are the head, and one factor for each feature, which starts at 1. Nothing is downloaded.
 
     Args:
-        ways: outputs of the head.
+        ways, image_size: as for `conv4`.
         channels: of an image: 3, or 1, which is repeated three times.
-        image_size: height and width of an image, in pixels.
         input_size: height and width to which pictures are scaled; None: 224, as in its training.
-
-    Raises:
-        ValueError: the packages are not installed, or a number is out of range.
     """
-    whole_number("ways", ways, at_least=1)
+    counts(ways=ways, image_size=image_size)
     one_of("channels", channels, (3, 1))
-    whole_number("image_size", image_size, at_least=1)
     size = SIZE if input_size is None else input_size
     whole_number("input_size", size, at_least=32)
     if missing := missing_packages(weights=True):
@@ -63,7 +59,7 @@ def lite0(*, ways: int, channels: int, image_size: int, input_size: int | None =
         raise Invalid("_target_", "lite0", reason, f"type {INSTALL}", quoted=False)
     network = lite0_network()
     weights = str(brought_weights())
-    load_whole(network, read_state(weights), weights, "lite0")
+    load_whole(network, read_state(weights)[0], weights, "lite0")
     body = nn.Sequential(Lite0Maps(network), nn.AdaptiveAvgPool2d(1), nn.Flatten())
     prepare = preparing(size, *COLOURS, "bicubic")
     floats = floats_of(body, name="lite0", shape=(3, size, size), advice="type model.input_size=224")

@@ -7,7 +7,7 @@ from itertools import pairwise
 import torch
 from torch import Generator
 
-from metalearn.errors import one_of, whole_number, whole_numbers
+from metalearn.errors import counts, one_of, whole_numbers
 from metalearn.models.common.stages import stage_of, staged_model
 from metalearn.nn.layers import Activation, Flatten, Layer, Linear
 from metalearn.types import Model, Params, Stage
@@ -23,8 +23,7 @@ def mlp(*, inputs: int, outputs: int, hidden: Sequence[int] = (40, 40), activati
         hidden: widths of the hidden layers.
         activation: `relu`, or `tanh`, which is smooth.
     """
-    whole_number("inputs", inputs, at_least=1)
-    whole_number("outputs", outputs, at_least=1)
+    counts(inputs=inputs, outputs=outputs)
     whole_numbers("hidden", hidden, example=[40, 40])
     one_of("activation", activation, ("relu", "tanh"))
     widths = [inputs, *hidden, outputs]
@@ -37,13 +36,11 @@ def mlp(*, inputs: int, outputs: int, hidden: Sequence[int] = (40, 40), activati
             params[f"layer{layer}.bias"] = torch.zeros(fan_out)
         return params
 
-    def layer(number: int) -> Stage:
-        name = f"layer{number}"
+    stages: list[Stage] = []
+    for number in range(1, len(widths)):
         layers: list[Layer] = [Flatten()] if number == 1 else []
-        layers.append(Linear(f"{name}.weight", f"{name}.bias"))
+        layers.append(Linear(f"layer{number}.weight", f"layer{number}.bias"))
         if number < len(widths) - 1:
             layers.append(Activation("leaky_relu" if activation == "relu" else "tanh"))
-        return stage_of(name, *layers)
-
-    stages = tuple(map(layer, range(1, len(widths))))
+        stages.append(stage_of(f"layer{number}", *layers))
     return staged_model(init, stages, transductive=False, activations=sum(widths[1:]))

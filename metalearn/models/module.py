@@ -7,7 +7,7 @@ from typing import Any, get_args
 from hydra.utils import get_object
 from torch import nn
 
-from metalearn.errors import Invalid, one_of, true_or_false, whole_number
+from metalearn.errors import Invalid, counts, one_of, switches
 from metalearn.models.common.adapter import Vectorize, model_of
 from metalearn.nn.surroundings import Inputs, Kind, Part, of_reals
 from metalearn.types import Model
@@ -25,10 +25,8 @@ def module(
         network: `_target_` names the class or function that gives the `nn.Module`, as `package.module.Name`; the other
             keys are its arguments. The module takes the inputs, and gives [n, ways] or [n, outputs].
         channels: channels of an image that the module takes; an image of one channel is repeated.
-        image_size: height and width of an image, in pixels.
+        image_size, transductive: as for `conv4`.
         inputs: `images`; or what the tasks have, as lists of a name, a shape and `real`, `whole` or `bool`.
-        transductive: normalise a batch by its own statistics; if false, queries are normalised by
-            the statistics of the support set.
         dropout: dropout, and what else the training mode of the module changes, is on in training.
         running_statistics: batch norms normalise by the running statistics that the module came with, as constants.
         vectorize: true, false or `auto`: whether the tasks of a chunk are computed at once; see `model_of`.
@@ -38,14 +36,11 @@ def module(
             raise Invalid("inputs", inputs, "must be images, or tasks (as the tasks have them)", "type KEY=tasks")
         if image_size is None:
             raise Invalid("image_size", None, "the tasks have no images", "type GROUP.inputs=tasks")
-        for argument, value in (("channels", channels), ("image_size", image_size)):
-            whole_number(argument, value, at_least=1)
+        counts(channels=channels, image_size=image_size)
         sample = of_reals((channels, image_size, image_size))
     else:
         sample = from_note(inputs)
-    true_or_false("transductive", transductive)
-    true_or_false("running_statistics", running_statistics)
-    true_or_false("dropout", dropout)
+    switches(transductive=transductive, running_statistics=running_statistics, dropout=dropout)
     one_of("vectorize", vectorize, (False, "auto", True))
     target = network.get("_target_") if isinstance(network, dict) else None
     if not isinstance(target, str):

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import torch
 from torch import Generator
 
-from metalearn.errors import Invalid, one_of, true_or_false, whole_number, whole_numbers
+from metalearn.errors import Invalid, counts, one_of, switches, whole_numbers
 from metalearn.models.common.stages import HEAD, draw_head, stage_of, staged_model
 from metalearn.nn.layers import LINEAR, Activation, ChannelsLast, Convolution, Layer, MaxPool, Mean, Norm, Residual
 from metalearn.types import Model, Params, Stage
@@ -27,29 +27,22 @@ def resnet12(
     *, ways: int, channels: int, image_size: int, widths: Sequence[int] = (64, 160, 320, 640),
     activation: str = "leaky_relu", transductive: bool = True,
 ) -> Model:  # fmt: skip
-    """Four residual blocks, each ending in 2×2 max pooling; a spatial mean and a linear head.
+    """Four residual blocks, each ending in 2×2 max pooling; a spatial mean and a linear head. Raises ValueError for an
+    image too small for four poolings, a choice that does not exist, or widths that are not four.
 
     A block is three 3×3 convolutions (no bias: the norm would cancel it) with batch norm, an activation
     between them, the block's input added through a 1×1 convolution with batch norm, and an activation.
     There is no DropBlock, which Lee et al. add for regularisation.
 
     Args:
-        ways: outputs of the linear head.
-        channels: channels of an image.
-        image_size: height and width of an image, in pixels.
+        ways, channels, image_size, transductive: as for `conv4`.
         widths: channels of the four blocks.
         activation: `leaky_relu` with slope 0.1, `relu`, or `softplus`, which is smooth.
-        transductive: normalise a batch by its own statistics; if false, queries are normalised by
-            the statistics of the support set.
-
-    Raises:
-        ValueError: an image too small for four poolings, a choice that does not exist, or widths that are not four.
     """
-    for name, value in (("ways", ways), ("channels", channels), ("image_size", image_size)):
-        whole_number(name, value, at_least=1)
+    counts(ways=ways, channels=channels, image_size=image_size)
     whole_numbers("widths", widths, example=[64, 160, 320, 640], count=BLOCKS)
     one_of("activation", activation, tuple(SLOPES))
-    true_or_false("transductive", transductive)
+    switches(transductive=transductive)
     if image_size < 2**BLOCKS:
         reason = f"must be at least {2**BLOCKS}, since images are halved {BLOCKS} times"
         raise Invalid("image_size", image_size, reason, f"type dataset.image_size={2**BLOCKS} or more")

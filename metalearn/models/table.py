@@ -38,14 +38,13 @@ sines of the values, of learned frequencies, beside a linear map.
 import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Generator, Tensor
 
-from metalearn.errors import Invalid, one_of, real_number, true_or_false, whole_number
+from metalearn.errors import Invalid, counts, one_of, positive, switches, whole_number
 from metalearn.nn.attention import EXPANSION, products_attention
 from metalearn.nn.layers import shared_linear
 from metalearn.nn.surroundings import constant, surroundings
@@ -57,7 +56,6 @@ HEADS = ("classes", "gaussian", "bars", "quantiles")
 CELL = 3
 
 RIDGES = (0.003, 0.1)  # the penalties of `linear`, where a feature has variance 1
-
 KERNELS = ((1.5, 0.0, 0.1), (1.5, 0.0, 2.0), (12.0, 0.0, 2.0), (1.0, 1.0, 0.5), (3.0, 3.0, 0.5))
 """Of `kernels`: a, b and the penalty; a kernel is 1 of equal rows. Chosen by `benchmarks.priors tables --choosing`."""
 
@@ -120,20 +118,15 @@ def table(
     one_of("form", form, ("rows", "cells"))
     whole_number("classes", classes, at_least=2)
     whole_number("bins", bins, at_least=3)
-    for name, value in (("width", width), ("heads", heads), ("layers", layers)):
-        whole_number(name, value, at_least=1)
+    counts(width=width, heads=heads, layers=layers)
     if width % heads:
         raise Invalid("heads", heads, f"must divide width={width}", "type KEY=1")
-    true_or_false("standardize", standardize)
+    switches(standardize=standardize, linear=linear, kernels=kernels)
     for name, switch in (("linear", linear), ("kernels", kernels)):
-        true_or_false(name, switch)
         if switch and form == "cells":
             raise Invalid(name, True, "is for form=rows", "type KEY=false")
-    real_number("frequency", frequency, above=0)
-    makers: dict[str, Callable[[], NumberHead]] = {
-        "gaussian": gaussian, "bars": partial(bars, bins), "quantiles": partial(quantiles, bins)
-    }  # fmt: skip
-    numbers = makers[head]() if head in makers else None
+    positive(frequency=frequency)
+    numbers = {"classes": None, "gaussian": gaussian(), "bars": bars(bins), "quantiles": quantiles(bins)}[head]
     cells, regressions = form == "cells", {"linear": len(RIDGES) * linear, "kernels": len(KERNELS) * kernels}
 
     def init(generator: Generator) -> Params:
@@ -257,11 +250,8 @@ def _regressions(z: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
     """Ridge regressions of labels [t, k, m] on rows `z` [t, m, d]: the slopes [t, d, 2, k], and the answers that each
     known row has from the others, [t, k, m, 2]: (ŷ − h y) / (1 − h), with the diagonal h of the hat matrix."""
     z, y = z.clamp(-3, 3), (labels - labels.mean(dim=2, keepdim=True)).transpose(1, 2)
-    gram, alike, eye = (
-        z.transpose(1, 2) @ z / z.shape[1],
-        z.transpose(1, 2) @ y / z.shape[1],
-        torch.eye(z.shape[2], device=z.device, dtype=z.dtype),
-    )
+    gram, alike = (z.transpose(1, 2) @ values / z.shape[1] for values in (z, y))
+    eye = torch.eye(z.shape[2], device=z.device, dtype=z.dtype)
     slopes, answers = list[Tensor](), list[Tensor]()
     for penalty in RIDGES:
         factor = torch.linalg.cholesky_ex(gram + penalty * eye).L  # which does not wait for a GPU
@@ -321,11 +311,9 @@ def _columns(params: Params, context: Context, cells: Tensor) -> Tensor:
     """B_dk [t, k, d, c]: the summary of each feature, for each label column."""
     g = F.gelu(shared_linear(cells, params["cell.in.weight"], params["cell.in.bias"]))
     labels = context.labels - context.labels.mean(dim=2, keepdim=True)
-    rows = labels.shape[2]
-    alike = (labels @ g.flatten(2)).unflatten(2, g.shape[2:]) / rows
-    h = shared_linear(alike, params["column.label"]) + shared_linear(
-        g.mean(dim=1), params["column.mean"], params["column.bias"]
-    ).unsqueeze(1)
+    alike = (labels @ g.flatten(2)).unflatten(2, g.shape[2:]) / labels.shape[2]
+    mean = shared_linear(g.mean(dim=1), params["column.mean"], params["column.bias"])
+    h = shared_linear(alike, params["column.label"]) + mean.unsqueeze(1)
     return shared_linear(F.gelu(h), params["column.out.weight"], params["column.out.bias"])
 
 

@@ -7,13 +7,14 @@ from functools import partial
 import torch
 from torch import nn
 
-from metalearn.errors import Invalid, one_of, true_or_false, whole_number
+from metalearn.errors import Invalid, counts, one_of, switches
 from metalearn.models.common.adapter import floats_of, model_of
-from metalearn.models.common.pretrained import HEADS, cut, cut_head, frozen_model, load_body, pretrained
+from metalearn.models.common.pretrained import HEADS, cut, cut_head, frozen_model, pretrained
 from metalearn.nn.surroundings import of_reals
 from metalearn.types import Model
 
 LAST = "last"  # stands for weights of which the last layers alone learn
+_ADVICE = "type dataset.image_size=224, which all of torchvision's classifiers take"
 
 
 def torchvision_classifier(
@@ -21,7 +22,9 @@ def torchvision_classifier(
     input_size: int | None = None, transductive: bool = True, dropout: bool = False,
 ) -> Model:  # fmt: skip
     """A network of `torchvision.models`. With fresh weights, or with pretrained ones that go on learning,
-    `metalearn.models.common.adapter` computes it; with frozen ones, `metalearn.models.common.pretrained`.
+    `metalearn.models.common.adapter` computes it; with frozen ones, `metalearn.models.common.pretrained`. Raises
+    ValueError for a name that torchvision does not know, images that the network cannot take, or weights that cannot be
+    read or are not those of the network.
 
     With pretrained weights, pictures are scaled and normalised as the weights ask, and the head is fresh.
 
@@ -30,29 +33,20 @@ def torchvision_classifier(
 
     Args:
         name: its name in torchvision, for example `resnet18`; with `weights` one of `HEADS`.
-        ways: outputs of the last layer.
+        ways, image_size, transductive: as for `conv4`.
         channels: channels of an image: 3, or 1, which is repeated three times.
-        image_size: height and width of an image, in pixels.
         weights: None: fresh ones; else the path of a state dict, or torchvision's name of pretrained weights.
         frozen: learn the head alone, and one factor for each feature; or, with `last`, the head and the last layers,
             which have a quarter of the weights or more. Batch norm then keeps the statistics that came with the
             weights, and `transductive` has no effect.
         input_size: with `weights`, height and width to which pictures are scaled; None: as the weights ask.
-        transductive: normalise a batch by its own statistics; if false, queries are normalised by
-            the statistics of the support set.
         dropout: dropout and stochastic depth are on in training.
-
-    Raises:
-        ValueError: a name that torchvision does not know, images that the network cannot take, or weights that cannot
-            be read or are not those of the network.
     """
     from torchvision import models  # takes a second
 
-    for argument, value in (("ways", ways), ("channels", channels), ("image_size", image_size)):
-        whole_number(argument, value, at_least=1)
+    counts(ways=ways, channels=channels, image_size=image_size)
     one_of("channels", channels, (3, 1))
-    true_or_false("transductive", transductive)
-    true_or_false("dropout", dropout)
+    switches(transductive=transductive, dropout=dropout)
     if not isinstance(frozen, bool) and frozen != LAST:
         raise Invalid("frozen", frozen, f"must be true, false or {LAST}", f"type KEY={LAST}")
     names = models.list_models(module=models)
@@ -74,7 +68,7 @@ def torchvision_classifier(
         return learning(network)
     one_of("name", name, HEADS)
     if input_size is not None:
-        whole_number("input_size", input_size, at_least=1)
+        counts(input_size=input_size)
     if frozen and dropout:
         raise Invalid("dropout", "true", "has no effect on frozen weights", "type KEY=false", quoted=False)
     state, prepare, note = pretrained(name, weights, input_size)
@@ -82,7 +76,7 @@ def torchvision_classifier(
     def make() -> nn.Module:
         """The network with these weights, a fresh head, and pictures prepared before its first layer."""
         made = network()
-        load_body(made, state)
+        made.load_state_dict(state, strict=False)
         made.register_forward_pre_hook(lambda _, images: (prepare(images[0]),))
         return made
 
@@ -90,7 +84,7 @@ def torchvision_classifier(
         model = learning(make)
         return model._replace(note="; ".join(part for part in (note, model.note) if part))
     body, last = network(), None
-    load_body(body, state)
+    body.load_state_dict(state, strict=False)
     width = cut_head(body, name)
     floats = floats_of(make(), name=name, shape=shape, advice=_ADVICE)
     if frozen == LAST:
@@ -101,6 +95,3 @@ def torchvision_classifier(
             raise Invalid("frozen", LAST, f"{name} cannot be cut ({error})", "type KEY=true") from error
     model = frozen_model(body, prepare=prepare, ways=ways, width=width, activations=floats, last=last)
     return model._replace(note=note)
-
-
-_ADVICE = "type dataset.image_size=224, which all of torchvision's classifiers take"

@@ -14,8 +14,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from metalearn.algorithms.common.inner import summed
-from metalearn.algorithms.common.losses import by_sample
+from metalearn.algorithms.common.losses import by_sample, summed
 from metalearn.errors import ConfigError, DataError, first_line
 from metalearn.nn.layers import per_task
 from metalearn.nn.surroundings import Inputs, PassSeeds, inputs_of, packed, surrounded

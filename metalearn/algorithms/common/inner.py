@@ -7,8 +7,9 @@ Learners are of two kinds: those that adapt by descent, and those that compare f
 """
 
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from types import MappingProxyType
-from typing import Any, Literal, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -16,44 +17,16 @@ from torch import Generator, Tensor
 from torch.utils import _pytree as pytree
 from torch.utils.checkpoint import checkpoint as checkpoint_of
 
-from metalearn.algorithms.common.losses import by_sample, objective
-from metalearn.errors import (
-    ConfigError,
-    DataError,
-    Invalid,
-    first_line,
-    fraction,
-    not_negative,
-    positive,
-    real_number,
-    true_or_false,
-)
+from metalearn.algorithms.common.arithmetic import State, without
+from metalearn.algorithms.common.losses import by_sample, objective, summed
+from metalearn.errors import ConfigError, DataError, Invalid, first_line, fraction, not_negative, positive, switches
 from metalearn.nn.layers import per_task
 from metalearn.nn.network import gradient_at, is_packed, leaves, one_for_each
 from metalearn.nn.surroundings import now_and_again, surroundings
-from metalearn.types import (
-    STATE,
-    Adapt,
-    Algorithm,
-    Apply,
-    Batch,
-    ChunkResult,
-    Episode,
-    Features,
-    Metrics,
-    Model,
-    Params,
-    Stage,
-)
-
-TaskLoss = Callable[[Params, int], Tensor]
-"""`loss(params, step)`: the losses [t] of per-task parameters, at an inner step (from 0)."""
+from metalearn.types import STATE, Adapt, Algorithm, Apply, Batch, ChunkResult, Episode, Metrics, Model, Params, Stage
 
 Rate = float | Params  # one rate for all parameters, or one for each, of a shape that broadcasts to the parameter's
-
-State = dict[str, Params]
-
-Checkpoint = bool | Literal["nested"]  # whether steps are computed again for their derivative; see `descent`
+Rates = Rate | Callable[[int], Rate]  # the same at every inner step, or by the number of the step, from 0
 
 Step = Callable[[Params, State, int], tuple[Params, State]]
 """`step(params, state, number)`: parameters and the optimiser's state after inner step `number`."""
@@ -82,13 +55,7 @@ SGD = sgd()
 
 def momentum(*, momentum: float) -> InnerOptimizer:
     """Gradient descent with momentum (Sutskever et al. 2013), as torch has it: m ← μ m + g, and m is the direction.
-
-    Args:
-        momentum: μ.
-
-    Raises:
-        ValueError: a decay outside [0, 1).
-    """
+    Raises ValueError for a μ, `momentum`, outside [0, 1)."""
     fraction("momentum", momentum)
 
     def direct(grads: Params, state: State, step: int) -> tuple[Params, State]:
@@ -99,17 +66,10 @@ def momentum(*, momentum: float) -> InnerOptimizer:
 
 
 def rmsprop(*, decay: float, eps: float) -> InnerOptimizer:
-    """RMSprop (Tieleman and Hinton 2012): v ← ρ v + (1 − ρ) g², and the direction is g / (√v + ε).
-
-    Args:
-        decay: ρ.
-        eps: ε.
-
-    Raises:
-        ValueError: a decay outside [0, 1), or an ε that is not above 0.
-    """
+    """RMSprop (Tieleman and Hinton 2012): v ← ρ v + (1 − ρ) g², and the direction is g / (√v + ε). Raises ValueError
+    for a ρ, `decay`, outside [0, 1), or an ε, `eps`, that is not above 0."""
     fraction("decay", decay)
-    real_number("eps", eps, above=0)
+    positive(eps=eps)
 
     def direct(grads: Params, state: State, step: int) -> tuple[Params, State]:
         kept = {name: decay * state["v"][name] + (1 - decay) * g.square() for name, g in grads.items()}
@@ -119,17 +79,11 @@ def rmsprop(*, decay: float, eps: float) -> InnerOptimizer:
 
 
 def adam(*, beta1: float = 0.9, beta2: float = 0.999, eps: float = 1e-8) -> InnerOptimizer:
-    """Adam, Kingma and Ba 2015 (arXiv 1412.6980), Algorithm 1.
-
-    Args:
-        beta1, beta2, eps: as in the paper.
-
-    Raises:
-        ValueError: a decay outside [0, 1), or an ε that is not above 0.
-    """
+    """Adam, Kingma and Ba 2015 (arXiv 1412.6980), Algorithm 1, with the paper's names. Raises ValueError for a decay
+    outside [0, 1), or an `eps` that is not above 0."""
     fraction("beta1", beta1)
     fraction("beta2", beta2)
-    real_number("eps", eps, above=0)
+    positive(eps=eps)
 
     def direct(grads: Params, state: State, step: int) -> tuple[Params, State]:
         first = {name: beta1 * state["m"][name] + (1 - beta1) * g for name, g in grads.items()}
@@ -141,20 +95,16 @@ def adam(*, beta1: float = 0.9, beta2: float = 0.999, eps: float = 1e-8) -> Inne
     return InnerOptimizer(lambda params: {"m": _zeros(params), "v": _zeros(params)}, direct, {"m": beta1, "v": beta2})
 
 
-def constant(lr: Rate) -> Callable[[int], Rate]:
-    """The same rate at every inner step."""
-    return lambda step: lr
-
-
 def descent(
-    loss: TaskLoss, params: Params, *, optimizer: InnerOptimizer, rate: Callable[[int], Rate], steps: int, order: int,
-    checkpoint: Checkpoint = False,
+    loss: Callable[[Params, int], Tensor], params: Params, *, optimizer: InnerOptimizer, rate: Rates, steps: int,
+    order: int, checkpoint: bool | str = False,
 ) -> Iterator[Params]:  # fmt: skip
     """Descent on any losses of the tasks, by autograd: yields `params`, then the parameters after each step.
 
-    `order` says what the steps' derivative is. 2: the exact one. 1: each step's gradient counts as a constant
-    (first-order MAML). 0: there is none, and no graph is kept (evaluation). `checkpoint` is as for `descend`, but
-    `nested` is True: a step here calls autograd, which torch cannot nest in computations that it repeats.
+    `loss(params, step)` gives the losses [t] of per-task parameters. `order` says what the steps' derivative is. 2: the
+    exact one. 1: each step's gradient counts as a constant (first-order MAML). 0: there is none, and no graph is kept
+    (evaluation). `checkpoint` is as for `descend`, but `nested` is True: a step here calls autograd, which torch cannot
+    nest in computations that it repeats.
     """
 
     def gradient(params: Params, step: int) -> Params:
@@ -166,16 +116,14 @@ def descent(
     return descend(step, params, optimizer.start(params), steps, checkpoint=bool(checkpoint) and order == 2)
 
 
-def step_along(
-    gradient: Callable[[Params, int], Params], optimizer: InnerOptimizer, rate: Callable[[int], Rate], order: int
-) -> Step:
+def step_along(gradient: Callable[[Params, int], Params], optimizer: InnerOptimizer, rate: Rates, order: int) -> Step:
     """A step by the optimiser, from the `gradient(params, step)` of the losses; `order` as for `descent`."""
 
     def step(params: Params, state: State, number: int) -> tuple[Params, State]:
         grads = gradient(params, number)
         with graph_of(order):
             directions, state = optimizer.direct(grads, state, number)
-            by = rate(number)
+            by = rate(number) if callable(rate) else rate
             if isinstance(by, float | int):
                 # Not p − rate · d, which rounds twice: `Model.step` takes such a step in one pass, to the same bits.
                 return {name: p.add(directions[name], alpha=-by) for name, p in params.items()}, state
@@ -190,7 +138,7 @@ def graph_of(order: int) -> torch.set_grad_enabled:
 
 
 def descend(
-    step: Step, params: Params, state: State, steps: int, *, checkpoint: Checkpoint = False
+    step: Step, params: Params, state: State, steps: int, *, checkpoint: bool | str = False
 ) -> Iterator[Params]:
     """Yields `params`, then the parameters after each step.
 
@@ -213,10 +161,9 @@ def descend(
     if checkpoint == "nested" and steps:
         yield computed_again(through, params, state, 0, steps)[0]
         return
+    compute: Step = partial(computed_again, step) if checkpoint else step
     for number in range(steps):
-        params, state = (
-            computed_again(step, params, state, number) if checkpoint else step(params, state, number)
-        )  # fmt: skip
+        params, state = compute(params, state, number)
         yield params
 
 
@@ -256,55 +203,7 @@ def _root(squares: Tensor) -> Tensor:
     return torch.where(positive, torch.where(positive, squares, 1.0).sqrt(), 0.0)
 
 
-# Implicit gradients
-
-
-def conjugate_gradient(product: Callable[[Params], Params], right: Params, steps: int) -> tuple[Params, Tensor]:
-    """Solves A x = b from x = b, for every task by itself (Hestenes and Stiefel 1952).
-
-    Args:
-        product: v ↦ A v. A must be symmetric; only a system with a positive definite A is solved.
-        right: b, each [t, …].
-        steps: the most steps. A task stops early if its residual is zero, or if b or a direction shows that its A is
-            not positive definite.
-
-    Returns:
-        x, and ‖A x − b‖ / ‖b‖ [t].
-    """
-    x, image = right, product(right)  # from b: iMAML's first solution is then first-order MAML's gradient
-    residual = direction = {name: value - image[name] for name, value in right.items()}
-    before, going = _dot(residual, residual), _dot(right, image) > 0
-    for _ in range(steps):  # no early end: all tasks are computed together, and a GPU would have to be waited for
-        image = product(direction)
-        curvature = _dot(direction, image)
-        going = going & (curvature > 0)
-        length = torch.where(going, _ratio(before, curvature), 0.0)
-        x, residual = _along(x, direction, length), _along(residual, image, -length)
-        now = _dot(residual, residual)
-        direction = _along(residual, direction, _ratio(now, before))
-        before = now
-    return x, _ratio(before, _dot(right, right)).sqrt()
-
-
-def _dot(a: Params, b: Params) -> Tensor:
-    """The inner product of every task's parameters, [t]."""
-    return torch.stack([(a[name] * b[name]).reshape(len(a[name]), -1).sum(dim=1) for name in a]).sum(dim=0)
-
-
-def _along(start: Params, direction: Params, lengths: Tensor) -> Params:
-    """start + length · direction; each task has its own length [t]."""
-    return {name: p + lengths.view(-1, *[1] * (p.dim() - 1)) * direction[name] for name, p in start.items()}
-
-
-def _ratio(a: Tensor, b: Tensor) -> Tensor:
-    """a / b, and 0 where b is 0."""
-    return torch.where(b == 0, 0.0, a / torch.where(b == 0, 1.0, b))
-
-
-RATE = "inner_lr."  # the prefix of the names of learned inner rates
-
 Init = Callable[[Generator], Params]
-
 Evaluate = Callable[[Params, Episode], Metrics]
 
 Outcome = Callable[[Params, Episode, int], Metrics]
@@ -312,27 +211,27 @@ Outcome = Callable[[Params, Episode, int], Metrics]
 
 InnerPath = Callable[[Params, Batch, int, int], Iterator[Params]]
 """`path(params, support, steps, order)` yields the parameters of every task, before the first inner step and after
-each. `metalearn.algorithms.common.inner.descent` explains `order`."""
-
-Compare = Callable[[Params, Batch, Tensor], Tensor]
-"""`compare(params, support, x)`: logits [t, n, ways] of the queries `x`."""
-
-PathOfLogits = Callable[[Params, Batch, Tensor, int], Iterator[Tensor]]
-"""`path(params, support, x, steps)` yields the logits [t, n, ways] of the queries `x`, before the first step and after
-each."""
-
+each. `descent` explains `order`."""
 
 # Meta-gradients
 
 
-def summed(values: Metrics) -> Metrics:
-    """Per-task values [t], summed over the tasks and without their graph, as float64."""
-    return {name: value.detach().double().sum() for name, value in values.items()}
+def from_outcome(
+    model: Model, outcome: Outcome, adapt: Adapt, *, evaluate: Evaluate | None = None, init: Init | None = None
+) -> Algorithm:
+    """An algorithm whose meta-loss is that of an outcome. `adapt` and `evaluate` are as in `Algorithm`; without the
+    latter, the outcome's values are the one column of a learner without inner steps. `init` draws the meta-parameters,
+    if they are not those of the model."""
 
+    @torch.no_grad()
+    def evaluated_once(params: Params, episode: Episode) -> Metrics:
+        return {name: values.unsqueeze(1) for name, values in outcome(params, episode, 0).items()}
 
-def total_of(outcome: Outcome) -> Callable[[Params, Episode, int], Tensor]:
-    """The summed loss of an outcome, with its graph."""
-    return lambda params, episode, step: outcome(params, episode, step)["loss"].sum()
+    def loss(params: Params, episode: Episode, step: int) -> Tensor:
+        return outcome(params, episode, step)["loss"].sum()
+
+    learned = (gradient_of(outcome), evaluate or evaluated_once, adapt, loss, outcome)
+    return Algorithm(init or model.init, *learned, computes=model.loss)
 
 
 def gradient_of(outcome: Outcome) -> Callable[[Params, Episode, int], ChunkResult]:
@@ -345,10 +244,8 @@ def gradient_of(outcome: Outcome) -> Callable[[Params, Episode, int], ChunkResul
                 values = outcome(theta, episode, step)
                 losses = values["loss"]
                 if not losses.requires_grad:
-                    raise ConfigError(
-                        "model: no loss of this algorithm depends on a parameter that learns; let a parameter of the "
-                        "features learn, or type another algorithm, such as algorithm=maml"
-                    )
+                    advice = "let a parameter of the features learn, or type another algorithm, such as algorithm=maml"
+                    raise ConfigError(f"model: no loss of this algorithm depends on a parameter that learns; {advice}")
                 # Factors that are known as 1 spare a GPU a look at their value, which the host would wait for. On a CPU
                 # not so: torch imports sympy, for a second, to compare the shapes of losses and factors.
                 total, factors = (losses, one_for_each(losses)) if losses.is_cuda else (losses.sum(), None)
@@ -356,10 +253,8 @@ def gradient_of(outcome: Outcome) -> Callable[[Params, Episode, int], ChunkResul
                     total, list(theta.values()), factors, allow_unused=True, materialize_grads=True
                 )
         except NotImplementedError as error:  # torch's, of an operation with one derivative only
-            raise ConfigError(
-                f"model: {first_line(error).rstrip('.')}; type algorithm.first_order=true where there is such a key, "
-                "or take another layer"
-            ) from error
+            advice = "type algorithm.first_order=true where there is such a key, or take another layer"
+            raise ConfigError(f"model: {first_line(error).rstrip('.')}; {advice}") from error
         return ChunkResult(dict(zip(theta, grads, strict=True)), summed(values), len(values["loss"]))
 
     return meta_grad
@@ -372,27 +267,17 @@ def gradient_learner(
     model: Model, path: InnerPath, *, eval_steps: int, inner_steps: int = 0, order: int = 2, init: Init | None = None,
     outcome: Outcome | None = None,
 ) -> Algorithm:  # fmt: skip
-    """An algorithm whose meta-loss is the query loss after `inner_steps` steps along `path`.
-
-    Args:
-        model: the network.
-        path: how a task is adapted.
-        eval_steps: inner steps in validation and test.
-        inner_steps: inner steps in meta-training.
-        order: 2, or 1 for first-order meta-gradients.
-        init: draws the meta-parameters, if they are not those of the model.
-        outcome: gives the values per task, if the meta-loss is not the query loss after the last step.
-    """
+    """An algorithm whose meta-loss is the query loss after `inner_steps` steps along `path`; validation and test take
+    `eval_steps`. `order` is 2, or 1 for first-order meta-gradients. `init` draws the meta-parameters, if they are not
+    those of the model. `outcome` gives the values per task, if the meta-loss is another."""
 
     def after_the_last_step(params: Params, episode: Episode, step: int) -> Metrics:
         (support, query) = episode
         adapted = last(path(params, support, inner_steps, order))
         return model.metrics(adapted, query, support.x)
 
-    outcome = outcome or after_the_last_step
     evaluate, adapt = evaluated_by_descent(model, path, eval_steps)
-    learned = (gradient_of(outcome), evaluate, adapt, total_of(outcome), outcome)
-    return Algorithm(init or model.init, *learned, computes=model.loss)
+    return from_outcome(model, outcome or after_the_last_step, adapt, evaluate=evaluate, init=init)
 
 
 def evaluated_by_descent(model: Model, path: InnerPath, eval_steps: int) -> tuple[Evaluate, Adapt]:
@@ -401,19 +286,12 @@ def evaluated_by_descent(model: Model, path: InnerPath, eval_steps: int) -> tupl
     @torch.no_grad()
     def evaluate(params: Params, episode: Episode) -> Metrics:
         (support, query) = episode
-        return _by_step([
-            model.metrics(adapted, query, support.x) for adapted in path(params, support, eval_steps, 0)
-        ])  # fmt: skip
+        return _by_step([model.metrics(end, query, support.x) for end in path(params, support, eval_steps, 0)])
 
     @torch.no_grad()
     def adapt(params: Params, support: Batch, steps: int | None = None) -> Callable[[Tensor], Tensor]:
         final = last(path(params, support, eval_steps if steps is None else steps, 0))
-
-        @torch.no_grad()
-        def predict(x: Tensor) -> Tensor:
-            return model.apply(final, x, support.x)
-
-        return predict
+        return torch.no_grad()(lambda x: model.apply(final, x, support.x))
 
     return evaluate, adapt
 
@@ -428,26 +306,18 @@ def evaluated_by_new_heads(
     heads = model._replace(apply=lambda head, x, support_x=None: classify(head, x), network=None)
     evaluate_features, adapt_to_features = evaluated_by_descent(heads, path, eval_steps)
 
-    def with_features(params: Params, support: Batch) -> tuple[Features, Batch]:
-        features = model.features_of(params, support.x.shape[0])
-        return features, Batch(features(support.x), support.y)
-
     @torch.no_grad()
     def evaluate(params: Params, episode: Episode) -> Metrics:
         (support, query) = episode
-        features, support_features = with_features(params, support)
-        return evaluate_features(params, Episode(support_features, Batch(features(query.x, support.x), query.y)))
+        features = model.features_of(params, support.x.shape[0])
+        of_support, of_query = features(support.x), features(query.x, support.x)
+        return evaluate_features(params, Episode(Batch(of_support, support.y), Batch(of_query, query.y)))
 
     @torch.no_grad()
     def adapt(params: Params, support: Batch, steps: int | None = None) -> Callable[[Tensor], Tensor]:
-        features, support_features = with_features(params, support)
-        of_features = adapt_to_features(params, support_features, steps)
-
-        @torch.no_grad()
-        def predict(x: Tensor) -> Tensor:
-            return of_features(features(x, support.x))
-
-        return predict
+        features = model.features_of(params, support.x.shape[0])
+        of_features = adapt_to_features(params, Batch(features(support.x), support.y), steps)
+        return torch.no_grad()(lambda x: of_features(features(x, support.x)))
 
     return evaluate, adapt
 
@@ -459,7 +329,7 @@ def _by_step(values: list[Metrics]) -> Metrics:
 
 def support_descent(
     model: Model, weights: Params, support: Batch, *, inner: InnerOptimizer, rate: Rate, steps: int, order: int,
-    checkpoint: Checkpoint = False, replaced: Params | None = None,
+    checkpoint: bool | str = False, replaced: Params | None = None,
 ) -> Iterator[Params]:  # fmt: skip
     """Descent from weights and by rates that all tasks share, on each task's loss on its support set. Some weights may
     be `replaced` by those of each task [t, *shape]. `order` and `checkpoint` are as for `descent` and `descend`;
@@ -476,9 +346,9 @@ def support_descent(
         return model.gradient(theta, support, twice=twice)
 
     if isinstance(rate, float | int):
-        step = at_once if inner.plain else step_along(gradient, inner, constant(rate), order)
+        step = at_once if inner.plain else step_along(gradient, inner, rate, order)
     else:
-        step = step_along(gradient, inner, constant(model.start(rate, tasks)), order)
+        step = step_along(gradient, inner, model.start(rate, tasks), order)
     # Without a compiled network a step calls autograd, which torch cannot nest in computations that it repeats.
     repeated = order == 2 and (checkpoint if is_packed(start) else bool(checkpoint))
     return descend(step, start, inner.start(start), steps, checkpoint=repeated)
@@ -486,12 +356,12 @@ def support_descent(
 
 def check_descent(
     *, inner_lr: float, eval_steps: int, inner_steps: int = 0, eval_lr_factor: float = 1.0, first_order: bool = False,
-    checkpoint_steps: Checkpoint = False,
+    checkpoint_steps: bool | str = False,
 ) -> None:  # fmt: skip
     """Raises ValueError for a rate or factor that is not above 0, a negative number of steps, or a wrong switch."""
     positive(inner_lr=inner_lr, eval_lr_factor=eval_lr_factor)
     not_negative(inner_steps=inner_steps, eval_steps=eval_steps)
-    true_or_false("first_order", first_order)
+    switches(first_order=first_order)
     if checkpoint_steps not in (True, False, "nested"):
         raise Invalid("checkpoint_steps", checkpoint_steps, "must be true, false or nested", "type KEY=true")
 
@@ -499,9 +369,10 @@ def check_descent(
 # Learners that compare features
 
 
-def comparing_learner(model: Model, compare: Compare, init: Init) -> Algorithm:
-    """An algorithm that adapts in closed form: its meta-loss is that of the outputs of `compare`. Raises ConfigError if
-    the loss ignores a label, and each support sample needs a class."""
+def comparing_learner(model: Model, compare: Callable[[Params, Batch, Tensor], Tensor], init: Init) -> Algorithm:
+    """An algorithm that adapts in closed form: `compare(params, support, x)` gives the logits [t, n, ways] of queries
+    `x`, and their loss is the meta-loss. Raises ConfigError if the loss ignores a label: each support sample needs a
+    class."""
     refuse_ignored(model, "it compares all samples of a support set, so each needs a class; type algorithm=maml")
 
     def outcome(params: Params, episode: Episode, step: int) -> Metrics:
@@ -509,32 +380,16 @@ def comparing_learner(model: Model, compare: Compare, init: Init) -> Algorithm:
         return objective(_of_shown(compare(params, support, query.x), episode), query.y, model.loss)
 
     def adapt(params: Params, support: Batch, steps: int | None = None) -> Callable[[Tensor], Tensor]:
-        @torch.no_grad()
-        def predict(x: Tensor) -> Tensor:
-            return compare(params, support, x)
+        return torch.no_grad()(lambda x: compare(params, support, x))
 
-        return predict
-
-    learned = (gradient_of(outcome), evaluated_once(outcome), adapt, total_of(outcome), outcome)
-    return Algorithm(init, *learned, computes=model.loss)
-
-
-def evaluated_once(outcome: Outcome) -> Evaluate:
-    """`Algorithm.evaluate` of a learner without inner steps: one column."""
-
-    @torch.no_grad()
-    def evaluate(params: Params, episode: Episode) -> Metrics:
-        return {name: values.unsqueeze(1) for name, values in outcome(params, episode, 0).items()}
-
-    return evaluate
+    return from_outcome(model, outcome, adapt, init=init)
 
 
 def one_hot(support: Batch, dtype: torch.dtype) -> Tensor:
     """The classes of a support set as [t, n, ways]. Raises ConfigError if its targets are real numbers."""
     if support.y.is_floating_point():
-        raise ConfigError(
-            "algorithm: it needs classes, and this dataset's targets are real numbers; type algorithm=maml"
-        )
+        reason = "it needs classes, and this dataset's targets are real numbers"
+        raise ConfigError(f"algorithm: {reason}; type algorithm=maml")
     # torch.export knows no numbers of tensors, but these are there.
     ways = 1 + max(map(max, support.y.tolist())) if torch.compiler.is_exporting() else surroundings().ways
     if ways is None:
@@ -543,19 +398,10 @@ def one_hot(support: Batch, dtype: torch.dtype) -> Tensor:
     return (support.y.unsqueeze(2) == torch.arange(ways, device=support.y.device)).to(dtype)
 
 
-def class_means(features: Tensor, classes: Tensor) -> Tensor:
-    """The mean of the features [t, n, d] of each class: [t, ways, d], for `classes` [t, n, ways] as by `one_hot`. It is
-    NaN for a class without a sample."""
-    return classes.transpose(1, 2) @ features / classes.sum(dim=1).unsqueeze(2)
-
-
 def _of_shown(logits: Tensor, episode: Episode) -> Tensor:
-    """The logits [t, n, ways] of an episode's queries.
-
-    Raises:
-        DataError: a class has no support sample, and so no logit, or none that is a number. On a GPU, where the host
-            would have to wait, torch's own check finds the one, and the run the other, as a loss that is not finite.
-    """
+    """The logits [t, n, ways] of an episode's queries. Raises DataError if a class has no support sample, and so no
+    logit, or none that is a number. On a GPU, where the host would have to wait, torch's own check finds the one, and
+    the run the other, as a loss that is not finite."""
     (support, query) = episode
     if query.y.device.type != "cpu" or query.y.is_floating_point():
         return logits
@@ -563,83 +409,33 @@ def _of_shown(logits: Tensor, episode: Episode) -> Tensor:
     shown = (support.y.unsqueeze(2) == torch.arange(ways)).any(dim=1)
     if ways == logits.shape[2] and (shown.all() or not logits.isnan().any()):
         return logits
-    missing = int((~shown).nonzero()[0, 1])
-    raise DataError(
-        f"dataset: a support set has no sample of class {missing}, and this algorithm compares with samples of each "
-        "class; type more dataset.shots, or algorithm=maml"
-    )
-
-
-def cholesky(systems: Tensor) -> Tensor:
-    """The Cholesky roots of symmetric systems [..., n, n]; NaN where there is none."""
-    # torch.linalg.cholesky raises where a run diverges, for which it waits for a GPU. NaN makes the loss not finite,
-    # which the run reports.
-    roots, failed = torch.linalg.cholesky_ex(systems)
-    return torch.where((failed > 0)[..., None, None], torch.nan, roots)
-
-
-def squared_distances(a: Tensor, b: Tensor) -> Tensor:
-    """‖aᵢ − bⱼ‖² for `a` [t, n, d] and `b` [t, m, d]: [t, n, m]."""
-    return (a.unsqueeze(2) - b.unsqueeze(1)).square().sum(dim=3)
-
-
-def squared_distances_by_products(a: Tensor, b: Tensor) -> Tensor:
-    """As `squared_distances`, in less time and memory."""
-    # Where a and b are near to each other, the rounding errors of ‖a‖² and ‖b‖² are all that is left.
-    squares = a.square().sum(dim=2, keepdim=True) + b.square().sum(dim=2).unsqueeze(1)
-    return squares - 2 * a @ b.transpose(1, 2)
-
-
-def cosines(a: Tensor, b: Tensor) -> Tensor:
-    """The cosines between the vectors `a` [t, n, d] and `b` [t, m, d]: [t, n, m]."""
-    return F.normalize(a, dim=2) @ F.normalize(b, dim=2).transpose(1, 2)
-
-
-# Learners whose steps need the queries
-
-
-def evaluated_together(model: Model, path: PathOfLogits, eval_steps: int) -> tuple[Evaluate, Adapt]:
-    """`Algorithm.evaluate` and `Algorithm.adapt` of a learner that predicts all queries of a task along `path`."""
-
-    @torch.no_grad()
-    def evaluate(params: Params, episode: Episode) -> Metrics:
-        (support, query) = episode
-        along = path(params, support, query.x, eval_steps)
-        return _by_step([objective(_of_shown(logits, episode), query.y, model.loss) for logits in along])
-
-    def adapt(params: Params, support: Batch, steps: int | None = None) -> Callable[[Tensor], Tensor]:
-        @torch.no_grad()
-        def predict(x: Tensor) -> Tensor:
-            return last(path(params, support, x, eval_steps if steps is None else steps))
-
-        return predict
-
-    return evaluate, adapt
+    what = f"a support set has no sample of class {int((~shown).nonzero()[0, 1])}"
+    advice = "this algorithm compares with samples of each class; type more dataset.shots, or algorithm=maml"
+    raise DataError(f"dataset: {what}, and {advice}")
 
 
 # Learners that are trained on samples, and evaluated on tasks
 
 
 def trained_on_samples(
-    model: Model, evaluate: Evaluate, adapt: Adapt, *, classify: Apply | None = None, init: Init | None = None
-) -> Algorithm:
+    model: Model, adapt: Adapt, evaluate: Evaluate | None = None, *, classify: Apply | None = None,
+    init: Init | None = None,
+) -> Algorithm:  # fmt: skip
     """An algorithm whose meta-loss is that of the model on single samples of all training classes. `classify` gives the
     outputs for samples, and `init` draws the meta-parameters, if they are not those of the model. Raises ConfigError if
     the loss ignores a label."""
-    refuse_ignored(model, FOR_SAMPLES)
+    refuse_ignored(model, "this algorithm trains on plain samples; leave those with this label out of the dataset")
     outputs = classify or model.apply
 
     def outcome(params: Params, episode: Episode, step: int) -> Metrics:
-        query = episode.query
-        # All samples are those of one task, so norms normalise by the micro-batch.
-        values = by_sample(outputs(per_task(params, 1), query.x), query.y, model.loss)
+        (support, query) = episode
+        # All samples are those of one task. In training there is no support set, so norms normalise by the micro-batch.
+        support_x = support.x if support.x.shape[1] else None
+        values = by_sample(outputs(per_task(params, 1), query.x, support_x), query.y, model.loss)
         return {name: value[0] for name, value in values.items()}
 
-    learned = (gradient_of(outcome), evaluate, adapt, total_of(outcome), outcome)
-    return Algorithm(init or model.init, *learned, trained_on="samples", classify=outputs, computes=model.loss)
-
-
-FOR_SAMPLES = "this algorithm trains on plain samples; leave those with this label out of the dataset"
+    learner = from_outcome(model, outcome, adapt, evaluate=evaluate, init=init)
+    return learner._replace(trained_on="samples", classify=outputs)
 
 
 def refuse_ignored(model: Model, why: str) -> None:
@@ -659,69 +455,66 @@ features of that step's samples. So it follows the network, and the features of 
 RATE_OF_CENTRE = 0.01
 
 
-class PretrainedHeads(NamedTuple):
-    """What a learner on supervised features is made of: `features(params, support, x)` gives those of the support set
-    [t, s, d] and of the queries `x` [t, n, d], each of length 1; `learner(evaluate, adapt)` is the algorithm that
-    trains the network on samples, and evaluates and adapts so."""
+def pretrained(
+    model: Model, path: Callable[[Tensor, Tensor, Batch, int], Iterator[Tensor]], *, eval_steps: int, centred: bool
+) -> Algorithm:
+    """A learner on supervised features. The head of the model has an output for every training class.
 
-    features: Callable[[Params, Batch, Tensor], tuple[Tensor, Tensor]]
-    learner: Callable[[Evaluate, Adapt], Algorithm]
-
-
-def pretrained(model: Model, *, centred: bool) -> PretrainedHeads:
-    """Supervised features of length 1, if they are `centred` less the mean of the training features. The head of the
-    model has an output for every training class. Raises ValueError if `centred` is no bool, or the model has no linear
-    head."""
-    true_or_false("centred", centred)
+    `path(examples, queries, support, steps)` yields the logits [t, n, ways] of queries, before the first step and after
+    each, from the features of the support set [t, s, d] and of all queries [t, n, d]. Each has length 1; if `centred`,
+    the mean of the training features is subtracted first. Raises ValueError if `centred` is no bool, or the model has
+    no linear head, and ConfigError if the loss ignores a label.
+    """
+    switches(centred=centred)
     _, head = features_and_head(model)
 
-    def unit_features(params: Params, support: Batch, x: Tensor) -> tuple[Tensor, Tensor]:
-        features = model.features_of(weights_of(params), support.x.shape[0])
-        support_features, queries = features(support.x), features(x, support.x)
+    def along(params: Params, support: Batch, x: Tensor, steps: int) -> Iterator[Tensor]:
+        features = model.features_of(without(STATE, params), support.x.shape[0])
+        examples, queries = features(support.x), features(x, support.x)
         if centred:
-            support_features, queries = support_features - params[CENTRE], queries - params[CENTRE]
-        return F.normalize(support_features, dim=2), F.normalize(queries, dim=2)
+            examples, queries = examples - params[CENTRE], queries - params[CENTRE]
+        return path(F.normalize(examples, dim=2), F.normalize(queries, dim=2), support, steps)
+
+    @torch.no_grad()
+    def evaluate(params: Params, episode: Episode) -> Metrics:
+        (support, query) = episode
+        outputs = along(params, support, query.x, eval_steps)
+        return _by_step([objective(_of_shown(logits, episode), query.y, model.loss) for logits in outputs])
+
+    def adapt(params: Params, support: Batch, steps: int | None = None) -> Callable[[Tensor], Tensor]:
+        return torch.no_grad()(lambda x: last(along(params, support, x, eval_steps if steps is None else steps)))
+
+    plain = trained_on_samples(model, adapt, evaluate)
+    if not centred:
+        return plain._replace(evaluated_on_features=True)
 
     def init(generator: Generator) -> Params:
         params = model.init(generator)
-        (vectors,) = (params[name] for name in head.params if params[name].dim() == 2)
-        return params | {CENTRE: vectors.new_zeros(vectors.shape[1])}
+        weight = params[head.params[0]]
+        return params | {CENTRE: weight.new_zeros(weight.shape[1])}
 
-    def learner(evaluate: Evaluate, adapt: Adapt) -> Algorithm:
-        plain = trained_on_samples(model, evaluate, adapt)
-        if not centred:
-            return plain._replace(evaluated_on_features=True)
+    @torch.no_grad()
+    def meta_grad(params: Params, episode: Episode, step: int) -> ChunkResult:
+        weights = without(STATE, params)
+        result = plain.meta_grad(weights, episode, step)
+        (features,) = model.features_of(weights, 1)(episode.query.x)
+        # The step's mean over samples is subtracted, as the gradient of any state.
+        change = max(1 / step, RATE_OF_CENTRE) * (params[CENTRE] - features).sum(dim=0)
+        return result._replace(grads=result.grads | {CENTRE: change})
 
-        @torch.no_grad()
-        def meta_grad(params: Params, episode: Episode, step: int) -> ChunkResult:
-            weights = weights_of(params)
-            result = plain.meta_grad(weights, episode, step)
-            (features,) = model.features_of(weights, 1)(episode.query.x)
-            # The step's mean over samples is subtracted, as the gradient of any state.
-            change = max(1 / step, RATE_OF_CENTRE) * (params[CENTRE] - features).sum(dim=0)
-            return result._replace(grads=result.grads | {CENTRE: change})
-
-        return plain._replace(init=init, meta_grad=meta_grad, loss=None, outcome=None)
-
-    return PretrainedHeads(unit_features, learner)
+    return plain._replace(init=init, meta_grad=meta_grad, loss=None, outcome=None)
 
 
 # The parts of a model
-
-
-def weights_of(params: Params) -> Params:
-    """The meta-parameters without the state."""
-    return without(STATE, params)
 
 
 def features_and_head(model: Model) -> tuple[Apply, Stage]:
     """The function that computes the inputs of the last layer, and that layer. Raises ValueError if the model does not
     end in a linear layer."""
     if model.features is None or model.head is None:
-        raise ValueError(
-            "model: this algorithm needs a network whose outputs come from one linear layer (nn.Linear) that learns, "
-            f"and this one has none{f' ({model.headless})' if model.headless else ''}; type model=conv4, for example"
-        )
+        needs = "this algorithm needs a network whose outputs come from one linear layer (nn.Linear) that learns"
+        why = f" ({model.headless})" if model.headless else ""
+        raise ValueError(f"model: {needs}, and this one has none{why}; type model=conv4, for example")
     return model.features, model.head
 
 
@@ -733,18 +526,3 @@ def without_head(model: Model) -> Init:
         return {name: value for name, value in model.init(generator).items() if name not in head.params}
 
     return init
-
-
-def prefixed(prefix: str, params: Params) -> Params:
-    """The same tensors; every name gets the prefix."""
-    return {f"{prefix}{name}": value for name, value in params.items()}
-
-
-def part(prefix: str, params: Params) -> Params:
-    """The tensors whose names have the prefix, under names without it."""
-    return {name.removeprefix(prefix): value for name, value in params.items() if name.startswith(prefix)}
-
-
-def without(prefix: str, params: Params) -> Params:
-    """The tensors whose names do not have the prefix."""
-    return {name: value for name, value in params.items() if not name.startswith(prefix)}

@@ -11,7 +11,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from metalearn.errors import ConfigError, Invalid, fraction, real_number
+from metalearn.algorithms.common.arithmetic import ratio
+from metalearn.errors import ConfigError, Invalid, fraction, positive, real_number
 from metalearn.nn.network import (
     accuracy,
     cross_entropies,
@@ -24,8 +25,6 @@ from metalearn.types import Loss, Metrics, Model, Targets
 
 Measure = Callable[[Tensor, Tensor], Tensor]  # from outputs [t, n, d] and targets to a value for each sample, [t, n]
 
-OF_CLASSES: tuple[Targets, ...] = ("classes", "labels")
-
 
 def objective(outputs: Tensor, y: Tensor, loss: Loss | None = None) -> Metrics:
     """The `loss` and the metric of predictions, per task [t]; without a loss, those of `usual_metrics`."""
@@ -35,6 +34,11 @@ def objective(outputs: Tensor, y: Tensor, loss: Loss | None = None) -> Metrics:
 def by_sample(outputs: Tensor, y: Tensor, loss: Loss | None = None) -> Metrics:
     """As `objective`, for every sample [t, n]."""
     return usual_metrics_of_samples(outputs, y) if loss is None else loss.of_samples(outputs, y)
+
+
+def summed(values: Metrics) -> Metrics:
+    """Per-task values [t], summed over the tasks and without their graph, as float64."""
+    return {name: value.detach().double().sum() for name, value in values.items()}
 
 
 def auto() -> None:
@@ -52,8 +56,7 @@ def cross_entropy(
             samples, a sample's loss is multiplied by its weight instead.
         ignored: a label; its samples have no part in loss and metric. It must be none of the classes' labels.
 
-    Raises:
-        ValueError: a smoothing outside [0, 1), weights below 0, or an ignored label that is no whole number.
+    Raises ValueError for a smoothing outside [0, 1), weights below 0, or an ignored label that is no whole number.
     """
     fraction("smoothing", smoothing)
     if weights is not None:
@@ -79,16 +82,12 @@ def cross_entropy(
         )  # fmt: skip
         return values.view(y.shape)
 
-    mean = per_task_mean(ignore_index)
-
     def of_tasks(logits: Tensor, y: Tensor) -> Metrics:
-        counted = (y != ignore_index).to(logits.dtype)
-        factors = by_class(logits.device, logits.dtype)
-        shares = counted if factors is None else factors[y.where(y != ignore_index, 0)] * counted
-        return {
-            "loss": _part(losses(logits, y).sum(dim=1), shares.sum(dim=1)),
-            "accuracy": mean(accuracy(logits, y), y),
-        }
+        shares, factors = (y != ignore_index).to(logits.dtype), by_class(logits.device, logits.dtype)
+        if factors is not None:
+            shares = factors[y.where(y != ignore_index, 0)] * shares
+        loss = ratio(losses(logits, y).sum(dim=1), shares.sum(dim=1))
+        return {"loss": loss, "accuracy": per_task_mean(accuracy(logits, y), y, ignore_index)}
 
     loss = _loss("cross_entropy", ("classes",), losses, accuracy)
     return loss._replace(of_tasks=of_tasks, weights=None if weights is None else len(weights), ignored=ignored)
@@ -120,15 +119,8 @@ def absolute() -> Loss:
 
 def huber(*, delta: float) -> Loss:
     """Huber's loss of real numbers (1964): half the squared error up to `delta`, and linear beyond. The metric is the
-    mean squared error.
-
-    Args:
-        delta: the error from which on the loss is linear.
-
-    Raises:
-        ValueError: a `delta` that is not above 0.
-    """
-    real_number("delta", delta, above=0)
+    mean squared error. Raises ValueError for a `delta` that is not above 0."""
+    positive(delta=delta)
 
     def losses(outputs: Tensor, y: Tensor) -> Tensor:
         return F.huber_loss(outputs, y, reduction="none", delta=delta).mean(dim=2)
@@ -153,12 +145,7 @@ def of_function(function: Callable[[Tensor, Tensor], Tensor], *, classes: bool) 
             raise ConfigError(f"loss={name}: gives {kind} for one task, and must give one number, such as their mean")
         return value.reshape(())
 
-    def of_each(outputs: Tensor, y: Tensor) -> Tensor:
-        return torch.stack([measured(*one) for one in zip(outputs, y, strict=True)])
-
-    def losses(outputs: Tensor, y: Tensor) -> Tensor:
-        parts = (value.flatten(0, 1).unsqueeze(1) for value in (outputs, y))
-        return of_each(*parts).view(outputs.shape[:2])
+    of_each, losses = by_task(measured)
 
     def score(outputs: Tensor, y: Tensor) -> Tensor:
         if not classes:
@@ -169,20 +156,28 @@ def of_function(function: Callable[[Tensor, Tensor], Tensor], *, classes: bool) 
         return {"loss": of_each(outputs, y), metric: score(outputs.detach(), y).mean(dim=1)}
 
     metric = "accuracy" if classes else "mse"
-    loss = _loss(name, OF_CLASSES if classes else ("numbers",), losses, score, metric=metric)
+    loss = _loss(name, ("classes", "labels") if classes else ("numbers",), losses, score, metric=metric)
     return loss._replace(of_tasks=of_tasks)
 
 
-def per_task_mean(ignored: int | None) -> Measure:
+def by_task(function: Callable[[Tensor, Tensor], Tensor]) -> tuple[Measure, Measure]:
+    """The values of tasks [t], and of samples [t, n] as tasks of one sample, by a function of one task to a scalar."""
+
+    def of_tasks(outputs: Tensor, y: Tensor) -> Tensor:
+        return torch.stack([function(*task) for task in zip(outputs, y, strict=True)])
+
+    def of_samples(outputs: Tensor, y: Tensor) -> Tensor:
+        return of_tasks(*(value.flatten(0, 1).unsqueeze(1) for value in (outputs, y))).view(outputs.shape[:2])
+
+    return of_tasks, of_samples
+
+
+def per_task_mean(values: Tensor, y: Tensor, ignored: int | None) -> Tensor:
     """The mean of samples' values [t, n] for each task [t], without those samples whose label is `ignored`."""
-
-    def mean(values: Tensor, y: Tensor) -> Tensor:
-        if ignored is None:
-            return values.mean(dim=1)
-        counted = (y != ignored).to(values.dtype)
-        return _part((values * counted).sum(dim=1), counted.sum(dim=1))
-
-    return mean
+    if ignored is None:
+        return values.mean(dim=1)
+    counted = (y != ignored).to(values.dtype)
+    return ratio((values * counted).sum(dim=1), counted.sum(dim=1))
 
 
 def measured_by(model: Model, loss: Loss | None) -> Model:
@@ -213,8 +208,3 @@ def _loss(name: str, allows: tuple[Targets, ...], losses: Measure, score: Measur
         return {name: values.mean(dim=1) for name, values in of_samples(outputs, y).items()}
 
     return Loss(name, allows, metric, of_tasks, of_samples)
-
-
-def _part(total: Tensor, whole: Tensor) -> Tensor:
-    """total / whole, and 0 where nothing counts, as in a mini-batch of ignored samples."""
-    return torch.where(whole == 0, 0.0, total / torch.where(whole == 0, 1.0, whole))

@@ -5,7 +5,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from metalearn.algorithms.common.losses import OF_CLASSES, absolute_errors, cross_entropy, per_task_mean, squared
+from metalearn.algorithms.common.losses import absolute_errors, by_task, cross_entropy, per_task_mean, squared
 from metalearn.errors import ConfigError, one_of, whole_number
 from metalearn.nn.network import squared_errors
 from metalearn.types import Loss, Metric, Metrics, TaskSource
@@ -41,21 +41,14 @@ def top_k(*, k: int) -> Metric:
 
 def exact_match() -> Metric:
     """The fraction of samples all of whose labels are right, where a probability of 1/2 decides."""
-    return Metric(
-        "exact_match", ("labels",), lambda outputs, y: ((outputs > 0) == (y > 0.5)).all(dim=2).to(outputs.dtype)
-    )
+    return Metric("exact_match", ("labels",), lambda x, y: ((x > 0) == (y > 0.5)).all(dim=2).to(x.dtype))
 
 
 def f1(*, average: str) -> Metric:
-    """F1 = 2 tp / (2 tp + fp + fn) of several labels, where a probability of 1/2 decides; 1 where all three are 0.
-
-    Args:
-        average: `labels`: the mean over labels of the F1 of a task's samples; `samples`: the mean over samples of the
-            F1 of their labels.
-
-    Raises:
-        ValueError: another average. At the first samples: `labels`, if the algorithm learns from plain samples.
-    """
+    """F1 = 2 tp / (2 tp + fp + fn) of several labels, where a probability of 1/2 decides; 1 where all three are 0. The
+    `average` is the mean over `labels` of the F1 of a task's samples, or the mean over `samples` of the F1 of their
+    labels. Raises ValueError for another one; and for `labels`, at the first samples, if the algorithm learns from
+    plain samples."""
     one_of("average", average, ("labels", "samples"))
 
     def over(outputs: Tensor, y: Tensor, axis: int) -> Tensor:
@@ -65,10 +58,8 @@ def f1(*, average: str) -> Metric:
 
     def of_samples(outputs: Tensor, y: Tensor) -> Tensor:
         if average == "labels":
-            raise ConfigError(
-                "metric.average=labels: counts over the samples of a task, and this algorithm has plain samples; type "
-                "metric.average=samples"
-            )
+            what = "counts over the samples of a task, and this algorithm has plain samples"
+            raise ConfigError(f"metric.average=labels: {what}; type metric.average=samples")
         return over(outputs, y, 2)
 
     def of_tasks(outputs: Tensor, y: Tensor) -> Tensor:
@@ -78,25 +69,20 @@ def f1(*, average: str) -> Metric:
 
 
 def of_function(function: Callable[[Tensor, Tensor], Tensor]) -> Metric:
-    """A metric of the user's own, reported as `score`: more is better.
-
-    Args:
-        function: from the outputs [n, d] of one task and its targets, [n] or [n, d], to one number. If the algorithm
-            learns from plain samples, it is called for each sample, n = 1.
-    """
+    """A metric of the user's own, reported as `score`: more is better. The function is from the outputs [n, d] of one
+    task and its targets, [n] or [n, d], to one number. If the algorithm learns from plain samples, it is called for
+    each sample, n = 1."""
     name = str(getattr(function, "__name__", type(function).__name__))
 
-    def of_tasks(outputs: Tensor, y: Tensor) -> Tensor:
-        values = [torch.as_tensor(function(*task)) for task in zip(outputs, y, strict=True)]
-        if any(value.numel() != 1 for value in values):
-            shape = list(values[0].shape)
+    def measured(outputs: Tensor, y: Tensor) -> Tensor:
+        value = torch.as_tensor(function(outputs, y))
+        if value.numel() != 1:
+            shape = list(value.shape)
             raise ConfigError(f"metric={name}: gives a tensor {shape} for one task, and must give one number")
-        return torch.stack([value.reshape(()).to(outputs) for value in values])
+        return value.reshape(()).to(outputs)
 
-    def of_samples(outputs: Tensor, y: Tensor) -> Tensor:
-        return of_tasks(*(value.flatten(0, 1).unsqueeze(1) for value in (outputs, y))).view(outputs.shape[:2])
-
-    return Metric("score", (*OF_CLASSES, "numbers"), of_samples, of_tasks)
+    of_tasks, of_samples = by_task(measured)
+    return Metric("score", ("classes", "labels", "numbers"), of_samples, of_tasks)
 
 
 def reporting(loss: Loss | None, metric: object, source: TaskSource) -> Loss | None:
@@ -114,14 +100,13 @@ def reporting(loss: Loss | None, metric: object, source: TaskSource) -> Loss | N
             f"metric={measure.name}: is for {' or '.join(measure.allows)}, and loss={base.name} for "
             f"{' or '.join(base.allows)}; type metric=auto{'' if loss else ', or a loss for such targets'}"
         )
-    mean = per_task_mean(base.ignored)
 
     def of_samples(outputs: Tensor, y: Tensor) -> Metrics:
         return {"loss": base.of_samples(outputs, y)["loss"], measure.name: measure.of_samples(outputs.detach(), y)}
 
     def of_tasks(outputs: Tensor, y: Tensor) -> Metrics:
         whole, seen = measure.of_tasks, outputs.detach()
-        score = mean(measure.of_samples(seen, y), y) if whole is None else whole(seen, y)
+        score = whole(seen, y) if whole else per_task_mean(measure.of_samples(seen, y), y, base.ignored)
         return {"loss": base.of_tasks(outputs, y)["loss"], measure.name: score}
 
     return base._replace(allows=both, metric=measure.name, of_tasks=of_tasks, of_samples=of_samples, compiled=False)

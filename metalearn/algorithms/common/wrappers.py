@@ -1,31 +1,19 @@
 """Algorithms made of another algorithm: an ensemble of its trainings, and one whose network has fixed parameters."""
 
-import functools
 import math
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 import torch.nn.functional as F
 from torch import Generator, Tensor
 
-from metalearn.algorithms.common.inner import evaluated_once, part, prefixed, without
+from metalearn.algorithms.common.arithmetic import part, prefixed, without
 from metalearn.algorithms.common.losses import objective
 from metalearn.errors import ConfigError
 from metalearn.nn.surroundings import surrounded, surroundings
-from metalearn.types import (
-    FIXED,
-    Algorithm,
-    Batch,
-    ChunkResult,
-    Episode,
-    Metrics,
-    Model,
-    Params,
-    TaskSource,
-    ways_differ,
-)
+from metalearn.types import FIXED, Algorithm, Batch, Episode, Metrics, Model, Params, TaskSource, ways_differ
 
 
 def ensemble(algorithm: Algorithm, members: int) -> Algorithm:
@@ -35,8 +23,8 @@ def ensemble(algorithm: Algorithm, members: int) -> Algorithm:
     ConfigError if the algorithm is evaluated on plain samples."""
     if algorithm.evaluated_on != "tasks":
         raise ConfigError("ensemble: this algorithm is evaluated on plain samples, and an ensemble needs tasks")
-
-    of_labels = algorithm.computes is not None and "labels" in algorithm.computes.allows
+    measured = algorithm.computes
+    of_labels = measured is not None and "labels" in measured.allows
 
     def mean(outputs: Sequence[Tensor], y: Tensor) -> Tensor:
         if not y.is_floating_point():  # the logarithm of the mean of the probabilities, which are logits, too
@@ -51,33 +39,27 @@ def ensemble(algorithm: Algorithm, members: int) -> Algorithm:
     def init(generator: Generator) -> Params:
         return joined([algorithm.init(generator) for _ in range(members)])
 
-    def meta_grad(params: Params, episode: Episode, step: int) -> ChunkResult:
+    def meta_grad(params: Params, episode: Episode, step: int) -> NoReturn:
         raise NotImplementedError("an ensemble is not trained")
 
-    def outcome(params: Params, episode: Episode, step: int) -> Metrics:
+    @torch.no_grad()
+    def evaluate(params: Params, episode: Episode) -> Metrics:
         (support, query) = episode
         tasks = zip(support.x.split(1), support.y.split(1), query.x.split(1), strict=True)
         outputs = torch.cat([adapt(params, Batch(support_x, y))(x) for support_x, y, x in tasks])
-        return objective(outputs, query.y, algorithm.computes)
+        return {name: v.unsqueeze(1) for name, v in objective(outputs, query.y, measured).items()}
 
     def adapt(params: Params, support: Batch, steps: int | None = None) -> Callable[[Tensor], Tensor]:
         adapted = [algorithm.adapt(part(f"{number}.", params), support, steps) for number in range(members)]
+        return lambda x: mean([member(x) for member in adapted], support.y)
 
-        def predict(x: Tensor) -> Tensor:
-            return mean([member(x) for member in adapted], support.y)
-
-        return predict
-
-    evaluated = (evaluated_once(outcome), adapt)
-    return Algorithm(
-        init, meta_grad, *evaluated, loss=None, transductive=algorithm.transductive, computes=algorithm.computes
-    )
+    transductive = algorithm.transductive
+    return Algorithm(init, meta_grad, evaluate, adapt, loss=None, transductive=transductive, computes=measured)
 
 
 def joined(members: Sequence[Params]) -> Params:
     """The parameters of all members under names of their own."""
-    parts = (prefixed(f"{number}.", params) for number, params in enumerate(members))
-    return functools.reduce(dict.__or__, parts, {})
+    return {f"{number}.{name}": value for number, params in enumerate(members) for name, value in params.items()}
 
 
 def of_present_classes(model: Model, source: TaskSource) -> Model:
@@ -97,34 +79,14 @@ def with_present_classes(algorithm: Algorithm, source: TaskSource) -> Algorithm:
     if not ways_differ(source) or algorithm.evaluated_on != "tasks":
         return algorithm
 
-    def present(support: Batch) -> AbstractContextManager[None]:
+    def present(params: Params, support: Batch) -> AbstractContextManager[None]:
         most = surroundings().present  # a caller may want all
         return surrounded(present=int(support.y.max()) + 1 if most is None else most)
 
-    def surrounding(compute: Callable[..., Any] | None) -> Any:
-        def computed(params: Params, episode: Episode, *args: Any) -> Any:
-            with present(episode.support):
-                return compute(params, episode, *args)  # type: ignore[misc]
-
-        return None if compute is None else computed
-
-    def adapt(params: Params, support: Batch, steps: int | None = None) -> Callable[[Tensor], Tensor]:
-        with present(support):
-            predict = algorithm.adapt(params, support, steps)
-
-        def predicted(x: Tensor) -> Tensor:
-            with present(support):
-                return predict(x)
-
-        return predicted
-
-    changed = algorithm._replace(evaluate=surrounding(algorithm.evaluate), adapt=adapt)
-    if algorithm.trained_on != "tasks":
+    changed = _within(algorithm, present)
+    if algorithm.trained_on == "tasks":
         return changed
-    return changed._replace(
-        meta_grad=surrounding(algorithm.meta_grad), loss=surrounding(algorithm.loss),
-        outcome=surrounding(algorithm.outcome),
-    )  # fmt: skip
+    return changed._replace(meta_grad=algorithm.meta_grad, loss=algorithm.loss, outcome=algorithm.outcome)
 
 
 def with_fixed(algorithm: Algorithm, model: Model) -> Algorithm:
@@ -138,37 +100,38 @@ def with_fixed(algorithm: Algorithm, model: Model) -> Algorithm:
         drawn = algorithm.init(generator)
         return drawn | prefixed(FIXED, draw(same)) if drawn else drawn  # without the others, there is nothing to learn
 
+    def fixed(params: Params, support: Batch) -> AbstractContextManager[None]:
+        return surrounded(fixed={name: value.detach() for name, value in part(FIXED, params).items()})
+
+    def classify(params: Params, x: Tensor, support_x: Tensor | None = None) -> Tensor:
+        """Of per-task parameters, which all have the same fixed ones."""
+        with surrounded(fixed={name: value[0] for name, value in part(FIXED, params).items()}):
+            return (algorithm.classify or model.apply)(without(FIXED, params), x, support_x)
+
+    return _within(algorithm, fixed)._replace(init=init, classify=classify)
+
+
+def _within(algorithm: Algorithm, around: Callable[[Params, Batch], AbstractContextManager[None]]) -> Algorithm:
+    """The algorithm, which computes within `around(params, support)`, and does not see fixed parameters."""
+
     def surrounding(compute: Callable[..., Any] | None) -> Any:
-        def computed(params: Params, *args: Any) -> Any:
-            fixed = {name: value.detach() for name, value in part(FIXED, params).items()}
-            with surrounded(fixed=fixed):
-                return compute(without(FIXED, params), *args)  # type: ignore[misc]
+        def computed(params: Params, episode: Episode, *args: Any) -> Any:
+            with around(params, episode.support):
+                return compute(without(FIXED, params), episode, *args)  # type: ignore[misc]
 
         return None if compute is None else computed
 
     def adapt(params: Params, support: Batch, steps: int | None = None) -> Callable[[Tensor], Tensor]:
-        fixed = part(FIXED, params)
-        with surrounded(fixed=fixed):
+        with around(params, support):
             predict = algorithm.adapt(without(FIXED, params), support, steps)
 
         def predicted(x: Tensor) -> Tensor:
-            with surrounded(fixed=fixed):  # the predictor is called later, where they are no longer set
+            with around(params, support):  # the predictor is called later, when the others are no longer set
                 return predict(x)
 
         return predicted
 
-    def classify(params: Params, x: Tensor, support_x: Tensor | None = None) -> Tensor:
-        """Of per-task parameters, which all have the same fixed ones."""
-        fixed = {name: value[0] for name, value in part(FIXED, params).items()}
-        with surrounded(fixed=fixed):
-            return (algorithm.classify or model.apply)(without(FIXED, params), x, support_x)
-
-    return algorithm._replace(
-        init=init,
-        meta_grad=surrounding(algorithm.meta_grad),
-        evaluate=surrounding(algorithm.evaluate),
-        adapt=adapt,
-        loss=surrounding(algorithm.loss),
-        outcome=surrounding(algorithm.outcome),
-        classify=classify,
+    (meta_grad, evaluate, loss, outcome) = map(
+        surrounding, (algorithm.meta_grad, algorithm.evaluate, algorithm.loss, algorithm.outcome)
     )
+    return algorithm._replace(meta_grad=meta_grad, evaluate=evaluate, adapt=adapt, loss=loss, outcome=outcome)

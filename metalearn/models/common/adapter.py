@@ -61,24 +61,20 @@ def model_of(
 
     The network is in eval mode. With `dropout` it is in training mode where `metalearn.nn.surroundings` has seeds: each
     task's pass seeds torch's global random numbers, which are restored. If both modes compute the same, the network
-    stays in eval mode.
+    stays in eval mode. Raises ValueError if the network cannot take such inputs, its outputs are not [n, ways], it has
+    nothing to learn, one of its layers remembers batches, or equal inputs and seeds give other outputs the second time;
+    with `vectorize` true, also if its tasks cannot be computed at once.
 
     Args:
         make: gives a fresh network.
         name: the name of the network in errors.
         inputs: what an input is; `of_reals(shape)` for one tensor of real numbers, (channels, h, w) for images. An
             image of one channel is repeated.
-        transductive: normalise a batch by its own statistics; if false, queries are normalised by
-            the statistics of the support set.
+        transductive: normalise a batch by its own statistics; if false, queries by those of the support set.
         advice: what to type if the network cannot take such inputs.
         dropout: compute in training as in the network's training mode.
         running_statistics: batch norms normalise by the running statistics that the network came with, as constants.
         vectorize: false: one task after the other; true: all at once, or an error; `auto`: at once where that can be.
-
-    Raises:
-        ValueError: the network cannot take such inputs, its outputs are not [n, ways], it has nothing to learn, one of
-            its layers remembers batches, or equal inputs and seeds give other outputs the second time; with `vectorize`
-            true, its tasks cannot be computed at once.
     """
     network, compiled = _fresh(make, seed=0)
     notes, cautions = _make_pure(network, name, transductive, running_statistics)
@@ -89,10 +85,9 @@ def model_of(
     for path, buffer in kept.items():
         # For example that of spectral norm, which belongs to weights that the seed of a run draws.
         if not torch.equal(buffer, redrawn[path].to(buffer.dtype)):
-            raise ValueError(
-                f"{name}: its buffer {path} is drawn at random, and only parameters are drawn by the seed of a run and "
-                "saved; make it a parameter, or draw it by a torch.Generator with a seed of its own"
-            )
+            reason = "is drawn at random, and only parameters are drawn by the seed of a run and saved"
+            advice = "make it a parameter, or draw it by a torch.Generator with a seed of its own"
+            raise ValueError(f"{name}: its buffer {path} {reason}; {advice}")
     with torch.random.fork_rng(devices=[]):  # one stretch of random numbers, so that a second pass draws others
         network, inputs, trial = _tried(network, name, inputs, advice)
         _check_learns(network, name, trial.outputs)
@@ -100,36 +95,34 @@ def model_of(
     notes += trial.notes
     if trains:
         notes.append(f"{name}: dropout, or what else its training mode changes, is on in training and off in tests")
-    first = {id(parameter): path for path, parameter in network.named_parameters()}
+    parameters = dict(network.named_parameters())
+    fixed = {path for path, parameter in parameters.items() if not parameter.requires_grad}
+    constants = {path: parameters[path].detach() for path in fixed}
+    learning = {path: parameter.detach() for path, parameter in parameters.items() if path not in fixed}
+    if fixed:
+        notes.append(f"{name}: {len(fixed)} of its {len(parameters)} parameters are fixed, and do not learn")
+    first = {id(parameter): path for path, parameter in parameters.items()}
     # For every path to a parameter, the first path to the same parameter.
     shared = {path: first[id(p)] for path, p in network.named_parameters(remove_duplicate=False)}
-    fixed = {path for path, parameter in network.named_parameters() if not parameter.requires_grad}
-    if fixed:
-        notes.append(f"{name}: {len(fixed)} of its {len(set(shared.values()))} parameters are fixed, and do not learn")
     last = _find_head(network, trial, shared, fixed)
     headless, head = (last, None) if isinstance(last, str) else ("", last)
     norms = {path: layer for path, layer in network.named_modules() if isinstance(layer, _BatchNorm)}
-    weights = {path: parameter.detach() for path, parameter in network.named_parameters()}
     forward = _forward(network, inputs, shared, fixed, head, list(norms.values()), trains)
-    if unused := _unused(forward, name, weights, fixed, trial.images, trains):
-        cautions.append(
-            f"{name}: no output for random inputs depends on {_few(unused)}; unless others do (a branch on the data), "
-            "only weight decay changes that"
-        )
+    if unused := _unused(forward, name, learning, constants, trial.images, trains):
+        otherwise = "unless others do (a branch on the data), only weight decay changes that"
+        cautions.append(f"{name}: no output for random inputs depends on {_few(unused)}; {otherwise}")
 
     at_once = False
     if vectorize:
-        why = _one_by_one(forward, weights, fixed, trial.images)
+        why = _one_by_one(forward, learning, constants, trial.images)
         if why and vectorize is True:
             raise ValueError(f"{name}: its tasks cannot be computed at once ({why}); type vectorize=auto")
         if why:
             notes.append(f"{name}: tasks are computed one by one, since torch.vmap cannot take it ({why})")
         else:
-            notes.append(
-                f"{name}: the tasks of a chunk are computed at once"
-                f"{', but one by one in training, for dropout=true' if trains else ''}; other bits with another "
-                "trainer.task_chunk; vectorize=false: one by one"
-            )
+            what = f"at once{', but one by one in training, for dropout=true' if trains else ''}"
+            bits = "other bits with another trainer.task_chunk; vectorize=false: one by one"
+            notes.append(f"{name}: the tasks of a chunk are computed {what}; {bits}")
             at_once, forward = not trains, partial(forward, at_once=True)
 
     def drawn(generator: Generator, *, learn: bool) -> Params:
@@ -137,20 +130,18 @@ def model_of(
         return {path: value.detach() for path, value in made.named_parameters() if value.requires_grad == learn}
 
     def whole(forward: Callable[[Params, Tensor, int], Tensor]) -> Apply:
-        stage = Stage(name, tuple(dict.fromkeys(path for path in shared.values() if path not in fixed)), forward)
-        return one_after_the_other((stage,), ignores_support=transductive)
+        return one_after_the_other((Stage(name, tuple(learning), forward),), ignores_support=transductive)
 
     affine = [path for path, layer in norms.items() if layer.affine]
     pairs = [[shared[f"{path}.{parameter}"] for parameter in ("weight", "bias")] for path in affine]
     model = Model(
         partial(drawn, learn=True), whole(forward), transductive, trial.floats, note="; ".join(notes),
         norms=tuple(dict.fromkeys(path for pair in pairs if not fixed.intersection(pair) for path in pair)),
-        cautions=tuple(cautions), fixed=partial(drawn, learn=False) if fixed else None,
-        at_once=at_once,
+        cautions=tuple(cautions), fixed=partial(drawn, learn=False) if fixed else None, at_once=at_once,
     )  # fmt: skip
     if head is None:
         return model._replace(headless=headless)
-    return model._replace(features=whole(partial(forward, features=True)), head=head.stage)
+    return model._replace(features=whole(partial(forward, features=True)), head=head[1])
 
 
 def floats_of(network: nn.Module, *, name: str, shape: tuple[int, ...], advice: str) -> int:
@@ -256,13 +247,6 @@ class _HeadLayer(nn.Linear):
         return x if self.passes else super().forward(x)
 
 
-class _Head(NamedTuple):
-    """The head of a network: the layer, and the stage that computes it with the weights of every task."""
-
-    layer: _HeadLayer
-    stage: Stage
-
-
 class _HardSigmoid(nn.Hardsigmoid):
     """Computed without torch's own function, which has no second derivative."""
 
@@ -274,17 +258,16 @@ class _RunningNorm(nn.modules.batchnorm._BatchNorm):
     """A batch norm by the running statistics that it came with, in training too."""
 
     def forward(self, x: Tensor) -> Tensor:
-        return F.batch_norm(
-            x, self.running_mean, self.running_var, self.weight, self.bias, training=False, eps=self.eps
-        )
+        return F.batch_norm(x, self.running_mean, self.running_var, self.weight, self.bias, eps=self.eps)
 
 
 def _forward(
-    network: nn.Module, inputs: Inputs, shared: Mapping[str, str], fixed: Collection[str], head: _Head | None,
-    norms: Sequence[_BatchNorm], trains: bool,
+    network: nn.Module, inputs: Inputs, shared: Mapping[str, str], fixed: Collection[str],
+    head: tuple[_HeadLayer, Stage] | None, norms: Sequence[_BatchNorm], trains: bool,
 ) -> Callable[..., Tensor]:  # fmt: skip
     """`forward(params, x, support_size, features=False)` with weights from outside; `network` loses its own."""
     names = [path for path in dict.fromkeys(shared.values()) if path not in fixed]
+    of_head = head[1].params if head else ()
     shape = shape_of(inputs)
     buffers = {path: (constant(buffer), buffer.dtype) for path, buffer in network.named_buffers()}
     network.to("meta")
@@ -297,13 +280,11 @@ def _forward(
         images = x.expand(-1, -1, shape[0], *(-1 for _ in shape[1:])) if x.shape[2] == 1 else x
         (constants, seeds, *_) = surroundings()
         assert constants.keys() >= set(fixed), "metalearn.algorithms.common.wrappers has set them"
-        same = {
-            path: buffer(x.device, x.dtype if dtype.is_floating_point else dtype)
-            for path, (buffer, dtype) in buffers.items()
-        }
-        same |= {path: constants[parameter] for path, parameter in shared.items() if parameter in fixed}
+        same = {path: constants[parameter] for path, parameter in shared.items() if parameter in fixed}
+        for path, (buffer, dtype) in buffers.items():
+            same[path] = buffer(x.device, x.dtype if dtype.is_floating_point else dtype)
         drawn = seeds.of_pass(len(images)) if trains and seeds is not None else None
-        used = [name for name in names if not (features and head is not None and name in head.stage.params)]
+        used = [name for name in names if not (features and name in of_head)]
         at_once = at_once and drawn is None and len(images) > 1 and not torch.compiler.is_exporting()
         seeding = _seeding(x.device) if drawn is not None else nullcontext(int)
         others = {"linear": _linear, "embedding": _embedding} if at_once else {}
@@ -312,18 +293,18 @@ def _forward(
                 network.train(drawn is not None)
             for norm in norms:
                 norm.support_size, norm.samples = support_size, images.shape[1]
-            if head is not None:
-                head.layer.passes = features
+            if head:
+                head[0].passes = features
 
-            def of_task(weights: Params, images: Tensor) -> Tensor:
+            def of_task(weights: Params, images: Tensor) -> Any:
                 everywhere = {path: weights[parameter] for path, parameter in shared.items() if parameter in weights}
-                result: Tensor = functional_call(network, same | everywhere, (images,), tie_weights=False)
-                return result
+                return functional_call(network, same | everywhere, (images,), tie_weights=False)
 
-            weights = {name: params[name] for name in used}
+            weights, token = {name: params[name] for name in used}, _at_once.set(at_once)
             try:
                 if at_once:
-                    return _of_all(of_task, weights, images)
+                    of_all: Tensor = vmap(of_task)(weights, images)
+                    return of_all
                 # By unbind, whose derivative stacks: that of each task's own index would add up tensors of all tasks.
                 of_tasks = zip(*(weight.unbind() for weight in weights.values()), strict=True)
                 outputs = []
@@ -334,17 +315,10 @@ def _forward(
                 return torch.stack(outputs)
             except IndexError as error:  # of an embedding that has no row for a whole number
                 raise DataError(f"model: {first_line(error)}; {said_of(inputs, images.flatten(0, 1))}") from error
+            finally:
+                _at_once.reset(token)
 
     return forward
-
-
-def _of_all(of_task: Callable[[Params, Tensor], Tensor], weights: Params, images: Tensor) -> Tensor:
-    token = _at_once.set(True)
-    try:
-        outputs: Tensor = vmap(of_task)(weights, images)
-        return outputs
-    finally:
-        _at_once.reset(token)
 
 
 _seeded = threading.Lock()  # torch's global random numbers are those of all networks and threads
@@ -353,22 +327,16 @@ _seeded = threading.Lock()  # torch's global random numbers are those of all net
 @contextmanager
 def _seeding(device: torch.device) -> Iterator[Callable[[int], None]]:
     """Gives a function that seeds torch's global random numbers of the CPU and of the device. They are restored."""
+    devices = [device.index] if device.type == "cuda" else []
     # Not by torch.manual_seed, which takes as long as a small network, and keeps a note for devices not yet in use.
-    generators = [torch.default_generator]
-    if device.type == "cuda":
-        generators.append(torch.cuda.default_generators[device.index])
+    generators = [torch.default_generator, *(torch.cuda.default_generators[index] for index in devices)]
 
     def seed(number: int) -> None:
         for generator in generators:
             generator.manual_seed(number)
 
-    with _seeded:
-        states = [generator.get_state() for generator in generators]
-        try:
-            yield seed
-        finally:
-            for generator, state in zip(generators, states, strict=True):
-                generator.set_state(state)
+    with _seeded, torch.random.fork_rng(devices=devices, device_type="cuda"):
+        yield seed
 
 
 def _fresh(make: Make, seed: int) -> tuple[nn.Module, bool]:
@@ -390,9 +358,10 @@ def _fresh(make: Make, seed: int) -> tuple[nn.Module, bool]:
 
 def _find_head(
     network: nn.Module, trial: "_Trial", shared: Mapping[str, str], fixed: Collection[str]
-) -> _Head | str:  # fmt: skip
-    """The head, if the layer that gives the outputs is one, or why it is none: the network uses it twice, changes its
-    outputs in place, uses its weights elsewhere, or does not learn them."""
+) -> tuple[_HeadLayer, Stage] | str:  # fmt: skip
+    """The layer that gives the outputs, and the stage that computes it with the weights of every task, if it is a head;
+    or why it is none: the network uses it twice, changes its outputs in place, uses its weights elsewhere, or does not
+    learn them."""
     path = trial.last
     layer = None if path is None else network.get_submodule(path)
     if layer is None or not _is(layer, nn.Linear):
@@ -404,10 +373,9 @@ def _find_head(
         if shared[name] in fixed:
             return f"{name} is fixed"
     linear: Any = layer
-    linear.__class__, linear.passes = _HeadLayer, False
+    linear.__class__, linear.passes = _HeadLayer, True
     weights = [parameter.detach().clone() for parameter in layer.parameters()]
     with torch.no_grad():
-        linear.passes = True
         try:
             for parameter in layer.parameters():
                 parameter.fill_(math.nan)  # so that whatever else depends on them shows
@@ -426,7 +394,7 @@ def _find_head(
         logits = features @ params[names[0]].transpose(1, 2)
         return logits if len(names) == 1 else logits + params[names[1]].unsqueeze(1)
 
-    return _Head(linear, Stage("head", names, apply))
+    return linear, Stage("head", names, apply)
 
 
 def _make_pure(
@@ -437,15 +405,12 @@ def _make_pure(
     `Model.note`, and for `Model.cautions`."""
     for path, parameter in network.named_parameters():
         if isinstance(parameter, nn.UninitializedParameter):
-            raise ValueError(
-                f"{name}: its parameter {path} has no shape yet; write a layer that is not lazy, such as nn.Linear, or "
-                "call the network on a sample before you give it"
-            )
+            first = "write a layer that is not lazy, such as nn.Linear"
+            otherwise = "call the network on a sample before you give it"
+            raise ValueError(f"{name}: its parameter {path} has no shape yet; {first}, or {otherwise}")
         if parameter.is_complex():
-            raise ValueError(
-                f"{name}: its parameter {path} is complex, and parameters are real numbers; keep it as [..., 2], and "
-                "write torch.view_as_complex in forward"
-            )
+            advice = "keep it as [..., 2], and write torch.view_as_complex in forward"
+            raise ValueError(f"{name}: its parameter {path} is complex, and parameters are real numbers; {advice}")
     network.float().eval()
     convolutions, by_torch, constants, unused = 0, list[str](), list[str](), list[str]()
     for path, layer in network.named_modules():
@@ -528,12 +493,11 @@ def _tried(network: nn.Module, name: str, inputs: Inputs, advice: str) -> tuple[
         tried: Any = network if form == of_reals(shape) else opened(copy.copy(network), form, joins=False)
         images = filled(form, torch.rand(2, *shape, generator=Generator()))
         seen.clear()
-        leaves = [(path, layer) for path, layer in tried.named_modules() if not list(layer.children())]
         # `path=path`, since a closure would see the last path of the loop.
         hooks = [
             layer.register_forward_hook(lambda _, inputs, output, path=path: seen.append((path, output)))
-            for path, layer in leaves
-        ]
+            for path, layer in tried.named_modules() if not list(layer.children())
+        ]  # fmt: skip
         try:
             version = images._version
             raw = tried(images)
@@ -575,10 +539,8 @@ def _check_learns(network: nn.Module, name: str, outputs: Tensor) -> None:
     parameters = dict(network.named_parameters())
     for path in parameters:
         if path.startswith(STATE):
-            raise ValueError(
-                f"{name}: its parameter {path} has a name that is kept for the state of learners, {STATE}…; give that "
-                "layer another name"
-            )
+            reason = f"has a name that is kept for the state of learners, {STATE}…"
+            raise ValueError(f"{name}: its parameter {path} {reason}; give that layer another name")
     if not any(parameter.requires_grad for parameter in parameters.values()):
         what = "all its parameters are fixed (requires_grad=False)" if parameters else "has no parameters"
         raise ValueError(f"{name}: {what}, so there is nothing to learn")
@@ -587,24 +549,22 @@ def _check_learns(network: nn.Module, name: str, outputs: Tensor) -> None:
 
 
 def _unused(
-    forward: Callable[..., Tensor], name: str, weights: Params, fixed: Collection[str], images: Tensor, trains: bool
+    forward: Callable[..., Tensor], name: str, learning: Params, constants: Params, images: Tensor, trains: bool
 ) -> list[str]:
     """The parameters on which no output depends, by the gradient of a pass as tasks are computed: with weights from
     outside, and in training mode too if it is another. Raises ValueError if there is no gradient."""
-    same = {path: weight for path, weight in weights.items() if path in fixed}
-    learned = {path: w.unsqueeze(0).requires_grad_() for path, w in weights.items() if path not in fixed}
+    learned = {path: weight.unsqueeze(0).requires_grad_() for path, weight in learning.items()}
     for seeds in [PassSeeds(0, 0, [0]), None] if trains else [None]:
         try:
-            with warnings.catch_warnings(), surrounded(fixed=same, seeds=seeds):
+            with warnings.catch_warnings(), surrounded(fixed=constants, seeds=seeds):
                 # torch.utils.checkpoint's: its parameters get no gradient then
                 warnings.filterwarnings("error", "None of the inputs have requires_grad")
                 outputs = forward(learned, images.unsqueeze(0), 0)
             grads = torch.autograd.grad(outputs.sum(), list(learned.values()), allow_unused=True)
         except Exception as error:  # as in the trial
-            raise ValueError(
-                f"{name}: has no gradient with weights from outside ({first_line(error)}); leave out "
-                "torch.utils.checkpoint (algorithm.checkpoint_steps=true saves memory), and change no weight in forward"
-            ) from error
+            reason = f"has no gradient with weights from outside ({first_line(error)})"
+            instead = "leave out torch.utils.checkpoint (algorithm.checkpoint_steps=true saves memory)"
+            raise ValueError(f"{name}: {reason}; {instead}, and change no weight in forward") from error
     return [path for path, grad in zip(learned, grads, strict=True) if grad is None]
 
 
@@ -623,26 +583,20 @@ class _Checked(TorchFunctionMode):
         return function(*args, **(kwargs or {}))
 
 
-def _one_by_one(forward: Callable[..., Tensor], weights: Params, fixed: Collection[str], images: Tensor) -> str:
+def _one_by_one(forward: Callable[..., Tensor], learning: Params, constants: Params, images: Tensor) -> str:
     """Why two tasks cannot be computed at once, by a pass of each way and its gradient; empty: they can."""
-    same = {path: weight for path, weight in weights.items() if path in fixed}
-    learned = {
-        path: torch.stack([weight, 0.9 * weight]).requires_grad_()
-        for path, weight in weights.items() if path not in fixed
-    }  # fmt: skip
+    learned = {path: torch.stack([weight, 0.9 * weight]).requires_grad_() for path, weight in learning.items()}
     of_tasks = torch.stack([images, images.flip(0)])
 
     def computed(at_once: bool) -> list[Tensor]:
         with torch.no_grad():
             alone = forward(learned, of_tasks, 0, at_once=at_once)
-        outputs = forward(learned, of_tasks, 0, at_once=at_once)
-        grads = torch.autograd.grad(
-            outputs.square().sum(), list(learned.values()), allow_unused=True, materialize_grads=True
-        )
+        outputs, inputs = forward(learned, of_tasks, 0, at_once=at_once), list(learned.values())
+        grads = torch.autograd.grad(outputs.square().sum(), inputs, allow_unused=True, materialize_grads=True)
         return [alone, outputs.detach(), *grads]
 
     try:
-        with warnings.catch_warnings(), surrounded(fixed=same, seeds=None):
+        with warnings.catch_warnings(), surrounded(fixed=constants, seeds=None):
             warnings.filterwarnings("error", "There is a performance drop")  # torch has no rule for an operation
             with _Checked(), torch.no_grad():
                 forward(learned, of_tasks, 0, at_once=True)
@@ -662,10 +616,9 @@ def _differs_in_training(network: nn.Module, name: str, trial: _Trial, dropout: 
     """Whether the network computes something else in training mode, if `dropout` allows that."""
     buffers = {path: buffer.clone() for path, buffer in network.named_buffers()}
     if not _alike(network(trial.images), trial.outputs):
-        raise ValueError(
-            f"{name}: gives other outputs for the same images the second time, in eval mode, and must be a pure "
-            "function; write nn.Dropout, or F.dropout(x, p, self.training), and change no buffer in forward"
-        )
+        reason = "gives other outputs for the same images the second time, in eval mode, and must be a pure function"
+        advice = "write nn.Dropout, or F.dropout(x, p, self.training), and change no buffer in forward"
+        raise ValueError(f"{name}: {reason}; {advice}")
     if not dropout:
         return False
     what, otherwise = f"{name}: in training mode, it", "; or type dropout=false, and training is in eval mode"
@@ -687,10 +640,8 @@ def _differs_in_training(network: nn.Module, name: str, trial: _Trial, dropout: 
     if not isinstance(outputs, Tensor) or outputs.shape != trial.outputs.shape:
         raise ValueError(f"{what} gives {_kind(outputs)}, and in eval mode {_kind(trial.outputs)}{otherwise}")
     if not _alike(outputs, again):
-        raise ValueError(
-            f"{what} draws random numbers that torch.manual_seed does not seed, so each worker would draw others; draw "
-            f"them by torch, without a torch.Generator of its own{otherwise}"
-        )
+        reason = "draws random numbers that torch.manual_seed does not seed, so each worker would draw others"
+        raise ValueError(f"{what} {reason}; draw them by torch, without a torch.Generator of its own{otherwise}")
     return draws or not _alike(outputs, trial.outputs)
 
 

@@ -11,7 +11,7 @@ import re
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -45,36 +45,25 @@ HEADS = {
 }
 
 _NAME = re.compile(r"(\w+_Weights)\.(\w+)")  # torchvision's names of weights, such as ResNet18_Weights.IMAGENET1K_V1
-
-# Entries of a safetensors file's header: torchvision's name of its weights, and their licence.
-NAMED, LICENCE = "weights", "licence"
+NAMED, LICENCE = "weights", "licence"  # entries of a safetensors file's header: _NAME of its weights, and their licence
 
 # Names of layers in torchvision's published file of densenet121, which its function for that file changes so.
 _FORMER = re.compile(r"(denselayer\d+\.(?:norm|relu|conv))\.([12])\.")
 
 _INSIDE = ("state_dict", "model_state_dict", "model")  # entries of training checkpoints that hold a state dict
-
-# What DataParallel, torch.compile and a LightningModule put before the names of a network within them.
-_WRAPPERS = ("module.", "_orig_mod.", "model.")
-
+_WRAPPERS = ("module.", "_orig_mod.", "model.")  # what DataParallel, torch.compile and Lightning put before the names
 UNUSED = "num_batches_tracked"  # the buffer of a batch norm that its outputs do not depend on; not every file has it
 _LARGEST_SIZE = 224  # height and width that torchvision's networks are made for, in pixels
 
 Prepare = Callable[[Tensor], Tensor]
 
 
-class PretrainedWeights(NamedTuple):
-    """The weights of a network without its head, by name; a function from pictures [n, 1 or 3, h, w] in [0, 1] to the
-    inputs that the network was trained on; and a line for the log."""
-
-    state: Mapping[str, Tensor]
-    prepare: Prepare
-    note: str
-
-
-def pretrained(name: str, weights: str, input_size: int | None) -> PretrainedWeights:
+def pretrained(name: str, weights: str, input_size: int | None) -> tuple[dict[str, Tensor], Prepare, str]:
     """Pretrained weights, checked against the network. Raises ValueError if there are no such weights, they cannot be
     read or downloaded, or belong to another network.
+
+    Gives the weights of the network without its head, by name; a function from pictures [n, 1 or 3, h, w] in [0, 1] to
+    the inputs that the network was trained on; and a line for the log.
 
     Args:
         name: a key of `HEADS`.
@@ -99,7 +88,7 @@ def pretrained(name: str, weights: str, input_size: int | None) -> PretrainedWei
         advice = f"type one of {', '.join(members)}, or weights=/path"
         raise _invalid(weights, f"are not those of name={name}", advice)
     else:
-        state, unpacked = _read(weights)
+        state, unpacked = read_state(weights)
         enum = members.get(meant_as(weights), published.DEFAULT)
         note = f"{name}: weights of {weights}{unpacked}, SHA-256 {digest_of(Path(weights))[:12]}…"
     transforms = enum.transforms()
@@ -107,9 +96,10 @@ def pretrained(name: str, weights: str, input_size: int | None) -> PretrainedWei
     prepare = preparing(size, tuple(transforms.mean), tuple(transforms.std), transforms.interpolation.value)
     with torch.device("meta"):
         network = models.get_model(name, weights=None)
-    _load(network, state, weights, name, f"type the name=… of their network, one of {', '.join(HEADS)}", head)
-    body = {key: value for key, value in network.state_dict().items() if not key.startswith(head)}
-    return PretrainedWeights({key: value for key, value in body.items() if not key.endswith(UNUSED)}, prepare, note)
+    load_whole(network, state, weights, name, f"type the name=… of their network, one of {', '.join(HEADS)}", (head,))
+    whole = network.state_dict().items()
+    body = {key: value for key, value in whole if not (key.startswith(head) or key.endswith(UNUSED))}
+    return body, prepare, note
 
 
 def meant_as(weights: str) -> str:
@@ -136,29 +126,17 @@ def cut_head(network: nn.Module, name: str) -> int:
     return head.in_features
 
 
-def load_body(network: nn.Module, state: Mapping[str, Tensor]) -> None:
-    """Copies the weights that `pretrained` gives into the network, whose head stays as it is."""
-    network.load_state_dict(dict(state), strict=False)
-
-
-def load_whole(network: nn.Module, state: Mapping[str, Tensor], weights: str, name: str) -> None:
-    """Copies all weights of a network, its head too. Raises ValueError if they are those of another network."""
-    _load(network, state, weights, name, "type the name of their network")
-
-
-def _load(
-    network: nn.Module, state: Mapping[str, Tensor], weights: str, name: str, advice: str, head: str | None = None
-) -> None:
-    """Loads all weights, or all but those of the `head`; a network on the meta device takes over the tensors."""
-
-    def of_head(key: str) -> bool:
-        return head is not None and key.startswith(head)
-
-    body = {_FORMER.sub(r"\1\2.", key): value for key, value in state.items() if not of_head(key)}
+def load_whole(
+    network: nn.Module, state: Mapping[str, Tensor], weights: str, name: str,
+    advice: str = "type the name of their network", but: tuple[str, ...] = (),
+) -> None:  # fmt: skip
+    """Copies all weights of a network, but those whose names begin so; a network on the meta device takes over the
+    tensors. Raises ValueError, with this advice, if they are those of another network."""
+    body = {_FORMER.sub(r"\1\2.", key): value for key, value in state.items() if not key.startswith(but)}
     try:
         assign = next(network.parameters()).is_meta
         missing, unexpected = network.load_state_dict(body, strict=False, assign=assign)
-        wrong = [f"{key} is missing" for key in missing if not of_head(key)]
+        wrong = [f"{key} is missing" for key in missing if not key.startswith(but)]
         wrong += [f"{key} is of no layer" for key in unexpected]
     except RuntimeError as error:  # a line for each wrong shape
         wrong = [line.strip() for line in str(error).splitlines()[1:]] or [first_line(error)]
@@ -167,15 +145,10 @@ def _load(
         raise _invalid(weights, f"are not those of {name}: {', '.join(wrong[:3])}{more}", advice)
 
 
-def read_state(path: str) -> dict[str, Tensor]:
-    """The state dict in a file of torch.save or safetensors; nothing in it is run. Raises ValueError if there is no
-    such file, or it holds something else."""
-    return _read(path)[0]
-
-
-def _read(path: str) -> tuple[dict[str, Tensor], str]:
-    """The state dict in a file, which may hold a checkpoint with a state dict in it, of a network in a wrapper; and a
-    note on what was unpacked."""
+def read_state(path: str) -> tuple[dict[str, Tensor], str]:
+    """The state dict in a file of torch.save or safetensors, or in a checkpoint there, of a network in a wrapper; and a
+    note on what was unpacked. Nothing in the file is run. Raises ValueError for a file that is not there, or has
+    something else."""
     if not Path(path).is_file():
         advice = "or a name of torchvision's such as weights=ResNet18_Weights.IMAGENET1K_V1"
         raise _invalid(path, "there is no such file", f"type the path of a state dict, {advice}")
@@ -231,18 +204,12 @@ _SHARE = 0.25  # the part of the weights that the last layers of `cut` have, at 
 
 
 def frozen_model(
-    body: nn.Module, *, prepare: Callable[[Tensor], Tensor], ways: int, width: int, activations: int,
-    last: fx.GraphModule | None = None,
-) -> Model:  # fmt: skip
-    """Features of a fixed network, and a linear head.
+    body: nn.Module, *, prepare: Prepare, ways: int, width: int, activations: int, last: fx.GraphModule | None = None
+) -> Model:
+    """Features of a fixed network, and a linear head for `ways` classes.
 
-    Args:
-        body: takes what `prepare` gives, and gives features [n, width]; or what `last` takes.
-        prepare: makes of pictures [n, c, h, w] what the network takes.
-        ways: outputs of the head.
-        width: number of features.
-        activations: as in `Model`.
-        last: the layers that learn, which give features [n, width].
+    `prepare` makes of pictures [n, c, h, w] what the network takes. `body` gives features [n, width], or what `last`
+    takes, the layers that learn and give them. `activations` is as in `Model`.
     """
     copies: dict[tuple[torch.device, torch.dtype], nn.ModuleList] = {}
     making, busy = threading.Lock(), threading.Lock()

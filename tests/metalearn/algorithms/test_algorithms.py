@@ -14,7 +14,7 @@ from metalearn.algorithms.anil import anil
 from metalearn.algorithms.boil import boil
 from metalearn.algorithms.cavia import cavia
 from metalearn.algorithms.common import inner
-from metalearn.algorithms.common.inner import constant, descent, last
+from metalearn.algorithms.common.inner import descent, last
 from metalearn.algorithms.deepbdc import deepbdc
 from metalearn.algorithms.imaml import imaml
 from metalearn.algorithms.maml import maml
@@ -737,7 +737,7 @@ def test_inner_optimisers_are_torchs(name: str) -> None:
             lambda params, step: loss(params["x"]),
             {"x": start},
             optimizer=optimizer,
-            rate=constant(0.1),
+            rate=0.1,
             steps=7,
             order=0,
         )
@@ -760,9 +760,7 @@ def test_a_parameter_without_a_gradient_stays_and_harms_nothing(name: str) -> No
     def loss(params: Params, step: int) -> Tensor:
         return (params["x"].square() + 0 * params["still"]).sum(dim=1)
 
-    adapted = last(
-        descent(loss, {"x": x, "still": still}, optimizer=OPTIMIZERS[name], rate=constant(0.1), steps=2, order=2)
-    )
+    adapted = last(descent(loss, {"x": x, "still": still}, optimizer=OPTIMIZERS[name], rate=0.1, steps=2, order=2))
     total = adapted["x"].sum() + adapted["still"].sum()
     of_x, of_still = torch.autograd.grad(total, (x, still))
     assert torch.isfinite(of_x).all() and torch.equal(of_still, torch.ones_like(still))

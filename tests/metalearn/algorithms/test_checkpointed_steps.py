@@ -12,7 +12,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from metalearn.algorithms.boil import boil
 from metalearn.algorithms.cavia import cavia
 from metalearn.algorithms.common import inner
-from metalearn.algorithms.common.inner import Checkpoint
 from metalearn.algorithms.maml import maml
 from metalearn.algorithms.maml_pp import maml_pp
 from metalearn.algorithms.meta_curvature import meta_curvature
@@ -64,7 +63,7 @@ def test_the_meta_gradient_is_that_of_kept_steps(name: str, kind: str) -> None:
     if kind == "module" and name == "cavia":
         pytest.skip("this network has one norm, and the learner of the table takes the second")
     model, episode = MODELS[kind](), tasks(3)
-    nested: list[Checkpoint] = ["nested"] if kind in ("compiled", "layers") and name not in BY_STEPS else []
+    nested: list[bool | str] = ["nested"] if kind in ("compiled", "layers") and name not in BY_STEPS else []
     kept = LEARNERS[name](model=model)
     params = start_of(kept)
     expected = kept.meta_grad(params, episode, 3)
@@ -78,7 +77,7 @@ def test_the_meta_gradient_is_that_of_kept_steps(name: str, kind: str) -> None:
 @pytest.mark.parametrize("optimizer", [inner.SGD, OPTIMIZERS["adam"]], ids=["sgd", "adam"])
 def test_nested_checkpoints_of_steps_that_do_not_halve_evenly(optimizer: inner.InnerOptimizer) -> None:
     grads = []
-    choices: list[Checkpoint] = [False, "nested"]
+    choices: list[bool | str] = [False, "nested"]
     for choice in choices:
         learner = maml(
             model=network(), inner=optimizer, inner_lr=0.05, inner_steps=7, eval_steps=1, checkpoint_steps=choice
@@ -111,7 +110,7 @@ class LivePeak(TorchDispatchMode):
         self.now -= count
 
 
-def peak_of(model: Model, steps: int, *, optimizer: inner.InnerOptimizer = inner.SGD, checkpoint: Checkpoint) -> int:
+def peak_of(model: Model, steps: int, *, optimizer: inner.InnerOptimizer = inner.SGD, checkpoint: bool | str) -> int:
     learner = maml(
         model=model, inner=optimizer, inner_lr=0.1, inner_steps=steps, eval_steps=1, checkpoint_steps=checkpoint
     )
@@ -134,7 +133,7 @@ def test_memory_grows_by_no_more_than_what_steps_carry(whole: bool, optimizer: s
     start = model.start({k: v.double() for k, v in model.init(Generator()).items()}, 2)
     carries = carried * 8 * sum(value.numel() for value in start.values())
 
-    def growth(few: int, many: int, checkpoint: Checkpoint) -> float:
+    def growth(few: int, many: int, checkpoint: bool | str) -> float:
         peaks = [peak_of(model, steps, optimizer=chosen, checkpoint=checkpoint) for steps in (few, many)]
         return (peaks[1] - peaks[0]) / carries
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Generator
 
-from metalearn.algorithms.common.inner import conjugate_gradient
+from metalearn.algorithms.common.arithmetic import conjugate_gradient
 from metalearn.algorithms.imaml import imaml
 from metalearn.algorithms.maml import maml
 from metalearn.algorithms.scratch import scratch
