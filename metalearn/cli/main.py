@@ -36,7 +36,7 @@ COMMANDS = {
 """The sub-commands."""
 
 FUNCTIONS = {
-    "add": "fit.add", "remove": "fit.remove", "compare": "runs.compare", "index": "runs.index", "watch": "runs.watch",
+    "add": "fit.add", "remove": "fit.remove", "compare": "runs.compare", "index": "runs.index", "watch": "demo.watch",
     "prior": "data.prior",
 }  # fmt: skip
 """Commands that share a file of metalearn/cli. Each other one but `sweep` and `help` is the `main` of its file."""
