@@ -44,23 +44,18 @@ CONTINUED = 200  # bytes that are drawn after a text
 def main(arguments: Sequence[str]) -> int:
     """Returns the exit code."""
     parser = command_parser("adapt", __doc__)
-    parser.add_argument(
-        "--model", required=True, type=Path, metavar="FOLDER", help="of a run, a checkpoint or a published model"
-    )
-    parser.add_argument("--support", type=Path, metavar="FOLDER", help="a folder for each class")
-    parser.add_argument("--text", type=Path, metavar="FILE", help="a text, for a model of algorithm=reading")
-    parser.add_argument("--query", type=Path, metavar="FOLDER", help="pictures, or a folder for each class")
-    parser.add_argument("--out", type=Path, metavar="FOLDER", help="the output folder; new, or empty")
-    parser.add_argument("--export", type=Path, metavar="FOLDER", help="a new folder for a program of the network")
-    parser.add_argument("--format", choices=FORMATS[1:], help="of that program (default: onnx)")
-    parser.add_argument("--network", help="the class of the model's network, if it is not one of this program's")
-    parser.add_argument(
-        "--plugins", type=names, default=(), metavar="PACKAGE,…", help="packages of yours that it needs"
-    )
-    parser.add_argument(
-        "--transductive", action="store_true", help="normalise all queries together, not each by the support alone"
-    )
-    parser.add_argument("--threads", type=whole(1), default=1, help="threads of torch (default: 1)")
+    arg = parser.add_argument
+    arg("--model", required=True, type=Path, metavar="FOLDER", help="of a run, a checkpoint or a published model")
+    arg("--support", type=Path, metavar="FOLDER", help="a folder for each class")
+    arg("--text", type=Path, metavar="FILE", help="a text, for a model of algorithm=reading")
+    arg("--query", type=Path, metavar="FOLDER", help="pictures, or a folder for each class")
+    arg("--out", type=Path, metavar="FOLDER", help="the output folder; new, or empty")
+    arg("--export", type=Path, metavar="FOLDER", help="a new folder for a program of the network")
+    arg("--format", choices=FORMATS[1:], help="of that program (default: onnx)")
+    arg("--network", help="the class of the model's network, if it is not one of this program's")
+    arg("--plugins", type=names, default=(), metavar="PACKAGE,…", help="packages of yours that it needs")
+    arg("--transductive", action="store_true", help="normalise all queries together, not each by the support alone")
+    arg("--threads", type=whole(1), default=1, help="threads of torch (default: 1)")
     options = parser.parse_args(arguments)
     if (options.text is None) == (options.support is None):
         raise ConfigError("--support, --text: type one of them: a folder of pictures, or a text")
