@@ -16,20 +16,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 
+from metalearn.app import process
 from metalearn.app.job import Job, Program, to_job
-from metalearn.app.process import (
-    BAD_CONFIG,
-    DISK,
-    DIVERGED,
-    FAILED,
-    OK,
-    ending_of,
-    exit_code_of,
-    log_sweep,
-    set_up_process,
-)
+from metalearn.app.process import BAD_CONFIG, DISK, DIVERGED, FAILED, OK, exit_code_of
 from metalearn.config.check import check_rank_variables, started_as_rank
-from metalearn.config.compose import PROVIDER, compose_config, compose_sweeper, own_error, parsed, resolved, sweep_jobs
+from metalearn.config.compose import PROVIDER, compose_config, compose_sweeper, own_error, parsed, sweep_jobs
 from metalearn.config.options import CONF, groups, search_flags
 from metalearn.config.values import AUTO, FREE_KEYS, SEARCHED, experiment_of, quoted, run_name
 from metalearn.errors import ConfigError, DataError, as_typed, printable
@@ -49,8 +40,6 @@ LAUNCHERS = {
     "submitit_slurm": "hydra-submitit-launcher",
 }
 """Launchers of other packages, and what to install for them."""
-
-FULL_ERROR = "HYDRA_FULL_ERROR"
 
 _DECIDING = ("trainer.steps", "trainer.patience", "pause_after", "resume", "resume_changes", "dataset.root")
 """Keys that may differ when a run goes on, but not among the trials of a sweep, which are compared."""
@@ -108,34 +97,32 @@ def run_sweep(program: Program, overrides: Sequence[str], run_job: RunJob) -> in
     checked = check_trials(program, overrides, sweeper)
     if isinstance(checked, int):
         return checked
-    set_up_process(1)  # the process that imports torch and forks the trials inherits this
-    log_sweep()
-    attributes = {
-        "objective": checked.objective,
-        "maximized": checked.maximized,
-        "preload": preload(),
-        "free_keys": [key for key in FREE_KEYS if key not in _DECIDING],
-        "program": as_typed(shlex.join([*program.name.split(), *search_flags()])),
-        "groups_of_sweeps": ("sweep",),
-        "best_run": ("run=best",),
-        "segment": partial(segment, checked.steps),
-    }
+    process.set_up_process(1)  # the process that imports torch and forks the trials inherits this
+    process.log_sweep()
 
     def run_trial(config: DictConfig) -> dict[str, Any]:
         return trial(config, program, run_job)
 
-    for name, value in attributes.items():  # which the sweeper reads, as its `TaskTraits`
-        setattr(run_trial, name, value)
-    by_hydra(run_trial)
-    return OK
+    vars(run_trial).update(  # which the sweeper reads, as its `TaskTraits`
+        objective=checked.objective,
+        maximized=checked.maximized,
+        preload=preload(),
+        free_keys=[key for key in FREE_KEYS if key not in _DECIDING],
+        program=as_typed(shlex.join([*program.name.split(), *search_flags()])),
+        groups_of_sweeps=("sweep",),
+        best_run=("run=best",),
+        segment=partial(segment, checked.steps),
+    )
+    return by_hydra(run_trial)
 
 
-def by_hydra(task: Callable[[DictConfig], Any]) -> None:
-    """Lets Hydra compose the config of each job, and call `task`; or print what `--cfg`, `--info` and the like ask
-    for."""
+def by_hydra(task: Callable[[DictConfig], Any]) -> int:
+    """Lets Hydra compose the config of each job, and call `task`; or print what `--cfg`, `--info` and the like ask for.
+    Returns the exit code."""
     import hydra
 
     hydra.main(version_base="1.3", config_path=str(CONF), config_name="config")(task)()
+    return OK
 
 
 def run_grid_by_hydra(task: Callable[[DictConfig], int], sweep_dir: Path) -> int:
@@ -151,9 +138,7 @@ def run_grid_by_hydra(task: Callable[[DictConfig], int], sweep_dir: Path) -> int
         if codes[-1] != OK and os.getpid() != controller:  # only an error tells another process
             raise RuntimeError(f"the job ended with exit code {codes[-1]}")
 
-    # With this, Hydra raises its errors and those of a task, in place of a print and an exit of its own.
-    before = os.environ.get(FULL_ERROR)
-    os.environ[FULL_ERROR] = "1"
+    os.environ["HYDRA_FULL_ERROR"] = "1"  # raises errors of Hydra's and of a task, in place of a print and an exit
     try:
         by_hydra(job)
     except HydraException as error:
@@ -162,11 +147,6 @@ def run_grid_by_hydra(task: Callable[[DictConfig], int], sweep_dir: Path) -> int
         if not is_disk_fault(error) and not isinstance(error, PermissionError | IsADirectoryError):
             raise
         raise unwritten(Path(os.fsdecode(error.filename or sweep_dir)), error) from error
-    finally:
-        if before is None:
-            del os.environ[FULL_ERROR]
-        else:
-            os.environ[FULL_ERROR] = before
     return max(codes, default=OK)
 
 
@@ -210,7 +190,8 @@ def job_of(config: DictConfig, program: Program) -> Job:
     folder = Path(hydra.runtime.output_dir)
     flags = [f"--config-dir={place.path}" for place in hydra.runtime.config_sources if place.provider == PROVIDER]
     overrides = [*flags, *hydra.overrides.task, f"hydra.run.dir={quoted(folder)}"]
-    complete = resolved(config)
+    complete = config.copy()
+    OmegaConf.resolve(complete)
     if complete.run == AUTO:  # the folder, which Hydra has made, says what else is changed
         complete.run = run_name(complete.seed, {})
     for key in ("logger.plots", "logger.report"):
@@ -231,12 +212,13 @@ def trial(config: DictConfig, program: Program, run_job: RunJob) -> dict[str, An
         folder = job.run_dir
         return run_job(job)
 
-    ending = ending_of(run)
-    result = read_json(folder / "result.json") if ending.code in (OK, FAILED, DIVERGED) else {}
-    error = ending.error or (reason_in(folder / "train.log") if ending.code in (FAILED, DIVERGED) else "")
+    code, error = process.ending_of(run)
+    result = read_json(folder / "result.json") if code in (OK, FAILED, DIVERGED) else {}
+    if not error and code in (FAILED, DIVERGED):
+        error = reason_in(folder / "train.log")
     statuses = {BAD_CONFIG: "refused", FAILED: "failed", DISK: "failed", **dict.fromkeys(STOPPED, "stopped")}
-    status = statuses.get(ending.code) or result.get("status", "failed")
-    return {**result, "status": status, "exit": ending.code, "error": error}
+    status = statuses.get(code) or result.get("status", "failed")
+    return {**result, "status": status, "exit": code, "error": error}
 
 
 def reason_in(path: Path) -> str:
@@ -260,12 +242,8 @@ class Checked(NamedTuple):
 
 def check_trials(program: Program, overrides: Sequence[str], sweeper: Mapping[str, Any]) -> Checked | int:
     """Checks the search, then one option at a time and both ends of every number, in a child process: this one must not
-    import torch. Raises ConfigError for an override that describes no space, or a key of the sweeper with a value that
-    is not allowed.
-
-    Returns:
-        What was found; or the exit code if the child has refused a job, and has reported why.
-    """
+    import torch. Returns the exit code if the child has refused a job, and has reported why. Raises ConfigError for an
+    override that describes no space, or a key of the sweeper with a value that is not allowed."""
     # Here, since every run imports this file, and few are sweeps.
     from concurrent.futures import ProcessPoolExecutor
     from concurrent.futures.process import BrokenProcessPool
@@ -285,17 +263,15 @@ def check_trials(program: Program, overrides: Sequence[str], sweeper: Mapping[st
     sys.stderr.flush()
     with ProcessPoolExecutor(1, get_context("fork")) as child:
         try:
-            code, checked = child.submit(_in_child, program, plan, others, sweeper).result()
+            checked: Checked | int = child.submit(_in_child, program, plan, others, sweeper).result()
         except BrokenProcessPool:
-            code, checked = FAILED, None
-    if code not in (OK, BAD_CONFIG, DISK):
-        raise ConfigError(f"the check of the trials has ended with exit code {code}")
-    return code if checked is None else checked
+            checked = FAILED
+    if isinstance(checked, int) and checked not in (BAD_CONFIG, DISK):
+        raise ConfigError(f"the check of the trials has ended with exit code {checked}")
+    return checked
 
 
-def _in_child(
-    program: Program, plan: "SweepPlan", others: Sequence[str], sweeper: Mapping[str, Any]
-) -> tuple[int, Checked | None]:
+def _in_child(program: Program, plan: "SweepPlan", others: Sequence[str], sweeper: Mapping[str, Any]) -> Checked | int:
     checked: list[Checked] = []
 
     def check() -> int:
@@ -307,7 +283,7 @@ def _in_child(
     except Exception:
         traceback.print_exc()
         code = FAILED
-    return code, checked[0] if checked else None
+    return checked[0] if checked else code
 
 
 def _check(program: Program, plan: "SweepPlan", others: Sequence[str], sweeper: Mapping[str, Any]) -> Checked:
@@ -393,7 +369,7 @@ def _check_objective(objective: Any, metric: str, in_rounds: bool, pruner: str) 
 def _assemble(program: Program, overrides: Sequence[str]) -> tuple[DictConfig, Any]:
     """The config and the parts of a job."""
     job = to_job(*compose_config(overrides), program, overrides)
-    set_up_process(job.config.threads)
+    process.set_up_process(job.config.threads)
     from metalearn.app.parts import assemble  # imports torch, after the line above
 
     return job.config, assemble(job)
