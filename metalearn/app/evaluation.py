@@ -12,18 +12,10 @@ from omegaconf import DictConfig, OmegaConf
 
 from metalearn.algorithms.common.wrappers import ensemble, joined
 from metalearn.app.job import Job, Program, Role, role_of, to_job
-from metalearn.app.parts import (
-    UNKNOWN,
-    Parts,
-    assemble,
-    check_unseen,
-    put_together,
-    trained_otherwise,
-    warn_of_seen_drawers,
-)
+from metalearn.app.parts import UNKNOWN, Parts, assemble, check_unseen, put_together, warn_of_seen_drawers
 from metalearn.app.process import BAD_CONFIG, FAILED, OK, report_error, set_up_torch
 from metalearn.app.run import DATA, closing, serve
-from metalearn.config.saved import changed_config, check_saved
+from metalearn.config.saved import changed_config, check_saved, trained_otherwise
 from metalearn.config.values import differences, quoted, to_container
 from metalearn.errors import ConfigError, DataError, MixedWorkersError, RunError, printable
 from metalearn.reporting.loggers import Window
@@ -44,8 +36,8 @@ ALIASES = {"ways": "dataset.ways", "shots": "dataset.shots", "queries": "dataset
 
 
 class Member(NamedTuple):
-    """What is evaluated, or a part of it: a checkpoint or a published model. The command line has `key`=`path`; it is
-    read in `folder`, which a link such as `best` named at that moment."""
+    """A checkpoint, or a published model, that is evaluated alone or in an ensemble. The command line has `key`=`path`;
+    it is read in `folder`, which a link such as `best` named at that moment."""
 
     key: str
     path: Path
@@ -70,7 +62,12 @@ def evaluate_checkpoint(request: Request, program: Program, arguments: Sequence[
     output folder that is that of a run, or that cannot be written."""
     named = [("checkpoint", request.checkpoint), *(("ensemble", path) for path in request.ensemble)]
     members = [Member(key, path, path.resolve(), read_named(key, path.resolve())) for key, path in named]
-    notes = notes_on(members)
+    notes = []  # classes that are not known, and networks that differ
+    configs = [check_saved(member.saved.meta["config"]) for member in members]
+    for (key, path, _, saved), config_of_member in zip(members, configs, strict=True):
+        if not from_meta(saved.meta).complete:
+            notes.append(f"{key}={path}: {UNKNOWN}")
+        notes += trained_otherwise(f"{key}={path}", config_of_member, configs[0], ("model", "algorithm"))
     if any(is_folder(request.output / name) for name in (".hydra", "checkpoints")):
         raise ConfigError(
             f"output={request.output}: is the folder of a run, and its result.json would be lost; type "
@@ -96,18 +93,18 @@ def evaluate_members(request: Request, members: Sequence[Member], notes: Sequenc
     check_tasks(parts, params, request.split)
     seen = functools.reduce(Seen.joined, (from_meta(member.saved.meta) for member in members))
     counted = check_unseen(seen, parts.source, request.split, job.config.seen_classes)
-    match role_of(job):
+    role = role_of(job)
+    if role is not Role.WORKER:
+        with creating("output", request.output):
+            request.output.mkdir(parents=True, exist_ok=True)
+    match role:
         case Role.LAUNCHER:
             from metalearn.app import ranks
 
-            with creating("output", request.output):
-                request.output.mkdir(parents=True, exist_ok=True)
             return ranks.launch_ranks(partial(evaluate_members, request, members, notes), job, max_restarts=0)
         case Role.WORKER:
             return serve(parts, lambda strategy: values_of(parts, strategy, params, request.split))
         case Role.LEADER:
-            with creating("output", request.output):
-                request.output.mkdir(parents=True, exist_ok=True)
             log_to_terminal()
             for note in notes:
                 log.warning("%s", note)
@@ -124,18 +121,6 @@ def pinned(arguments: Sequence[str], members: Sequence[Member], output: Path) ->
         fixed["ensemble"] = f"[{','.join(map(quoted, others))}]"
     free = [argument for argument in arguments if argument.partition("=")[0] not in fixed]
     return [*free, *(f"{key}={value}" for key, value in fixed.items())]
-
-
-def notes_on(members: Sequence[Member]) -> list[str]:
-    """Lines on what is evaluated: classes that are not known, and networks that differ. Raises ConfigError if a saved
-    config is refused."""
-    notes = []
-    configs = [check_saved(member.saved.meta["config"]) for member in members]
-    for (key, path, _, saved), config in zip(members, configs, strict=True):
-        if not from_meta(saved.meta).complete:
-            notes.append(f"{key}={path}: {UNKNOWN}")
-        notes += trained_otherwise(f"{key}={path}", config, configs[0], ("model", "algorithm"))
-    return notes
 
 
 def warn_of_other_data(parts: Parts, config: DictConfig, member: Member, overrides: Sequence[str]) -> None:
@@ -155,8 +140,7 @@ def warn_of_other_data(parts: Parts, config: DictConfig, member: Member, overrid
 
 
 def params_for(parts: Parts, member: Member) -> Params:
-    """The parameters of a checkpoint that the evaluation reads. Raises ConfigError if they are those of another
-    model."""
+    """The parameters that the evaluation reads of a checkpoint. Raises ConfigError if it holds another model."""
     key, checkpoint, _, saved = member
     advice = "; leave out what changes the network, such as model=… or algorithm=…"
     head = parts.model.head
