@@ -16,23 +16,17 @@ from metalearn.config.compose import composed_by_hydra
 from metalearn.config.options import check_option, common, shipped, shipped_names, text_of
 from metalearn.errors import ConfigError, Invalid, NotAdmittedError, nearest
 
-_DEFAULT_PARTS = {"inner": "metalearn.algorithms.common.inner.sgd"}
-"""Parts that some objects have no use for, and the `_target_` of each part's default."""
+_DEFAULT_PARTS = {"inner": "metalearn.algorithms.common.inner.sgd"}  # parts that some objects have no use for
 
 _NO_PLUGINS = {"metalearn", "distributed", "hydra_async_sweeper", *sys.stdlib_module_names}
 """Packages that no message advises to admit."""
 
 
 def build(config: DictConfig, group: str, **parts: Any) -> Any:
-    """The object that a group of the config describes: calls its `_target_` with the group's keys and with `parts`.
-
-    If a parameter is annotated with a NamedTuple class and is not among `parts`, the keys of the group are the fields
-    of that class.
-
-    Raises:
-        ConfigError: a target that is no factory of the group, a key that it does not take, a missing key, or a value
-            that it refuses.
-    """
+    """The object that a group of the config describes: calls its `_target_` with the group's keys and with `parts`. If
+    a parameter is annotated with a NamedTuple class and is not among `parts`, the keys of the group are the fields of
+    that class. Raises ConfigError for a target that is no factory of the group, a key that it does not take, a missing
+    key, or a value that it refuses."""
     node = config[group]
     if not isinstance(node, DictConfig):
         raise ConfigError(f"{group}={node}: is a group of keys; type {group}.KEY=VALUE")
@@ -94,7 +88,7 @@ def factories(group: str) -> tuple[str, ...]:
     texts = (text_of(group, name) for name in shipped_names(group))
     named = [target for text in texts for target in re.findall(r"^_target_: *(\S+)", text, re.MULTILINE)]
     common_one = (common().get(group) or {}).get("_target_")
-    return tuple(dict.fromkeys([*([str(common_one)] if common_one else []), *named]))
+    return tuple(dict.fromkeys([str(common_one), *named] if common_one else named))
 
 
 @cache

@@ -17,10 +17,8 @@ from metalearn.config.values import FREE_KEYS, SET_BY_TASKS, Config, differences
 from metalearn.errors import ConfigError, as_typed, one_of, real_number, true_or_false, typed_program, whole_number
 from metalearn.storage.files import read_json
 
-DEVICES = ("auto", "cpu", "cuda")
-LOCK = ".lock"  # the name of the lock in a run folder
-
 PRECISIONS = ("float32", "float64", "tf32", "bf16")
+LOCK = ".lock"  # the name of the lock in a run folder
 
 
 def check_top_level(config: DictConfig) -> None:
@@ -43,7 +41,7 @@ def check_top_level(config: DictConfig) -> None:
         true_or_false("launch.mixed", launch.mixed)
         true_or_false("init_strict", config.init_strict)
         one_of("seen_classes", config.seen_classes, ("refuse", "report"))
-        one_of("device", config.device, DEVICES)
+        one_of("device", config.device, ("auto", "cpu", "cuda"))
         one_of("precision", config.precision, PRECISIONS)
         if not isinstance(launch.isolate, bool) and launch.isolate != "auto":  # nor the text "true", which is no bool
             raise ConfigError(

@@ -1,10 +1,7 @@
-"""From the command line to checked config.
-
-Imports no torch: a misspelt key or an unknown choice is reported before anything heavy is loaded.
-"""
+"""From the command line to checked config. Imports no torch: a misspelt key or an unknown choice is reported before
+anything heavy is loaded."""
 
 import difflib
-import functools
 import itertools
 import re
 import shlex
@@ -20,19 +17,7 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import InterpolationKeyError, InterpolationResolutionError, OmegaConfBaseException
 
-from metalearn.config.options import (
-    CONF,
-    SEVERAL,
-    SOURCE,
-    check_option,
-    choice_hint,
-    common,
-    from_yaml,
-    groups,
-    keys_in,
-    own_folders,
-    text_of,
-)
+from metalearn.config.options import CONF, all_keys_in, check_option, choice_hint, common, groups, keys_in, own_folders
 from metalearn.config.values import (
     AUTO,
     DEFAULT,
@@ -51,6 +36,7 @@ from metalearn.config.values import (
 from metalearn.errors import ConfigError, nearest, typed_program
 
 OPEN = "model.network."  # Below this key stand the arguments of a user's own network; any name is allowed there
+SEVERAL = ("logger",)  # groups that take several options together: `logger=[tensorboard,wandb]`
 PACKAGE = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*")  # the name of a package or module
 
 PATHS = (
@@ -99,7 +85,8 @@ class Composed(NamedTuple):
 
 def composed_by_hydra(overrides: Sequence[str], **options: bool) -> DictConfig:
     """Hydra's composition for these overrides, from all folders that are searched. Nothing is checked."""
-    places = [f"hydra.searchpath=[{SOURCE},{quoted(f'file://{folder}')}]" for folder in own_folders()]
+    # In conf/config.yaml, the search path has tables://conf alone.
+    places = [f"hydra.searchpath=[tables://conf,{quoted(f'file://{folder}')}]" for folder in own_folders]
     with initialize_config_dir(str(CONF), version_base="1.3"):
         return compose("config", overrides=[*overrides, *places], **options)
 
@@ -116,6 +103,7 @@ def compose_config(overrides: Sequence[str]) -> Composed:
             raise ConfigError(f"{override.input_line}: is set already; type --config-dir=FOLDER to add yamls of yours")
     try:
         choices, values = sorted_out(all_overrides)
+        typed = {override.key_or_group for override in values}
         for override in choices:
             check_choice(override)
         try:
@@ -142,14 +130,14 @@ def compose_config(overrides: Sequence[str]) -> Composed:
                     f"{error}. experiment={selected['experiment']} sets it, so it does not go with this "
                     f"{key.partition('.')[0]}; type another experiment, one of {', '.join(all_groups['experiment'])}"
                 ) from error
-        check_links(config, selected, {override.key_or_group for override in values})
-        check_plugins(config, {override.key_or_group for override in values})
-        _check_effects(config, {override.key_or_group for override in values})
+        check_links(config, selected, typed)
+        check_plugins(config, typed)
+        _check_effects(config, typed)
         for override in values:  # one by one, so that an error names the key that was typed
             OmegaConf.select(config, override.key_or_group)
         if whole.run == AUTO:
             in_own_folder = not any(override.key_or_group == "hydra.run.dir" for override in all_overrides)
-            changed = _changed(whole, selected, choices, values) if in_own_folder else {}
+            changed = _changed(config, selected, choices, values) if in_own_folder else {}
             whole.run = config.run = run_name(OmegaConf.select(whole, "seed"), changed)
         run_dir = Path(whole.hydra.run.dir)
         OmegaConf.resolve(config)
@@ -161,7 +149,7 @@ def compose_config(overrides: Sequence[str]) -> Composed:
 
 
 def _changed(
-    whole: DictConfig, selected: Mapping[str, str], choices: Sequence[Override], values: Sequence[Override]
+    config: DictConfig, selected: Mapping[str, str], choices: Sequence[Override], values: Sequence[Override]
 ) -> Config:
     """What was typed, differs from the defaults of the experiment, and is not in the path of the run's folder."""
     in_path = UNNAMED + (("algorithm", "dataset") if selected["experiment"] == DEFAULT[0] else ())
@@ -175,7 +163,6 @@ def _changed(
     if typed_keys:
         defaults = composed_by_hydra([override.input_line or "" for override in choices])
         plain = dict(leaves(to_container(defaults, resolve=False)))
-        config = OmegaConf.masked_copy(whole, [str(key) for key in whole if key != "hydra"])
         for key in typed_keys:
             value = OmegaConf.select(config, key)
             usually = config.copy()
@@ -340,48 +327,21 @@ def check_plugins(config: DictConfig, typed: Collection[str]) -> None:
 
 def _known_keys(whole: DictConfig, values: Sequence[Override]) -> set[str]:
     """The keys that exist with the options that `whole` has chosen, but for those that an experiment adds. A group
-    with several options at once has the keys of all its options, since Hydra does not list the chosen ones.
-
-    They come from the yamls: to compose again without the experiment would take half the time of a composition. Raises
-    ConfigError for an override of another key.
-    """
+    with several options at once has the keys of all its options, since Hydra does not list the chosen ones. They come
+    from the yamls: to compose again without the experiment would take half the time of a composition. Raises
+    ConfigError for an override of another key."""
     selected = whole.hydra.runtime.choices
     keys = keys_of(common())
     for group, options in groups().items():
         if group not in ("experiment", "sweep"):
             for option in options if group not in selected else [selected[group]]:
-                keys |= {group} | _keys_in(group, option) if option is not None else set()
+                keys |= {group} | all_keys_in(group, option) if option is not None else set()
     for override in values:
         check_key(override.key_or_group, keys)
     return keys
 
 
-def _keys_in(group: str, option: str) -> frozenset[str]:
-    """The keys of an option, and of those that its own defaults name beside it."""
-    keys, others = _keys_of_text(text_of(group, option), f"{group}.")
-    return keys.union(*(_keys_in(group, name) for name in others))
-
-
-@functools.cache
-def _keys_of_text(text: str, prefix: str) -> tuple[frozenset[str], tuple[str, ...]]:
-    config = from_yaml(text)
-    others = [name for name in config.pop("defaults", []) if isinstance(name, str) and name != "_self_"]
-    return frozenset(keys_of(config, prefix)), tuple(others)
-
-
-def resolved(config: DictConfig) -> DictConfig:
-    """The config with every interpolation replaced by its value. Raises ConfigError for one that points nowhere."""
-    copy = config.copy()
-    try:
-        OmegaConf.resolve(copy)
-    except OmegaConfBaseException as error:
-        raise own_error(error) from error
-    return copy
-
-
-# Links between keys: `${KEY}` in a value stands for the value of another key, which must exist
-
-LINK = re.compile(r"(?<!\\)\$\{(\w[\w.\[\]]*)\}")  # `${KEY}` in a value: the value of another key
+LINK = re.compile(r"(?<!\\)\$\{(\w[\w.\[\]]*)\}")  # `${KEY}` in a value: the value of another key, which must exist
 
 
 class KeyLink(NamedTuple):
@@ -404,10 +364,11 @@ def check_links(config: DictConfig, selected: Mapping[str, str], typed: set[str]
         hint = nearest(first.target, sorted(keys_of(config)))
         raise ConfigError(f"{first.key}={first.value}: there is no key {first.target}{hint}")
     needs: dict[str, KeyLink] = {}  # by the group whose option has set the link
-    for link in (link for link in missing if link.target == first.target):
-        owner, _, inner = link.key.partition(".")
-        by_option = owner in selected and link._replace(key=inner) in _links_of(keys_in(owner, selected[owner]))
-        needs.setdefault(owner if by_option else "experiment", link)
+    for link in missing:
+        if link.target == first.target:
+            owner, _, inner = link.key.partition(".")
+            by_option = owner in selected and link._replace(key=inner) in _links_of(keys_in(owner, selected[owner]))
+            needs.setdefault(owner if by_option else "experiment", link)
     names = " and ".join(f"{by}={selected[by]} ({link.key}={link.value})" for by, link in sorted(needs.items()))
     others = []
     for by in sorted(needs):
