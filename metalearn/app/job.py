@@ -37,10 +37,8 @@ def installed(command: str = "train") -> Program:
 
 class Job(NamedTuple):
     """One run: its config, folder and experiment; the program and arguments that repeat it; and its number of workers.
-
     `whole` is what Hydra has composed, and makes the run folder of; None where it makes none. `in_sweep` says that this
-    is one of a multirun, for which Hydra has made the folder.
-    """
+    is one of a multirun, for which Hydra has made the folder."""
 
     config: DictConfig
     run_dir: Path
@@ -55,11 +53,10 @@ class Job(NamedTuple):
         """The same run with other values of some top-level keys: in its config, in what Hydra records of it, and in
         the arguments that repeat it."""
         typed = [f"{key}={value}" for key, value in values.items()]
-        config, whole = self.config.copy(), None if self.whole is None else self.whole.copy()
-        for node in (config, whole):
-            if node is not None:
-                for key, value in values.items():
-                    OmegaConf.update(node, key, value)
+        config, whole = self.config.copy(), self.whole and self.whole.copy()
+        for node in filter(None, (config, whole)):
+            for key, value in values.items():
+                OmegaConf.update(node, key, value)
         if whole is not None:
             with read_write(whole.hydra):
                 whole.hydra.overrides.task.extend(typed)
@@ -69,12 +66,9 @@ class Job(NamedTuple):
 class Role(Enum):
     """What a process does in a run."""
 
-    LAUNCHER = auto()
-    """Starts the ranks of this host, and waits for them."""
-    LEADER = auto()
-    """Rank zero, or the only process of the run: trains, and writes everything."""
-    WORKER = auto()
-    """Another rank: computes what rank zero asks for."""
+    LAUNCHER = auto()  # starts the ranks of this host, and waits for them
+    LEADER = auto()  # rank zero, or the only process of the run: trains, and writes everything
+    WORKER = auto()  # another rank: computes what rank zero asks for
 
 
 def role_of(job: Job) -> Role:

@@ -27,7 +27,6 @@ MOST_CONSTANT = 0.05  # the part of tasks that may have constant targets, as a r
 USELESS = {"AUC": 0.6, "R²": 0.05}  # A task on which no learner reaches this counts as one that cannot be learned
 
 LEARNERS = ("forest", "linear")
-
 Array = NDArray[Any]
 
 
@@ -77,21 +76,14 @@ def source_of(name: str, settings: Mapping[str, Any], plugins: Sequence[str]) ->
 
 def prior(name: str, /, **settings: Any) -> Prior:
     """A prior of ours by its name, `gp`, `sine` or `table`, as a part of `metalearn.tasks.priors.mixture`. Keys that
-    are not in `settings` have the values of `conf/dataset/`.
-
-    Raises:
-        ConfigError: there is no such prior, or a setting is not allowed.
-    """
+    are not in `settings` have the values of `conf/dataset/`. Raises ConfigError if there is no such prior, or a setting
+    is not allowed."""
     return source_of(name, settings, []).prior
 
 
 def check_prior(source: PriorTasks, tasks: int, learn: Callable[[Episode], Mapping[str, float]] | None) -> PriorFigures:
-    """Looks at the first task of each of `tasks` groups. Raises DataError for a task that cannot be used, two that are
-    alike, or too many with constant targets.
-
-    Args:
-        learn: the scores of learners on a task; None: nothing is learned.
-    """
+    """Looks at the first task of each of `tasks` groups; `learn` gives the scores of learners on one. Raises DataError
+    for a task that cannot be used, two that are alike, or too many with constant targets."""
     name, group = source.prior.name, source.group(SPLIT)
     seen: dict[int, int] = {}
     scores: list[Mapping[str, float]] = []
@@ -119,9 +111,6 @@ def check_prior(source: PriorTasks, tasks: int, learn: Callable[[Episode], Mappi
     return PriorFigures(measure, by_learner, tasks, constant, drawn / elapsed, shapes, shown)
 
 
-# What learners of scikit-learn reach
-
-
 def learners() -> Callable[[Episode], Mapping[str, float]] | None:
     """A function that gives the scores of a forest and of a linear model on a task: the area under the curve, a mean
     over the classes, or R². None: scikit-learn is not installed."""
@@ -134,17 +123,14 @@ def learners() -> Callable[[Episode], Mapping[str, float]] | None:
     except ImportError:
         return None
 
-    def filled() -> Any:
-        return SimpleImputer(keep_empty_features=True)
-
     def scores(task: Episode) -> dict[str, float]:
         context, y, asked, truth = (value[0].numpy() for batch in task for value in batch)
         real = y.ndim == 2
         forest: Any = ExtraTreesRegressor if real else ExtraTreesClassifier
         line: Any = Ridge() if real else LogisticRegression(max_iter=1000)
         models = {
-            "forest": make_pipeline(filled(), forest(100, random_state=0)),
-            "linear": make_pipeline(filled(), StandardScaler(), line),
+            "forest": make_pipeline(SimpleImputer(keep_empty_features=True), forest(100, random_state=0)),
+            "linear": make_pipeline(SimpleImputer(keep_empty_features=True), StandardScaler(), line),
         }
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # that a line has not converged says that the task is hard

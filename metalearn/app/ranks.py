@@ -1,7 +1,5 @@
-"""The launcher: starts the ranks of this host, and waits for them.
-
-Only launchers import this module: torch's agent imports for half a second.
-"""
+"""The launcher: starts the ranks of this host, and waits for them. Only launchers import this module: torch's agent
+imports for half a second."""
 
 import logging
 import os
@@ -66,12 +64,10 @@ def job_of_ranks(job: Job, state: FolderState) -> Job:
 
 
 def launch_ranks(rank_main: Callable[[Job], int], job: Job, *, max_restarts: int) -> int:
-    """Runs `rank_main(job)` for each rank of this host, and waits; returns the exit code.
-
-    The ranks are forks of this process, which has composed the job and imported torch. A fork inherits no other thread
-    and cannot use a GPU; where there are such, or no room for locks, or the ranks are on other hosts, each rank is a
-    program that is given the job's arguments, and composes it again.
-    """
+    """Runs `rank_main(job)` for each rank of this host, and waits; returns the exit code. The ranks are forks of this
+    process, which has composed the job and imported torch. A fork inherits no other thread and cannot use a GPU; where
+    there are such, or no room for locks, or the ranks are on other hosts, each rank is a program that is given the
+    job's arguments, and composes it again."""
     program = [*job.program.arguments, *job.arguments]
     config = _launch_config(job)
     with _refusals():
