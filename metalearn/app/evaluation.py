@@ -13,13 +13,13 @@ from omegaconf import DictConfig, OmegaConf
 from metalearn.algorithms.common.wrappers import ensemble, joined
 from metalearn.app.job import Job, Program, Role, role_of, to_job
 from metalearn.app.parts import UNKNOWN, Parts, assemble, check_unseen, put_together, warn_of_seen_drawers
-from metalearn.app.process import BAD_CONFIG, FAILED, OK, report_error, set_up_torch
+from metalearn.app.process import BAD_CONFIG, FAILED, print_all, report_error, set_up_torch
 from metalearn.app.run import DATA, closing, serve
 from metalearn.config.saved import changed_config, check_saved, trained_otherwise
 from metalearn.config.values import differences, quoted, to_container
-from metalearn.errors import ConfigError, DataError, MixedWorkersError, RunError, printable
+from metalearn.errors import ConfigError, DataError, MixedWorkersError, RunError
 from metalearn.reporting.loggers import Window
-from metalearn.reporting.logging import RunProgress, log_to_terminal, unnoticed
+from metalearn.reporting.logging import SILENT, RunProgress, log_to_terminal
 from metalearn.runs.checkpoint import Snapshot, fitted, read_named
 from metalearn.runs.folder import evaluation_report, write_result
 from metalearn.runs.metrics import Seen, figures_of, from_meta, write_table
@@ -30,9 +30,6 @@ from metalearn.training.settings import tasks_in_chunks
 from metalearn.types import Metrics, Params, Strategy
 
 log = logging.getLogger("metalearn")
-
-ALIASES = {"ways": "dataset.ways", "shots": "dataset.shots", "queries": "dataset.queries"}
-"""Short names of keys. `tasks` is another: the number of tasks of the split."""
 
 
 class Member(NamedTuple):
@@ -58,8 +55,7 @@ class Request(NamedTuple):
 
 def evaluate_checkpoint(request: Request, program: Program, arguments: Sequence[str]) -> int:
     """Evaluates as one of the workers, or starts them; `program` with `arguments` is the command that asks for it.
-    Returns the exit code. Raises ConfigError for a checkpoint that cannot be read, overrides that do not fit it, or an
-    output folder that is that of a run, or that cannot be written."""
+    Returns the exit code. Raises ConfigError for a checkpoint, overrides or an output folder that cannot be used."""
     named = [("checkpoint", request.checkpoint), *(("ensemble", path) for path in request.ensemble)]
     members = [Member(key, path, path.resolve(), read_named(key, path.resolve())) for key, path in named]
     notes = []  # classes that are not known, and networks that differ
@@ -73,7 +69,8 @@ def evaluate_checkpoint(request: Request, program: Program, arguments: Sequence[
             f"output={request.output}: is the folder of a run, and its result.json would be lost; type "
             f"output={request.output}/mine"
         )
-    aliases = ALIASES | {"tasks": f"trainer.{request.split}_tasks"}
+    aliases = {name: f"dataset.{name}" for name in ("ways", "shots", "queries")}
+    aliases["tasks"] = f"trainer.{request.split}_tasks"
     config = changed_config(members[0].saved.meta["config"], request.overrides, aliases)
     job = to_job(config, request.output, "evaluate", None, program, arguments)
     job = job._replace(arguments=pinned(arguments, members, request.output))
@@ -128,9 +125,8 @@ def warn_of_other_data(parts: Parts, config: DictConfig, member: Member, overrid
     another one, unless the overrides ask for others."""
     saved, present = member.saved.meta["config"], to_container(config)
     # What the digest depends on; some algorithms see the data as plain samples.
-    changed = {
-        f"{name}.{key}" for name in ("dataset", "algorithm") for key in differences(saved[name], present[name])
-    } - {"dataset.root", "dataset.download"}
+    changed = differences(saved["dataset"], present["dataset"]).keys() - {"root", "download"}
+    changed |= differences(saved["algorithm"], present["algorithm"]).keys()
     typed = any(text.startswith("dataset.root=") for text in overrides)
     if not typed and not changed and parts.content.is_known_otherwise(member.saved.meta.get(DATA)):
         log.warning(
@@ -188,8 +184,7 @@ def lead(
             write_result(output, result)
         what = f"mean of {len(evaluated)} checkpoints" if request.ensemble else f"step {evaluated[0]['step']}"
         print(f"{split} {evaluation_report(figures)}")
-        print(printable(f"{what}, {seconds:.1f} s, {job.workers} workers; all in {output}"))
-        return OK
+        return print_all(f"{what}, {seconds:.1f} s, {job.workers} workers; all in {output}")
     except MixedWorkersError as error:
         return report_error(error, BAD_CONFIG)
     except (ConfigError, DataError, RunError, OSError) as error:  # ConnectionError and TimeoutError are OSErrors
@@ -199,10 +194,9 @@ def lead(
 def values_of(parts: Parts, strategy: Strategy, params: Params, split: str, *, shown: bool = False) -> Metrics:
     """The values of every task. If `shown`, one sees how far it is."""
     count = parts.settings.val_tasks if split == "val" else parts.settings.test_tasks
-    progress = RunProgress(Window(0, 0, 0, 1, test_tasks=count)) if shown else None
-    done = progress.evaluating(split, count) if progress else unnoticed
+    progress = RunProgress(Window(0, 0, 0, 1, test_tasks=count)) if shown else SILENT
+    done = progress.evaluating(split, count)
     try:
         return strategy.evaluate(params, split, tasks_in_chunks(0, count, parts.evaluation_chunk(), split), done)
     finally:
-        if progress:
-            progress.close()
+        progress.close()

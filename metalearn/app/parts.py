@@ -1,18 +1,15 @@
 """From a job to the objects that it is made of. Nothing is started or opened here, but for pictures whose number the
-network depends on.
-
-Checks come first: of this rank's device, whether every host computes the bits of rank zero, and whether a learner is
-evaluated on classes that it has not seen.
-"""
+network depends on. Checks come first: of this rank's device, whether every host computes the bits of rank zero, and
+whether a learner is evaluated on classes that it has not seen."""
 
 import functools
 import hashlib
-import importlib.util
 import logging
 import math
 import os
 import platform
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import sys
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -66,7 +63,6 @@ TAKEN = 0.1  # the part of a GPU's memory that others may hold without a word: p
 DRIVER = Path("/proc/driver/nvidia/version")
 RESIDENT = ("cuda",)  # types of devices on which steps stay
 
-PACKAGES = ("distributed", "metalearn")
 SOURCES = (".py", ".c", ".h", ".csv")  # endings of the files that make results
 
 NOT_COMPARED = (*FREE_KEYS, *STARTS, "device", "dataset", "model.weights")
@@ -152,20 +148,13 @@ def code_digest(plugins: Sequence[str] = ()) -> str:
     """A digest of the sources of this program and of the plugins, as they are at the first call. Line endings do not
     count."""
     digest = hashlib.sha256()
-    for name in (*PACKAGES, *plugins):
-        for path in sorted(_sources(name)):
+    for name in ("distributed", "metalearn", *plugins):
+        folders = getattr(sys.modules[name], "__path__", None)  # of a package
+        files = [file for folder in folders or () for file in Path(folder).rglob("*") if file.suffix in SOURCES]
+        for path in sorted(files if folders else [Path(str(sys.modules[name].__file__))]):
             content = path.read_bytes().replace(b"\r\n", b"\n")
             digest.update(f"{name} {path.name} {len(content)}\n".encode() + content)
     return digest.hexdigest()[:16]
-
-
-def _sources(package: str) -> Iterator[Path]:
-    """The source files of an imported module, or of all modules of a package."""
-    spec = importlib.util.find_spec(package)
-    for folder in (spec.submodule_search_locations if spec else None) or ():
-        yield from (path for path in Path(folder).rglob("*") if path.suffix in SOURCES)
-    if spec and spec.origin and not spec.submodule_search_locations:
-        yield Path(spec.origin)
 
 
 def _processor() -> str:
@@ -267,12 +256,8 @@ class Parts:
         return content_of(self.source)
 
     def connect(self) -> Strategy:
-        """Joins this rank to its world, on its own device.
-
-        Raises:
-            MixedWorkersError: this worker differs from rank zero, or another one does and the world has not begun.
-            ConfigError: the GPUs of the ranks do not fit this strategy.
-        """
+        """Joins this rank to its world, on its own device. Raises MixedWorkersError if a worker differs from rank zero
+        before the world has begun; and ConfigError if the GPUs of the ranks do not fit this strategy."""
         config = self.job.config
         if self.device.type == "cuda":
             torch.cuda.set_device(self.device)
@@ -500,14 +485,13 @@ def make_work(
 def check_sizes(settings: TrainerSettings, source: TaskSource) -> None:
     """Raises ConfigError where validation or test asks for more than the source has, or for too few of several sets."""
     asked = {"val": settings.val_tasks, "test": settings.test_tasks}
-    if isinstance(source, OfSets):
-        least = 2 * len(source.sets)
-        for split, count in asked.items():
-            if count < least:
-                raise ConfigError(
-                    f"trainer.{split}_tasks={count}: must be at least {least}, two tasks of each of the "
-                    f"{len(source.sets)} sets; type trainer.{split}_tasks={least} or more"
-                )
+    least = 2 * len(source.sets) if isinstance(source, OfSets) else 0
+    for split, count in asked.items():
+        if count < least:
+            raise ConfigError(
+                f"trainer.{split}_tasks={count}: must be at least {least}, two tasks of each of the {least // 2} sets; "
+                f"type trainer.{split}_tasks={least} or more"
+            )
     sizes = {split: source.size(split) for split in asked}
     wrong = {split: size for split, size in sizes.items() if size is not None and asked[split] > size}
     if wrong:

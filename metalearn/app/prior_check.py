@@ -75,9 +75,8 @@ def source_of(name: str, settings: Mapping[str, Any], plugins: Sequence[str]) ->
 
 
 def prior(name: str, /, **settings: Any) -> Prior:
-    """A prior of ours by its name, `gp`, `sine` or `table`, as a part of `metalearn.tasks.priors.mixture`. Keys that
-    are not in `settings` have the values of `conf/dataset/`. Raises ConfigError if there is no such prior, or a setting
-    is not allowed."""
+    """A prior of ours by its name, `gp`, `sine` or `table`, as a part of `metalearn.tasks.priors.mixture`; other keys
+    than `settings` are as in `conf/dataset/`. Raises ConfigError for a name or a setting that is not allowed."""
     return source_of(name, settings, []).prior
 
 

@@ -16,7 +16,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from metalearn.errors import ConfigError, DataError, DiskError, RunError, ToStderr, printable
+from metalearn.errors import ConfigError, DataError, DiskError, RunError, ToStderr, first_line, printable
 from metalearn.reporting.provenance import own_version, version_of
 from metalearn.runs.signals import INTERRUPTED, PREEMPTIONS, end_with_parent
 from metalearn.storage.files import comes_from_disk, is_disk_fault, unwritten
@@ -147,18 +147,20 @@ def report_error(error: BaseException, code: int) -> int:
     if not local_rank.isdecimal() or int(local_rank) == 0:
         notes = "".join(f"\n{note}" for note in getattr(error, "__notes__", []))
         log.debug("ended by %s: %s%s", type(error).__name__, error, notes)  # for train.log
-        message = f"error: {printable(f'{error}{notes}')}"
+        print_cause(f"error: {error}{notes}")
     elif code == BAD_CONFIG:
         # torchrun ends all ranks when the first one fails: give rank zero of the host the time to report.
         time.sleep(_OWN_RANK_SECONDS)
         number = os.environ.get("RANK", "?").zfill(len(os.environ.get("WORLD_SIZE", "")))
-        message = f"error: worker{number}: {printable(str(error))}"
-    else:
-        return code
-    with suppress(OSError):  # stderr may be a file on the same full disk
-        print(message, file=sys.stderr)
-    note_cause(message)
+        print_cause(f"error: worker{number}: {error}")
     return code
+
+
+def print_cause(message: str) -> None:
+    """Prints what ends this process to stderr, and notes it for torchrun."""
+    with suppress(OSError):  # stderr may be a file on the same full disk
+        print(printable(message), file=sys.stderr)
+    note_cause(printable(message))
 
 
 def note_cause(message: str) -> None:
@@ -174,7 +176,7 @@ def note_cause(message: str) -> None:
 
 def without_memory(error: Exception) -> str | None:
     """What to report of an error that is a lack of memory; None for another one."""
-    line = str(error).splitlines()[0] if str(error) else type(error).__name__
+    line = first_line(error)
     lacks = isinstance(error, MemoryError) or getattr(error, "errno", None) == errno.ENOMEM
     if not lacks and not any(sign in line for sign in _NO_MEMORY):
         return None
@@ -193,10 +195,10 @@ def reader_has_left() -> bool:
 
 
 def print_all(text: str) -> int:
-    """Prints what a command was asked for; returns the exit code. That its reader has left is no failure, and changes
-    no other code of the command."""
+    """Prints what a command was asked for, with control characters written out; returns the exit code. That its reader
+    has left is no failure, and changes no other code of the command."""
     try:
-        print(text, flush=True)
+        print(printable(text), flush=True)
     except BrokenPipeError:
         if not reader_has_left():
             raise

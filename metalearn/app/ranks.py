@@ -15,10 +15,10 @@ from distributed.launch.isolation import CannotIsolateError
 from distributed.launch.processes import can_share_locks, has_one_thread
 from metalearn.app.job import Job
 from metalearn.app.parts import Parts, check_device
-from metalearn.app.process import OK, exit_code_of_process
+from metalearn.app.process import exit_code_of_process, print_all
 from metalearn.app.run import check_run, look_into_folder
 from metalearn.config.check import computes_elsewhere, on_several_hosts
-from metalearn.errors import ConfigError, RunError, printable
+from metalearn.errors import ConfigError, RunError
 from metalearn.reporting.logging import log_to_terminal
 from metalearn.runs import checkpoint, folder
 from metalearn.runs.folder import FolderState
@@ -37,8 +37,7 @@ def start(rank_main: Callable[[Job], int], parts: Parts) -> int:
     log_to_terminal(logging.INFO if first_host else logging.ERROR)  # rank zero's launcher reports for all hosts
     state, done = look_into_folder(parts) if first_host else (None, None)
     if done is not None and not on_several_hosts(job.config):
-        print(printable(done))
-        return OK
+        return print_all(done)
     check_run(parts, state.snapshot if state else None)
     with _refusals():  # before the run folder is made or changed
         if computes_elsewhere(job.config):

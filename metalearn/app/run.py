@@ -5,7 +5,6 @@ import math
 import os
 import shlex
 import signal
-import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -25,16 +24,7 @@ from metalearn.app.parts import UNKNOWN, Parts, check_unseen, described, seen_in
 from metalearn.config.check import on_several_hosts, started_by_launcher
 from metalearn.config.options import CONF
 from metalearn.config.values import to_container
-from metalearn.errors import (
-    ConfigError,
-    DataError,
-    DiskError,
-    DivergedError,
-    MixedWorkersError,
-    RunError,
-    as_typed,
-    printable,
-)
+from metalearn.errors import ConfigError, DataError, DiskError, DivergedError, MixedWorkersError, RunError, as_typed
 from metalearn.nn.backends import describe
 from metalearn.reporting.loggers import Window
 from metalearn.reporting.logging import detach, log_to_file, log_to_terminal
@@ -67,9 +57,8 @@ log = logging.getLogger("metalearn")
 
 
 def look_into_folder(parts: Parts) -> tuple[folder.FolderState, str | None]:
-    """Inspects the run folder, which stays as it is; returns its state, and the report if nothing is left to do. If the
-    run is complete already, its model is handed out. Raises ConfigError if the run may not go on in this folder; see
-    `inspect`. Or the model cannot be handed out there."""
+    """Inspects the run folder, which stays as it is; returns its state, and the report if nothing is left to do. Hands
+    out the model of a complete run. Raises ConfigError if it cannot, or the run may not go on there; see `inspect`."""
     job = parts.job
     folder.check_copy(job.config.launch.model)
     inspected = folder.inspect(job.run_dir, job.config, parts.start, parts.restored)
@@ -161,7 +150,7 @@ def lead(parts: Parts) -> int:
 
 def _report(parts: Parts, done: str) -> int:
     """Reports a run in which nothing is left to do. Ranks on other hosts, which wait for this one, are let go."""
-    print(printable(done), flush=True)
+    process.print_all(done)
     if on_several_hosts(parts.job.config):
         try:
             strategy = parts.connect()
@@ -237,9 +226,7 @@ def serve_run(parts: Parts) -> int:
     log_to_terminal(logging.ERROR)
     done = folder.report_if_done(job.run_dir, job.config, None)
     if done is not None and not on_several_hosts(job.config):  # where only rank zero may see the run folder
-        if done:
-            print(printable(done))
-        return process.OK
+        return process.print_all(done) if done else process.OK
     check_run(parts, None)
     return serve(parts, lambda strategy: follow(parts, strategy))
 
@@ -262,9 +249,7 @@ def serve(parts: Parts, drive: Callable[[Strategy], object]) -> int:
         log.debug("%s", error)  # rank zero has reported the cause
         return FOLLOWS
     except (RuntimeError, ConnectionError, TimeoutError) as error:
-        message = printable(f"error: {get_world_info().worker_name}: {error}")
-        print(message, file=sys.stderr)
-        process.note_cause(message)
+        process.print_cause(f"error: {get_world_info().worker_name}: {error}")
         return process.FAILED
     return process.OK
 
@@ -287,9 +272,8 @@ def follow(parts: Parts, strategy: Strategy) -> None:
 
 
 def train(parts: Parts, inspected: folder.FolderState, strategy: Strategy, stop: StopSignal) -> int:
-    """Rank zero: trains to the end, or to a stop that was asked for, and writes what became of the run; returns the
-    exit code. Raises RunError for a value that is not finite, a checkpoint that is gone, or a file that cannot be
-    written."""
+    """Rank zero: trains to the end, or to a stop that was asked for, and writes what became of the run; returns the exit
+    code. Raises RunError for a value that is not finite, or a checkpoint or file that cannot be read or written."""
     job, pause = parts.job, parts.job.run_dir / folder.STOP
     trainer = begin(parts, inspected, strategy)
     trainer.stops = Stops(lambda: stop.requested or pause.exists(), stop.interruptible)
@@ -318,16 +302,13 @@ def train(parts: Parts, inspected: folder.FolderState, strategy: Strategy, stop:
     draw(parts, trainer, tested, result)
     folder.write_result(job.run_dir, result)
     hand_out(job)
-    print(printable(folder.run_report(job.run_dir, result)))
-    return process.OK
+    return process.print_all(folder.run_report(job.run_dir, result))
 
 
 def run_by_hydra(task: Callable[[DictConfig], int], whole: DictConfig, run_dir: Path) -> int:
-    """Lets Hydra make the run folder and its `.hydra`, then call `task`; returns the task's exit code.
-
-    This is what `hydra.main` does, but for composing the config, which `whole` is already: to do it again takes half a
-    second, and `hydra.main` cannot name a run by what was typed and differs from the defaults of its experiment.
-    """
+    """Lets Hydra make the run folder and its `.hydra`, then call `task`; returns the task's exit code. `hydra.main`
+    would compose the config again, which `whole` is already: that takes half a second, and it cannot name a run by what
+    was typed and differs from the defaults of its experiment."""
     from hydra import initialize_config_dir
     from hydra._internal.callbacks import Callbacks
     from hydra.core.global_hydra import GlobalHydra

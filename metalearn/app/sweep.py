@@ -92,7 +92,7 @@ def run_sweep(program: Program, overrides: Sequence[str], run_job: RunJob) -> in
         from metalearn.reporting.index import jobs_table  # imports torch, which the jobs have set up
 
         if table := jobs_table(folder, jobs):
-            print(printable(table), flush=True)
+            process.print_all(table)
         return code
     checked = check_trials(program, overrides, sweeper)
     if isinstance(checked, int):

@@ -25,11 +25,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from metalearn.app.process import OK, set_up_process
+from metalearn.app.process import OK, print_all, set_up_process
 from metalearn.cli.arguments import command_parser, names, whole
 from metalearn.cli.export import FORMATS
 from metalearn.cli.fit import ended
-from metalearn.errors import ConfigError, printable
+from metalearn.errors import ConfigError
 from metalearn.storage.files import creating, refuse_used
 
 if TYPE_CHECKING:
@@ -87,7 +87,7 @@ def main(arguments: Sequence[str]) -> int:
     assert isinstance(task, Classification)
     if options.export is not None:
         lines = task.export(options.export, format=options.format or FORMATS[1], key="--export")
-        print(printable("\n".join([*lines, str(options.export)])))
+        print_all("\n".join([*lines, str(options.export)]))
     if out is not None and queries is not None:
         predictions = task.predict(queries.paths)
         with creating("--out", out):
@@ -115,8 +115,7 @@ def read_text(options: argparse.Namespace) -> int:
         raise ConfigError(f"--text={options.text}: has {len(content)} bytes; give a text of two or more")
     begun = learner.adapt(content[:1])
     print(f"{begun.bits(content[1:]):.3f} bits a byte, each before it was learned from ({len(content):,} bytes)")
-    print(printable(f"it might go on: {begun.read(content[1:]).continuation(CONTINUED)!r}"))
-    return OK
+    return print_all(f"it might go on: {begun.read(content[1:]).continuation(CONTINUED)!r}")
 
 
 def report(
@@ -133,7 +132,7 @@ def report(
     if repeated := in_support(queries, support):
         print(f"support pictures among the queries: {repeated}; these say nothing about new pictures")
     if queries.classes is None:
-        print(f"no accuracy: {printable(queries.why)}")
+        print_all(f"no accuracy: {queries.why}")
     else:
         table = results.confusion(predictions, queries.classes, labels)
         results.write_confusion(out / "confusion.csv", table, labels)

@@ -23,7 +23,7 @@ from pathlib import Path
 from metalearn.app.process import OK, exit_code_of_process, print_all, set_up_process
 from metalearn.cli.arguments import command_parser, names, typed, whole
 from metalearn.config.compose import parsed
-from metalearn.errors import ConfigError, printable
+from metalearn.errors import ConfigError
 from metalearn.storage.files import creating
 
 DRAWN = ("emoji", "kanji", "scripts")
@@ -103,7 +103,6 @@ def prior(arguments: Sequence[str]) -> int:
             with creating("--page", options.page):
                 options.page.write_text(page_of(name, checked, typed("prior", arguments)), encoding="ascii")
             lines.append(f"{options.page}: pictures of the tasks")
-        print_all(printable("\n".join(lines)))
-        return OK
+        return print_all("\n".join(lines))
 
     return exit_code_of_process(check)

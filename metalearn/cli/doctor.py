@@ -64,7 +64,7 @@ def main(arguments: Sequence[str], program: Program | None = None) -> int:
             f"{worker['threads']} threads of {worker['cores']} cores, {gpus}"
         )
     lines += [report.listening, "all is well" if report.ok else "something is wrong"]
-    code = print_all(printable("\n".join(lines)))  # hosts, devices and errors have names from elsewhere
+    code = print_all("\n".join(lines))
     return code if report.ok else 1
 
 

@@ -23,10 +23,10 @@ Exit codes: 0 done; 2 nothing that can be published.
 from collections.abc import Sequence
 from pathlib import Path
 
-from metalearn.app.process import OK, set_up_process
+from metalearn.app.process import print_all, set_up_process
 from metalearn.cli.arguments import command_parser, names
 from metalearn.cli.fit import ended
-from metalearn.errors import ConfigError, printable
+from metalearn.errors import ConfigError
 from metalearn.saved.form import kind_of
 
 FORMATS = ("folder", "onnx", "torch-export")
@@ -92,5 +92,4 @@ def main(arguments: Sequence[str]) -> int:
 
         classifier = PictureClassifier.load(options.run, weights=options.weights, key="RUN")
         lines = classifier.export(out, format=options.format or "folder", licence=licence, key="--out")
-    print(printable("\n".join([*lines, str(out)])))
-    return OK
+    return print_all("\n".join([*lines, str(out)]))

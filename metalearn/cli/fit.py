@@ -25,7 +25,7 @@ import numpy as np
 
 from metalearn.app import process
 from metalearn.cli.arguments import command_parser, names, similarity, typed, whole
-from metalearn.errors import ConfigError, install, log, log_to_stderr, nearest, printable
+from metalearn.errors import ConfigError, install, log, log_to_stderr, nearest
 from metalearn.storage.files import refuse_used
 
 if TYPE_CHECKING:
@@ -97,8 +97,7 @@ def main(arguments: Sequence[str]) -> int:
     print(f"{len(set(collected.labels))} classes, {len(collected.pictures)} pictures", flush=True)
     classifier.fit_collected(collected)
     classifier.save(options.out, command=typed("fit", arguments))
-    print(printable("\n".join([*summary(classifier), f"all in {options.out}; open report.html there"])))
-    return process.OK
+    return process.print_all("\n".join([*summary(classifier), f"all in {options.out}; open report.html there"]))
 
 
 @ended
@@ -119,8 +118,7 @@ def add(arguments: Sequence[str]) -> int:
     classifier.add(collected).save(options.classifier, replace=True, command=typed("add", arguments))
     new = classifier.pictures - before
     print(f"{new} new pictures, {len(collected.pictures) - new} that it had; {len(classifier.classes_)} classes")
-    print(printable("\n".join(summary(classifier))))
-    return process.OK
+    return process.print_all("\n".join(summary(classifier)))
 
 
 @ended
@@ -134,8 +132,7 @@ def remove(arguments: Sequence[str]) -> int:
     options = parser.parse_args(arguments)
     classifier = loaded(options).remove(options.classes)
     classifier.save(options.classifier, replace=True, command=typed("remove", arguments))
-    print(printable("\n".join([f"{len(classifier.classes_)} classes", *summary(classifier)])))
-    return process.OK
+    return process.print_all("\n".join([f"{len(classifier.classes_)} classes", *summary(classifier)]))
 
 
 # Tables
@@ -185,7 +182,7 @@ def fit_table(options: argparse.Namespace) -> int:
     lines = [f"{len(y)} rows, {x.shape[1]} columns", *cross_validated(model, x, y, options.folds)]
     if without.any():
         lines.append(f"{without.sum()} rows without {target} are left out; metalearn predict answers for such rows")
-    return process.print_all(printable("\n".join([*lines, f"all in {options.out}"])))
+    return process.print_all("\n".join([*lines, f"all in {options.out}"]))
 
 
 def cross_validated(model: Any, x: Any, y: Any, folds: int) -> list[str]:

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 from metalearn.app.process import FAILED, OK, print_all, set_up_process
 from metalearn.cli.arguments import names
 from metalearn.cli.fit import TABLES, add_threshold, classifier_parser, ended, loaded, read_table
-from metalearn.errors import ConfigError, log, log_to_stderr, printable
+from metalearn.errors import ConfigError, log, log_to_stderr
 from metalearn.saved.form import kind_of
 from metalearn.storage.files import creating, write_atomically
 
@@ -68,7 +68,7 @@ def main(arguments: Sequence[str]) -> int:
     if line := classifier.too_good(features):
         log.warning("PICTURES: %s", line)
     if out is None:
-        code = print_all(printable(table(files, answers, labels)))
+        code = print_all(table(files, answers, labels))
     else:
         text = io.StringIO(newline="")
         if out.suffix == ".csv":
@@ -83,9 +83,9 @@ def main(arguments: Sequence[str]) -> int:
                 row = {"file": name, "label": answer.label, "probability": round(answer.probability, 6)}
                 text.write(json.dumps(row | {"probabilities": by_class}) + "\n")
         write_atomically(out, text.getvalue())
-        code = print_all(printable(f"{len(files)} pictures: {out}"))
+        code = print_all(f"{len(files)} pictures: {out}")
     if asked and None not in asked:
-        print(printable("\n".join(accuracy(asked, answers, labels))))
+        print_all("\n".join(accuracy(asked, answers, labels)))
     if broken := len(paths) - len(files):
         log.warning("%d of %d pictures could not be read", broken, len(paths))
     return code or (FAILED if broken else OK)
@@ -119,10 +119,10 @@ def predict_table(options: argparse.Namespace) -> int:
         answers = pd.DataFrame(model.predict_quantiles(x, LEVELS), columns=[f"quantile {level:g}" for level in LEVELS])
         answers.insert(0, "mean", model.predict(x))
     if out is None:
-        return print_all(printable(answers.to_string(float_format="{:.4g}".format)))
+        return print_all(answers.to_string(float_format="{:.4g}".format))
     with creating("--out", out):
         answers.to_csv(out, index=False) if out.suffix == ".csv" else answers.to_parquet(out, index=False)
-    return print_all(printable(f"{len(answers)} rows: {out}"))
+    return print_all(f"{len(answers)} rows: {out}")
 
 
 def check_answers(out: Path | None, suffixes: Sequence[str]) -> None:
@@ -134,8 +134,7 @@ def check_answers(out: Path | None, suffixes: Sequence[str]) -> None:
 
 def files_in(paths: Sequence[Path], labels: list[str]) -> Iterator[tuple[Path, str | None]]:
     """The files, and the pictures below the folders, in the order of their names; each with the class that its folder
-    is named by, if all of that argument are. Raises ValueError for a path that is not there, or a folder without
-    pictures."""
+    is named by, if all of that argument are. Raises ValueError for a path without pictures."""
     from metalearn.api.pictures import queries_in
 
     for path in paths:

@@ -1,17 +1,15 @@
 """Several runs side by side: in one plot, or in a table."""
 
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from metalearn.app.process import BAD_CONFIG, FAILED, print_all, report_error
 from metalearn.cli.arguments import command_parser
-from metalearn.errors import RunError, printable
+from metalearn.errors import RunError
 from metalearn.reporting.index import INDEX, text_columns, write_index
 from metalearn.reporting.plots import comparison, curve_of
 from metalearn.runs.metrics import METRIC_NAMES, TESTS, difference, read_table, shown
 from metalearn.storage.files import creating, is_folder
-
-OK, FAILED, BAD_USAGE = 0, 1, 2
 
 
 def compare(arguments: Sequence[str]) -> int:
@@ -41,16 +39,11 @@ def compare(arguments: Sequence[str]) -> int:
             drawn = comparison(curves, options.output)
         table = tests_side_by_side(named)
     except (OSError, ValueError) as error:
-        print(printable(f"error: {error}"), file=sys.stderr)
-        return BAD_USAGE
+        return report_error(error, BAD_CONFIG)
     for curve in curves:
         if curve.seconds is None:
-            print(
-                f"{printable(curve.name)}: its metrics.jsonl has no elapsed_seconds, so it is drawn against steps only"
-            )
-    print(printable("\n".join(table)))
-    print(drawn)
-    return OK
+            print_all(f"{curve.name}: its metrics.jsonl has no elapsed_seconds, so it is drawn against steps only")
+    return print_all("\n".join([*table, str(drawn)]))
 
 
 def named_run(run: str) -> tuple[str, Path]:
@@ -98,7 +91,5 @@ def index(arguments: Sequence[str]) -> int:
     try:
         runs = write_index(folder)
     except (FileNotFoundError, RunError) as error:
-        print(printable(f"error: {error}"), file=sys.stderr)
-        return BAD_USAGE if isinstance(error, FileNotFoundError) else FAILED
-    print(printable(f"{runs} runs: {folder / INDEX}"))
-    return OK
+        return report_error(error, BAD_CONFIG if isinstance(error, FileNotFoundError) else FAILED)
+    return print_all(f"{runs} runs: {folder / INDEX}")

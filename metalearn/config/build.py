@@ -134,9 +134,8 @@ def _factory(group: str, target: str, plugins: Sequence[str]) -> Callable[..., A
 
 
 def _beside_each_other(config: DictConfig, group: str, name: str, values: Mapping[str, Any]) -> dict[str, Any]:
-    """The objects of the options that are listed under a key of a group. They have the group's keys, where they take
-    them, and for the others the defaults of their options. Raises ConfigError if there is no list of different options;
-    or as `build`."""
+    """The objects of the options that are listed under a key of a group: with the group's keys, where they take them,
+    else the defaults of their options. Raises ConfigError if there is no list of different options; or as `build`."""
     options = values[name]
     key = f"{group}.{name}={options}"
     if not isinstance(options, list) or not 2 <= len(set(options)) == len(options) or "several" in options:

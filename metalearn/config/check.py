@@ -113,12 +113,9 @@ def _check_ray(launch: DictConfig) -> None:
         raise ConfigError("launch=ray: the package ray is not installed; type pip install ray, or pip install '.[ray]'")
 
 
+# Environment variables that torchrun sets for a rank, and those of them that need each other
 RANK_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_PORT", "MASTER_ADDR")
-"""Environment variables that torchrun sets for a rank."""
-
-_TOGETHER = {
-    "RANK": "WORLD_SIZE", "WORLD_SIZE": "RANK", "MASTER_ADDR": "MASTER_PORT", "MASTER_PORT": "MASTER_ADDR",
-}  # fmt: skip
+_TOGETHER = {"RANK": "WORLD_SIZE", "WORLD_SIZE": "RANK", "MASTER_ADDR": "MASTER_PORT", "MASTER_PORT": "MASTER_ADDR"}
 
 
 def check_rank_variables() -> None:
@@ -275,9 +272,8 @@ def on_several_hosts(config: DictConfig) -> bool:
 
 
 def check_network(config: DictConfig) -> None:
-    """Checks the network interface of the workers, and whether they can be isolated. Raises ConfigError if this host
-    does not have the interface; there are several hosts, and the config names none; torchrun has started workers that
-    must be isolated; or a rank does not know where the others are."""
+    """Checks the network interface of the workers, and whether they can be isolated. Raises ConfigError for one that
+    this host does not have, or that several hosts need; and if a rank cannot be isolated, or find the others."""
     if config.launch.isolate is True and started_as_rank() and not started_by_launcher():
         raise ConfigError(
             "launch.isolate=true: torchrun has started this process in the host's network. Type\n"

@@ -18,16 +18,11 @@ from metalearn.errors import ConfigError
 from metalearn.saved.form import MANIFEST, USES, kind_of
 from metalearn.storage.files import is_folder
 
-OF_THE_MACHINE = ("strategy", "partitioner", "launch")
-"""Groups that get their defaults: an evaluation may run on another machine than the training."""
-
-STARTS = ("resume", "resume_changes", "pause_after", "init_from", "init_strict")
-"""Keys that say where a run starts and pauses."""
-
+STARTS = ("resume", "resume_changes", "pause_after", "init_from", "init_strict")  # where a run starts and pauses
 TRUST = ("plugins", "seen_classes")  # keys of an evaluation that only its command line may set
-
+OF_THE_MACHINE = ("strategy", "partitioner", "launch")
 OF_TRAINING = ("optimizer", "reducer", "logger", "checkpoint", "run", "experiment", "hydra", *STARTS)
-"""Groups and keys without effect on an evaluation. They get their defaults."""
+"""Groups and keys that get their defaults: an evaluation may run on another machine, and the others have no effect."""
 
 LINKS = {
     "dataset.seed": "seed",
@@ -38,10 +33,7 @@ LINKS = {
 """Keys that follow other keys. A checkpoint has their values as numbers, which do not follow."""
 
 NETWORK = "model.network"  # the key below which a checkpoint may name a network that is not ours
-
-OWN = "own-object"
-"""The key of a part that was an object of a program: its name. No factory can have a parameter of this name."""
-
+OWN = "own-object"  # the key of a part that was an object of a program; no factory can have such a parameter
 OUTPUTS = ("ways", "outputs")  # keys of models that say how many outputs there are
 DATA = "data"  # dataset.root where `METALEARN_DATA` is not set, as in `conf/dataset/`
 
@@ -106,13 +98,9 @@ def changed_config(
     saved: object, overrides: Sequence[str], aliases: Mapping[str, str], objects: Collection[str] = ()
 ) -> DictConfig:
     """The config of a checkpoint of any origin, the `saved` one in its meta.json, changed by overrides. Foreign code
-    runs only if an override names it. Raises ConfigError if a key or a choice does not exist or has no effect on an
-    evaluation, or a value cannot be read; or the saved config is refused.
-
-    Args:
-        overrides: `GROUP=OPTION` and `KEY=VALUE`; KEY may be one of the `aliases`, short names of keys.
-        objects: groups that the caller has objects for.
-    """
+    runs only if an override names it. Its KEY may be one of the `aliases`, short names of keys; the caller has
+    `objects` for these groups. Raises ConfigError if a key or a choice does not exist or has no effect on an
+    evaluation, or a value cannot be read; or the saved config is refused."""
     plain = check_saved(saved)
     for name in [name for name in ("algorithm", "model", "dataset") if name not in objects]:
         group = plain.get(name)
