@@ -11,7 +11,6 @@ from omegaconf import DictConfig, OmegaConf, read_write
 
 from metalearn.config.check import check_network, check_top_level, computes_elsewhere, started_as_rank, world_size
 
-MODULE = "metalearn"
 ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -32,7 +31,7 @@ def installed(command: str = "train") -> Program:
     """A sub-command of the installed command `metalearn`, as a module. It looks for modules in the folder where it is
     started only if this process does."""
     place = () if sys.path[0] == str(Path.cwd()) else ("-P",)
-    return Program((*place, "-m", MODULE, command), f"-m {MODULE} {command}")
+    return Program((*place, "-m", "metalearn", command), f"-m metalearn {command}")
 
 
 class Job(NamedTuple):

@@ -57,7 +57,7 @@ class PriorFigures(NamedTuple):
 def source_of(name: str, settings: Mapping[str, Any], plugins: Sequence[str]) -> PriorTasks:
     """The tasks of a prior by its name: `gp` or `gp_prior` is that option of the group dataset, any other one a module.
     Where no setting says how many classes the tasks of a module have, the shapes that it draws do. Raises ConfigError
-    if there is no such prior, or a setting is not allowed."""
+    for a name or a setting that is not allowed."""
     options = groups()["dataset"]
     option = next((key for key in (f"{name}_prior", name) if key in options), None)
     if option is None:
@@ -174,10 +174,8 @@ def in_lines(name: str, figures: PriorFigures) -> list[str]:
     if figures.scores:
         means = [f"{learner} {np.mean(figures.scores[learner]):.3f}" for learner in LEARNERS]
         lines.append(f"mean {figures.measure}: {', '.join(means)}, chance {figures.chance:g}")
-        lines.append(
-            f"not learned: {figures.useless:.0%} of the tasks "
-            f"({figures.measure} below {USELESS[figures.measure]:g}, by the better of both)"
-        )
+        below = f"{figures.measure} below {USELESS[figures.measure]:g}, by the better of both"
+        lines.append(f"not learned: {figures.useless:.0%} of the tasks ({below})")
     if figures.constant:
         lines.append(f"constant targets: {figures.constant} of {figures.tasks} tasks")
     lines.append(f"{figures.per_second:,.0f} tasks are drawn in a second of one core")

@@ -207,8 +207,6 @@ def print_all(text: str) -> int:
 
 def versions() -> str:
     """This program's version, and those of torch and hydra-core if they are installed."""
-    packages = [f"metalearn {own_version() or '(a checkout that is not installed)'}"]
-    for name in ("torch", "hydra-core"):
-        version = version_of(name)
-        packages.append(f"{name} {version}" if version else f"no {name}")
-    return ", ".join(packages)
+    others = {name: version_of(name) for name in ("torch", "hydra-core")}
+    packages = [f"{name} {version}" if version else f"no {name}" for name, version in others.items()]
+    return ", ".join([f"metalearn {own_version() or '(a checkout that is not installed)'}", *packages])

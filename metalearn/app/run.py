@@ -272,7 +272,7 @@ def follow(parts: Parts, strategy: Strategy) -> None:
 
 
 def train(parts: Parts, inspected: folder.FolderState, strategy: Strategy, stop: StopSignal) -> int:
-    """Rank zero: trains to the end, or to a stop that was asked for, and writes what became of the run; returns the exit
+    """Rank zero: trains to the end or a stop that was asked for, and writes what became of the run; returns the exit
     code. Raises RunError for a value that is not finite, or a checkpoint or file that cannot be read or written."""
     job, pause = parts.job, parts.job.run_dir / folder.STOP
     trainer = begin(parts, inspected, strategy)

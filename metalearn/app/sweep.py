@@ -9,10 +9,10 @@ import sys
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from hydra.core.hydra_config import HydraConfig
 from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 
@@ -24,6 +24,7 @@ from metalearn.config.compose import PROVIDER, compose_config, compose_sweeper, 
 from metalearn.config.options import CONF, groups, search_flags
 from metalearn.config.values import AUTO, FREE_KEYS, SEARCHED, experiment_of, quoted, run_name
 from metalearn.errors import ConfigError, DataError, as_typed, printable
+from metalearn.reporting.provenance import version_of
 from metalearn.runs.signals import STOPPED
 from metalearn.storage.files import is_disk_fault, read_json, unwritten
 
@@ -31,15 +32,13 @@ if TYPE_CHECKING:  # a grid of Hydra's own needs no sweeper of ours
     from hydra_async_sweeper.space import SweepPlan
 
 ROOT = Path(__file__).resolve().parents[2]
-
 OURS = "hydra_plugins.async_sweeper."  # where the sweepers are that search
 
-LAUNCHERS = {
+LAUNCHERS = {  # of other packages, and what to install for them
     "joblib": "hydra-joblib-launcher",
     "submitit_local": "hydra-submitit-launcher",
     "submitit_slurm": "hydra-submitit-launcher",
 }
-"""Launchers of other packages, and what to install for them."""
 
 _DECIDING = ("trainer.steps", "trainer.patience", "pause_after", "resume", "resume_changes", "dataset.root")
 """Keys that may differ when a run goes on, but not among the trials of a sweep, which are compared."""
@@ -74,7 +73,7 @@ def run_sweep(program: Program, overrides: Sequence[str], run_job: RunJob) -> in
     try:
         sweeper, folder = compose_sweeper(overrides)
     except ConfigError as error:
-        if _has_plugin("async_sweeper"):
+        if version_of("hydra-async-sweeper"):
             raise
         raise ConfigError(
             f"{error}\nThe sweepers async and pbt are of the package hydra-async-sweeper, which is not installed; type "
@@ -154,21 +153,13 @@ def _check_launcher(overrides: Sequence[str]) -> None:
     """Raises ConfigError if the launcher of the jobs is not installed, or this host is no part of its cluster."""
     name = next((text.partition("=")[2] for text in overrides if text.startswith("hydra/launcher=")), "")
     package = LAUNCHERS.get(name)
-    if package is not None and not _has_plugin(package.replace("-", "_")):
+    if package is not None and version_of(package) is None:
         raise ConfigError(f"hydra/launcher={name}: is not installed; type pip install {package}")
     if name == "submitit_slurm" and shutil.which("srun") is None:
         raise ConfigError(
             "hydra/launcher=submitit_slurm: this host has no srun, so it is in no Slurm cluster; type the command "
             "on a host of the cluster, or hydra/launcher=submitit_local for jobs on this one"
         )
-
-
-def _has_plugin(name: str) -> bool:
-    """Whether Hydra finds this plugin."""
-    try:
-        return find_spec(f"hydra_plugins.{name}") is not None
-    except ModuleNotFoundError:  # there is no plugin at all
-        return False
 
 
 def segment(steps: int, round_: int, rounds: int, parent: Path | None, keys: Sequence[str]) -> list[str]:
@@ -184,8 +175,6 @@ def segment(steps: int, round_: int, rounds: int, parent: Path | None, keys: Seq
 
 def job_of(config: DictConfig, program: Program) -> Job:
     """The job of a multirun that Hydra has made this config and folder for. It draws only if told to."""
-    from hydra.core.hydra_config import HydraConfig
-
     hydra = HydraConfig.get()
     folder = Path(hydra.runtime.output_dir)
     flags = [f"--config-dir={place.path}" for place in hydra.runtime.config_sources if place.provider == PROVIDER]
@@ -204,15 +193,8 @@ def job_of(config: DictConfig, program: Program) -> Job:
 
 def trial(config: DictConfig, program: Program, run_job: RunJob) -> dict[str, Any]:
     """Runs one trial; what became of it: `status`, `exit` (code), `error`, and the fields of its result.json."""
-    folder = Path()
-
-    def run() -> int:
-        nonlocal folder
-        job = job_of(config, program)
-        folder = job.run_dir
-        return run_job(job)
-
-    code, error = process.ending_of(run)
+    folder = Path(HydraConfig.get().runtime.output_dir)
+    code, error = process.ending_of(lambda: run_job(job_of(config, program)))
     result = read_json(folder / "result.json") if code in (OK, FAILED, DIVERGED) else {}
     if not error and code in (FAILED, DIVERGED):
         error = reason_in(folder / "train.log")
@@ -337,16 +319,15 @@ def _check(program: Program, plan: "SweepPlan", others: Sequence[str], sweeper: 
 
 
 def _check_rounds(plan: "SweepPlan", config: DictConfig, rounds: int, steps: int) -> None:
-    ends = [key for key in ("trainer.patience", "pause_after") if OmegaConf.select(config, key) is not None]
-    if ends:
-        value = OmegaConf.select(config, ends[0])
-        raise ConfigError(f"{ends[0]}={value}: ends a member before its round; type {ends[0]}=null")
-    fixed = [key for key in plan.space if key in ("trainer.steps", "seed") or key in FREE_KEYS]
-    if fixed:
-        raise ConfigError(f"{fixed[0]}: all members of hydra/sweeper=pbt share it; type one value")
+    for key in ("trainer.patience", "pause_after"):
+        if (value := OmegaConf.select(config, key)) is not None:
+            raise ConfigError(f"{key}={value}: ends a member before its round; type {key}=null")
+    for key in plan.space:
+        if key in ("trainer.steps", "seed", *FREE_KEYS):
+            raise ConfigError(f"{key}: all members of hydra/sweeper=pbt share it; type one value")
     if steps < rounds:
-        raise ConfigError(f"hydra.sweeper.rounds={rounds}: trainer.steps={steps} has not one step for each; type "
-                          f"hydra.sweeper.rounds={max(steps, 1)} or fewer")  # fmt: skip
+        advice = f"type hydra.sweeper.rounds={max(steps, 1)} or fewer"
+        raise ConfigError(f"hydra.sweeper.rounds={rounds}: trainer.steps={steps} has not one step for each; {advice}")
 
 
 def _check_objective(objective: Any, metric: str, in_rounds: bool, pruner: str) -> None:

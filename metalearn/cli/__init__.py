@@ -47,12 +47,12 @@ def run(command: str, arguments: Sequence[str], started: Path | None = None) -> 
         if "--version" in arguments:  # of any command
             return process.print_all(process.versions())
         main = importlib.import_module(command).main
-        program: tuple[object, ...] = ()
-        if started is not None:
+        if started is None:
+            code = main(arguments)
+        else:
             from metalearn.app.job import script  # imports Hydra, which not every command needs
 
-            program = (script(started),)
-        code = main(arguments, *program)
+            code = main(arguments, script(started))
         sys.stdout.flush()
     except BrokenPipeError:
         if not process.reader_has_left():

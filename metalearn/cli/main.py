@@ -108,11 +108,10 @@ def complete(arguments: Sequence[str]) -> int:
 
 def overview() -> str:
     """What `metalearn --help` prints."""
-    lines = [f"usage: {typed_program('COMMAND')} …, or {typed_program('KEY=VALUE')} … to train", ""]
+    lines = [f"usage: {typed_program('COMMAND')} …, or {typed_program('KEY=VALUE')} … to train\n"]
     lines += [f"  {name:10} {summary}" for name, summary in COMMANDS.items()]
     lines += [
-        "",
-        f"{typed_program('COMMAND --help'):40} explains a command",
+        f"\n{typed_program('COMMAND --help'):40} explains a command",
         f"{typed_program('help algorithm'):40} a config group: its options and their keys",
         f"{typed_program('help trainer.steps'):40} a key, or all keys that begin so",
         f"{typed_program('help train'):40} all groups, options and keys",

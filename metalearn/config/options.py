@@ -22,11 +22,8 @@ from metalearn.config.values import keys_of
 from metalearn.errors import ConfigError, nearest, typed_program
 
 _PACKAGE = Path(__file__).resolve().parents[1]
-
+# The folder of our yamls: inside the package where it is installed, beside it in a checkout
 CONF = _PACKAGE / "conf" if (_PACKAGE / "conf").is_dir() else _PACKAGE.parent / "conf"
-"""The folder of our yamls: inside the package where it is installed, beside it in a checkout."""
-
-NO_GROUPS = ("reproduce",)  # folders of `conf` that are not config groups
 own_folders: list[Path] = []  # the folder of the user's own yamls, if `search` got one
 
 
@@ -52,7 +49,7 @@ def search_flags() -> list[str]:
 
 def groups() -> dict[str, list[str]]:
     """Every config group with its options."""
-    folders = {folder.name for folder in CONF.iterdir() if folder.is_dir()} - {*NO_GROUPS}
+    folders = {folder.name for folder in CONF.iterdir() if folder.is_dir()} - {"reproduce"}  # which is no group
     names = sorted(folders | tables(CONF).keys())
     added = {name: [file.stem for place in own_folders for file in (place / name).glob("*.yaml")] for name in names}
     return {name: sorted([*shipped_names(name), *added[name]]) for name in names}
@@ -84,9 +81,8 @@ def shipped(group: str) -> dict[str, DictConfig]:
 
 def text_of(group: str, option: str) -> str:
     """The yaml of an option."""
-    table = tables(CONF).get(group, {})
-    if option in table:
-        return table[option]
+    if option in tables(CONF).get(group, {}):
+        return tables(CONF)[group][option]
     files = (place / group / f"{option}.yaml" for place in (CONF, *own_folders))
     return next(file for file in files if file.exists()).read_text(encoding="utf-8")
 
@@ -198,8 +194,7 @@ def as_named(part: str | Named) -> Named:
 
 def plain_config(parts: Mapping[str, Named | Mapping[str, Any]], keys: Mapping[str, Any]) -> DictConfig:
     """The config that has these parts, and the default options of all other groups. A part is an option of its group,
-    or keys that options of other groups take values from; `keys` belong to no group. Raises ConfigError if there is no
-    such option."""
+    or keys that other groups take values from; `keys` belong to no group. Raises ConfigError for an unknown option."""
     config = _from_yaml((CONF / "config.yaml").read_text(encoding="utf-8"))
     del config["hydra"]
     for entry in config.pop("defaults"):
@@ -246,31 +241,27 @@ def short_help() -> str:
     """What `metalearn train --help` prints: how to type it, the groups with their options, and the most used keys."""
     program, explain = typed_program(), typed_program("help")
     lines = [
-        f"usage: {program} [GROUP=OPTION …] [KEY=VALUE …]",
-        "",
-        "Trains meta-learners. Everything is chosen by config.",
-        "",
+        f"usage: {program} [GROUP=OPTION …] [KEY=VALUE …]\n",
+        "Trains meta-learners. Everything is chosen by config.\n",
         f"  {program} experiment=maml_glyphs            MAML on drawn characters, the default: about a minute",
         f"  {program} experiment=maml_omniglot workers=2",
         f"  {program} --multirun algorithm.inner_lr=0.1,0.4",
         f"  torchrun --nproc_per_node=2 {'train.py' if program == 'python train.py' else '-m metalearn train'}"
-        " experiment=maml_omniglot",
-        "",
+        " experiment=maml_omniglot\n",
         "Groups and their options:",
     ]
     for group, options in groups().items():
         lines += textwrap.wrap(", ".join(options), 118, initial_indent=f"  {group:12}", subsequent_indent=" " * 14)
     of_defaults = {PROGRAM, "trainer=default", "optimizer=adam", "algorithm=maml", "dataset=glyphs", "launch=default"}
     keys = {key.name: key.meaning for owner, several in owners() if owner in of_defaults for key in several}
-    lines += ["", "The most used keys:"]
+    lines.append("\nThe most used keys:")
     lines += [f"  {name:24} {textwrap.shorten(keys[name], 92, placeholder=' …')}" for name in MOST_USED]
-    more = {
-        f"{explain} algorithm": "a group: its options and their keys",
-        f"{explain} trainer.steps": "a key, or all keys that begin so",
-        f"{explain} train": "all groups, options and keys",
-        f"{program} --hydra-help": "Hydra's own flags: --multirun, --cfg job, …",
-    }
-    lines += ["", *(f"{typed:40} {meaning}" for typed, meaning in more.items())]
+    lines += [
+        f"\n{explain + ' algorithm':40} a group: its options and their keys",
+        f"{explain + ' trainer.steps':40} a key, or all keys that begin so",
+        f"{explain + ' train':40} all groups, options and keys",
+        f"{program + ' --hydra-help':40} Hydra's own flags: --multirun, --cfg job, …",
+    ]
     return "\n".join(lines)
 
 
