@@ -43,8 +43,7 @@ class Member(NamedTuple):
 
 
 class Request(NamedTuple):
-    """What to evaluate: the checkpoint, or a published model; the others of an ensemble; the split, `val` or `test`;
-    changes of the config of the first; and the output folder."""
+    """What to evaluate: a checkpoint, others of an ensemble, the split, changes of the config, the output folder."""
 
     checkpoint: Path
     ensemble: list[Path]
@@ -79,8 +78,7 @@ def evaluate_checkpoint(request: Request, program: Program, arguments: Sequence[
 
 
 def evaluate_members(request: Request, members: Sequence[Member], notes: Sequence[str], job: Job) -> int:
-    """The evaluation of checkpoints that are read already, as its launcher or as one of its ranks; returns the exit
-    code. A rank that is a fork begins here."""
+    """Evaluates what is read already, as launcher or rank; returns the exit code. A rank that is a fork begins here."""
     parts = assemble(job)
     fitting = [params_for(parts, member) for member in members]
     params = fitting[0]
@@ -185,10 +183,8 @@ def lead(
         what = f"mean of {len(evaluated)} checkpoints" if request.ensemble else f"step {evaluated[0]['step']}"
         print(f"{split} {evaluation_report(figures)}")
         return print_all(f"{what}, {seconds:.1f} s, {job.workers} workers; all in {output}")
-    except MixedWorkersError as error:
-        return report_error(error, BAD_CONFIG)
     except (ConfigError, DataError, RunError, OSError) as error:  # ConnectionError and TimeoutError are OSErrors
-        return report_error(error, FAILED)
+        return report_error(error, BAD_CONFIG if isinstance(error, MixedWorkersError) else FAILED)
 
 
 def values_of(parts: Parts, strategy: Strategy, params: Params, split: str, *, shown: bool = False) -> Metrics:

@@ -49,8 +49,7 @@ class Job(NamedTuple):
     in_sweep: bool = False
 
     def changed(self, **values: Any) -> "Job":
-        """The same run with other values of some top-level keys: in its config, in what Hydra records of it, and in
-        the arguments that repeat it."""
+        """The same run with other values of top-level keys, also in Hydra's record and in the arguments."""
         typed = [f"{key}={value}" for key, value in values.items()]
         config, whole = self.config.copy(), self.whole and self.whole.copy()
         for node in filter(None, (config, whole)):
@@ -83,8 +82,7 @@ def to_job(
     config: DictConfig, run_dir: Path, experiment: str, whole: DictConfig | None, program: Program,
     arguments: Sequence[str],
 ) -> Job:  # fmt: skip
-    """The job that a composed config asks for; `program` is what was started. Raises ConfigError for a value that is
-    not allowed, of a key that belongs to no component."""
+    """The job that a composed config asks for. Raises ConfigError for a value of a key of no component."""
     check_top_level(config)
     workers = world_size(config, " ".join([program.name, *arguments]))
     check_network(config)

@@ -145,8 +145,7 @@ def described(name: str) -> dict[str, Any]:
 
 @functools.cache
 def code_digest(plugins: Sequence[str] = ()) -> str:
-    """A digest of the sources of this program and of the plugins, as they are at the first call. Line endings do not
-    count."""
+    """A digest of the sources of this program and of plugins at the first call; line endings do not count."""
     digest = hashlib.sha256()
     for name in ("distributed", "metalearn", *plugins):
         folders = getattr(sys.modules[name], "__path__", None)  # of a package
@@ -171,8 +170,7 @@ def _processor() -> str:
 
 
 def seen_in(source: TaskSource, steps: int) -> Seen:
-    """Classes seen when training on `source`; not complete if it has classes and does not name them. Without steps, a
-    training only validates."""
+    """Classes seen when training on `source`; complete if it names them. Without steps, it only validates."""
     train, val = (identities_of(source, split) for split in ("train", "val"))
     complete = train is not None or not steps or source.classes("train") is None
     drawers = frozenset(drawers_of(source, "train")) if steps else frozenset()
@@ -186,7 +184,8 @@ def check_unseen(seen: Seen, source: TaskSource, split: str, choice: str) -> dic
     shown. Raises ConfigError if some classes have been seen, and the `choice` is `refuse`."""
     if split == "train" or source.unit(split) == "samples":
         return {}
-    drawers = seen_drawers(seen, source, split)
+    held = drawers_of(source, split) if split == "test" else {}
+    drawers = sorted(name for key, name in held.items() if key in seen.drawers)
     shown: dict[str, Any] = {SEEN_DRAWERS: drawers} if drawers else {}
     identities = identities_of(source, split)
     if identities is None:
@@ -205,15 +204,8 @@ def check_unseen(seen: Seen, source: TaskSource, split: str, choice: str) -> dic
     return shown
 
 
-def seen_drawers(seen: Seen, source: TaskSource, split: str) -> list[str]:
-    """The names of the drawers whom a test holds back, and whose pictures the training has shown."""
-    held = drawers_of(source, split) if split == "test" else {}
-    return sorted(name for key, name in held.items() if key in seen.drawers)
-
-
 def warn_of_seen_drawers(counted: Mapping[str, Any]) -> None:
-    """Says so if `check_unseen` has found any. Nothing is refused: with the same test, they show what unseen drawers
-    cost."""
+    """Says so if `check_unseen` has found any: with the same test, they show what unseen drawers cost."""
     if names := counted.get(SEEN_DRAWERS):
         log.warning(
             "dataset.held_drawers: the training has shown pictures by %s, so this test is none of unseen drawers; "
@@ -392,8 +384,7 @@ def with_outputs(source: TaskSource, config: DictConfig, recorded: DictConfig | 
 
 
 def chosen_loss(loss: object, source: TaskSource) -> Loss | None:
-    """The loss of the tasks of a source: None is `loss=auto`, and a function is one of the user's own. Raises
-    ConfigError if it is something else."""
+    """The loss of tasks: None is `loss=auto`, a function is one of the user's own. Raises ConfigError otherwise."""
     if loss is None or isinstance(loss, Loss):
         return loss
     if not callable(loss):

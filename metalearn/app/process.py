@@ -71,8 +71,7 @@ def set_up_process(threads: int) -> None:
 
 @contextmanager
 def importing() -> Iterator[None]:
-    """Halts the garbage collector while modules are imported. What they make stays; without this, it is searched again
-    and again."""
+    """Halts the garbage collector while modules are imported: it would search what stays again and again."""
     gc.disable()
     try:
         yield

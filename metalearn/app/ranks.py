@@ -30,8 +30,7 @@ log = logging.getLogger("metalearn")
 
 
 def start(rank_main: Callable[[Job], int], parts: Parts) -> int:
-    """The launcher: checks the run, then has each rank of this host run `rank_main` with the job, and waits; returns
-    the exit code."""
+    """The launcher: checks the run, has each rank of this host run `rank_main`, and waits; returns the exit code."""
     job = parts.job
     first_host = job.config.launch.node_rank == 0
     log_to_terminal(logging.INFO if first_host else logging.ERROR)  # rank zero's launcher reports for all hosts

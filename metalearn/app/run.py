@@ -112,8 +112,7 @@ def compare_with_saved(parts: Parts, saved: Snapshot, *, goes_on: bool) -> None:
 
 
 def seen_by(parts: Parts, begun: Snapshot | None) -> metrics.Seen:
-    """The classes that a run sees, with those that the parameters have seen that it begins from, or goes on from. A run
-    without steps only validates."""
+    """The classes that a run sees, or that the parameters have seen that it begins from or goes on from."""
     seen = seen_in(parts.source, parts.settings.steps).joined(parts.start_seen)
     return seen.joined(metrics.from_meta(begun.meta)) if begun else seen
 
@@ -122,8 +121,7 @@ def seen_by(parts: Parts, begun: Snapshot | None) -> metrics.Seen:
 
 
 def lead(parts: Parts) -> int:
-    """Rank zero, or the only process of a run: checks the run, if no launcher has, then trains and tests, and writes
-    everything; returns the exit code."""
+    """Rank zero: checks the run, if no launcher has, trains, tests and writes everything; returns the exit code."""
     job, launched = parts.job, started_by_launcher()
     log_to_terminal(logging.ERROR if launched else logging.INFO)  # the launcher has logged what is checked here
     if not launched:  # before the run folder is made or changed
@@ -438,8 +436,7 @@ def result_of(job: Job, status: str, state: TrainState) -> Result:
 
 
 def hand_out(job: Job) -> None:
-    """Copies what a completed run has learned to where the config asks for it; jobs of a multirun copy nothing. Raises
-    RunError if the folder cannot be written."""
+    """Copies what a complete run has learned to `launch.model`, if not in a multirun. Raises RunError if it cannot."""
     target = job.config.launch.model
     if target is not None and not job.in_sweep:
         folder.copy_best(job.run_dir, Path(target))

@@ -116,8 +116,7 @@ def run_sweep(program: Program, overrides: Sequence[str], run_job: RunJob) -> in
 
 
 def by_hydra(task: Callable[[DictConfig], Any]) -> int:
-    """Lets Hydra compose the config of each job, and call `task`; or print what `--cfg`, `--info` and the like ask for.
-    Returns the exit code."""
+    """Lets Hydra call `task` with the config of each job, or print what `--cfg` and the like ask for; returns 0."""
     import hydra
 
     hydra.main(version_base="1.3", config_path=str(CONF), config_name="config")(task)()
@@ -214,8 +213,7 @@ def reason_in(path: Path) -> str:
 
 
 class Checked(NamedTuple):
-    """What the check of the trials has found: the default objective, the steps of a run, and the metrics of which more
-    is better."""
+    """What the check of trials has found: the default objective, a run's steps, the metrics to maximise."""
 
     objective: str
     steps: int

@@ -106,8 +106,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def served(classifier: "PictureClassifier", name: str, port: int) -> ThreadingHTTPServer:
-    """A server of the page on this machine alone, which waits for `serve`. Raises ConfigError if there is no such port,
-    or it is taken."""
+    """A server of the page, which waits for `serve`. Raises ConfigError for a port that cannot be had."""
     content = page("demo.html", title=name, classes=classifier.classes_).encode()
     one_at_a_time = threading.Lock()
 
@@ -167,8 +166,7 @@ def watch(arguments: Sequence[str]) -> int:
 
 
 def watched(folder: Path, port: int, every: int) -> ThreadingHTTPServer:
-    """A server of the index of a folder, and of the reports that it links to, which waits for `serve`. Raises
-    ConfigError if there is no such port, or it is taken."""
+    """A server of the index of a folder and its reports, which waits for `serve`. Raises ConfigError as `served`."""
     from metalearn.reporting.index import index_page, report_at, runs_below  # imports torch, which demo sets up first
 
     one_at_a_time = threading.Lock()  # matplotlib draws in one thread only

@@ -46,8 +46,7 @@ def main(arguments: Sequence[str], program: Program | None = None) -> int:
 
 
 def evaluate(words: Sequence[str], config_dir: str | None, program: Program, arguments: Sequence[str]) -> int:
-    """Evaluates as the keys of the command line ask for; returns the exit code. Raises ConfigError if one is missing or
-    wrong."""
+    """Evaluates as these keys ask for; returns the exit code. Raises ConfigError if one is missing or wrong."""
     set_up_process(1)
     from metalearn.app.evaluation import Request, evaluate_checkpoint  # imports torch, after the line above
 

@@ -82,8 +82,7 @@ def build(config: DictConfig, group: str, **parts: Any) -> Any:
 
 @cache
 def factories(group: str) -> tuple[str, ...]:
-    """The factories of a group: those that the yaml files of its options name, and the one that config.yaml names. No
-    other function is ever called."""
+    """The factories of a group: those that its options and config.yaml name. No other function is called."""
     # Not by parsing all yamls of a group, which takes 0.2 s for the groups of a run.
     texts = (text_of(group, name) for name in shipped_names(group))
     named = [target for text in texts for target in re.findall(r"^_target_: *(\S+)", text, re.MULTILINE)]
@@ -93,8 +92,7 @@ def factories(group: str) -> tuple[str, ...]:
 
 @cache
 def option_of(group: str, target: str) -> str | None:
-    """The option of a group whose yaml names the factory `target`; if there are several, the one of its own name; None
-    if there is none."""
+    """The option of a group whose yaml names the factory `target`, first the one of its own name; else None."""
     options = [option for option, keys in shipped(group).items() if keys.get("_target_") == target]
     name = target.rpartition(".")[2]
     return name if name in options else next(iter(options), None)

@@ -159,8 +159,7 @@ def _changed(
 
 
 def own_error(error: Exception) -> ConfigError:
-    """An error of Hydra's or OmegaConf's as ours, with its cause, or the key that it is about. An error of our own
-    resolver is ours already."""
+    """An error of Hydra's or OmegaConf's as ours, with its cause, or the key that it is about."""
     cause: BaseException | None = error
     while cause is not None and not isinstance(cause, ConfigError):
         cause = cause.__cause__ or cause.__context__
@@ -224,9 +223,8 @@ def with_sets(overrides: Sequence[str]) -> list[str]:
     """The overrides, with `dataset=[A,B]` as `dataset=several dataset.sets=[A,B]`."""
     written: list[str] = []
     for override in overrides:
-        key, _, value = override.partition("=")
-        several = key == "dataset" and value.startswith("[")
-        written += ["dataset=several", f"dataset.sets={value}"] if several else [override]
+        sets = override.removeprefix("dataset=[")
+        written += [override] if sets == override else ["dataset=several", f"dataset.sets=[{sets}"]
     return written
 
 
@@ -359,11 +357,10 @@ def check_links(config: DictConfig, selected: Mapping[str, str], typed: set[str]
     names = " and ".join(f"{by}={selected[by]} ({link.key}={link.value})" for by, link in sorted(needs.items()))
     others = []
     for by in sorted(needs):
-        others.append(f"another {by}")
-        for option in groups()[by] if by != "experiment" else ():
-            if all(_exists(config, link.target) for link in _links_of(keys_in(by, option))):
-                others[-1] += f", such as {by}={option}"
-                break
+        options = groups()[by] if by != "experiment" else []
+        fitting = (o for o in options if all(_exists(config, link.target) for link in _links_of(keys_in(by, o))))
+        option = next(fitting, None)
+        others.append(f"another {by}" + (f", such as {by}={option}" if option else ""))
     raise ConfigError(
         f"{group}={selected[group]} has no key {name}, which {names} need{'s' * (len(needs) == 1)}: these options do "
         f"not fit together; type {', and '.join(others)}, or another {group}"

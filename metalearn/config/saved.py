@@ -70,8 +70,7 @@ def _loaded(path: Path) -> DictConfig | ListConfig:
 
 
 def check_saved(saved: object) -> dict[str, Any]:
-    """The config of a checkpoint, whose values are plain: a published one names no resolver, which would run here.
-    Raises ConfigError if it is something else."""
+    """The config of a checkpoint. Raises ConfigError if it names a resolver, which would run here, or is none."""
     if not isinstance(saved, dict) or "${" in json.dumps(saved, default=str):
         raise ConfigError("the checkpoint's meta.json holds no config of plain values; take another checkpoint")
     return saved
@@ -156,8 +155,7 @@ def changed_config(
 
 
 def _find_data(config: DictConfig) -> None:
-    """Takes this machine's dataset.root where the folder of the training is not there; and downloads into no folder
-    that only the checkpoint names."""
+    """Takes this machine's dataset.root for a missing one; downloads into no folder that the checkpoint names."""
     config.dataset.pop("shards", None)  # of older checkpoints
     root, usual = config.dataset.get("root"), os.environ.get("METALEARN_DATA", DATA)
     if root is None or root == usual:
