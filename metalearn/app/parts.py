@@ -170,7 +170,7 @@ def _processor() -> str:
 
 
 def seen_in(source: TaskSource, steps: int) -> Seen:
-    """Classes seen when training on `source`; complete if it names them. Without steps, it only validates."""
+    """Classes seen when training on `source`; not complete if it does not name those it has. 0 steps only validate."""
     train, val = (identities_of(source, split) for split in ("train", "val"))
     complete = train is not None or not steps or source.classes("train") is None
     drawers = frozenset(drawers_of(source, "train")) if steps else frozenset()
