@@ -12,22 +12,14 @@ from omegaconf import DictConfig, OmegaConf
 
 from metalearn.algorithms.common.wrappers import ensemble, joined
 from metalearn.app.job import Job, Program, Role, role_of, to_job
-from metalearn.app.parts import (
-    UNKNOWN,
-    Parts,
-    assemble,
-    check_unseen,
-    put_together,
-    trained_otherwise,
-    warn_of_seen_drawers,
-)
-from metalearn.app.process import BAD_CONFIG, FAILED, OK, report_error, set_up_torch
+from metalearn.app.parts import UNKNOWN, Parts, assemble, check_unseen, put_together, warn_of_seen_drawers
+from metalearn.app.process import BAD_CONFIG, FAILED, print_all, report_error, set_up_torch
 from metalearn.app.run import DATA, closing, serve
-from metalearn.config.saved import changed_config, check_saved
+from metalearn.config.saved import changed_config, check_saved, trained_otherwise
 from metalearn.config.values import differences, quoted, to_container
-from metalearn.errors import ConfigError, DataError, MixedWorkersError, RunError, printable
+from metalearn.errors import ConfigError, DataError, MixedWorkersError, RunError
 from metalearn.reporting.loggers import Window
-from metalearn.reporting.logging import RunProgress, log_to_terminal, unnoticed
+from metalearn.reporting.logging import SILENT, RunProgress, log_to_terminal
 from metalearn.runs.checkpoint import Snapshot, fitted, read_named
 from metalearn.runs.folder import evaluation_report, write_result
 from metalearn.runs.metrics import Seen, figures_of, from_meta, write_table
@@ -39,13 +31,10 @@ from metalearn.types import Metrics, Params, Strategy
 
 log = logging.getLogger("metalearn")
 
-ALIASES = {"ways": "dataset.ways", "shots": "dataset.shots", "queries": "dataset.queries"}
-"""Short names of keys. `tasks` is another: the number of tasks of the split."""
-
 
 class Member(NamedTuple):
-    """What is evaluated, or a part of it: a checkpoint or a published model. The command line has `key`=`path`; it is
-    read in `folder`, which a link such as `best` named at that moment."""
+    """A checkpoint, or a published model, that is evaluated alone or in an ensemble. The command line has `key`=`path`;
+    it is read in `folder`, which a link such as `best` named at that moment."""
 
     key: str
     path: Path
@@ -54,8 +43,7 @@ class Member(NamedTuple):
 
 
 class Request(NamedTuple):
-    """What to evaluate: the checkpoint, or a published model; the others of an ensemble; the split, `val` or `test`;
-    changes of the config of the first; and the output folder."""
+    """What to evaluate: a checkpoint, others of an ensemble, the split, changes of the config, the output folder."""
 
     checkpoint: Path
     ensemble: list[Path]
@@ -66,17 +54,22 @@ class Request(NamedTuple):
 
 def evaluate_checkpoint(request: Request, program: Program, arguments: Sequence[str]) -> int:
     """Evaluates as one of the workers, or starts them; `program` with `arguments` is the command that asks for it.
-    Returns the exit code. Raises ConfigError for a checkpoint that cannot be read, overrides that do not fit it, or an
-    output folder that is that of a run, or that cannot be written."""
+    Returns the exit code. Raises ConfigError for a checkpoint, overrides or an output folder that cannot be used."""
     named = [("checkpoint", request.checkpoint), *(("ensemble", path) for path in request.ensemble)]
     members = [Member(key, path, path.resolve(), read_named(key, path.resolve())) for key, path in named]
-    notes = notes_on(members)
+    notes = []  # classes that are not known, and networks that differ
+    configs = [check_saved(member.saved.meta["config"]) for member in members]
+    for (key, path, _, saved), config_of_member in zip(members, configs, strict=True):
+        if not from_meta(saved.meta).complete:
+            notes.append(f"{key}={path}: {UNKNOWN}")
+        notes += trained_otherwise(f"{key}={path}", config_of_member, configs[0], ("model", "algorithm"))
     if any(is_folder(request.output / name) for name in (".hydra", "checkpoints")):
         raise ConfigError(
             f"output={request.output}: is the folder of a run, and its result.json would be lost; type "
             f"output={request.output}/mine"
         )
-    aliases = ALIASES | {"tasks": f"trainer.{request.split}_tasks"}
+    aliases = {name: f"dataset.{name}" for name in ("ways", "shots", "queries")}
+    aliases["tasks"] = f"trainer.{request.split}_tasks"
     config = changed_config(members[0].saved.meta["config"], request.overrides, aliases)
     job = to_job(config, request.output, "evaluate", None, program, arguments)
     job = job._replace(arguments=pinned(arguments, members, request.output))
@@ -85,8 +78,7 @@ def evaluate_checkpoint(request: Request, program: Program, arguments: Sequence[
 
 
 def evaluate_members(request: Request, members: Sequence[Member], notes: Sequence[str], job: Job) -> int:
-    """The evaluation of checkpoints that are read already, as its launcher or as one of its ranks; returns the exit
-    code. A rank that is a fork begins here."""
+    """Evaluates what is read already, as launcher or rank; returns the exit code. A rank that is a fork begins here."""
     parts = assemble(job)
     fitting = [params_for(parts, member) for member in members]
     params = fitting[0]
@@ -96,18 +88,18 @@ def evaluate_members(request: Request, members: Sequence[Member], notes: Sequenc
     check_tasks(parts, params, request.split)
     seen = functools.reduce(Seen.joined, (from_meta(member.saved.meta) for member in members))
     counted = check_unseen(seen, parts.source, request.split, job.config.seen_classes)
-    match role_of(job):
+    role = role_of(job)
+    if role is not Role.WORKER:
+        with creating("output", request.output):
+            request.output.mkdir(parents=True, exist_ok=True)
+    match role:
         case Role.LAUNCHER:
             from metalearn.app import ranks
 
-            with creating("output", request.output):
-                request.output.mkdir(parents=True, exist_ok=True)
             return ranks.launch_ranks(partial(evaluate_members, request, members, notes), job, max_restarts=0)
         case Role.WORKER:
             return serve(parts, lambda strategy: values_of(parts, strategy, params, request.split))
         case Role.LEADER:
-            with creating("output", request.output):
-                request.output.mkdir(parents=True, exist_ok=True)
             log_to_terminal()
             for note in notes:
                 log.warning("%s", note)
@@ -126,26 +118,13 @@ def pinned(arguments: Sequence[str], members: Sequence[Member], output: Path) ->
     return [*free, *(f"{key}={value}" for key, value in fixed.items())]
 
 
-def notes_on(members: Sequence[Member]) -> list[str]:
-    """Lines on what is evaluated: classes that are not known, and networks that differ. Raises ConfigError if a saved
-    config is refused."""
-    notes = []
-    configs = [check_saved(member.saved.meta["config"]) for member in members]
-    for (key, path, _, saved), config in zip(members, configs, strict=True):
-        if not from_meta(saved.meta).complete:
-            notes.append(f"{key}={path}: {UNKNOWN}")
-        notes += trained_otherwise(f"{key}={path}", config, configs[0], ("model", "algorithm"))
-    return notes
-
-
 def warn_of_other_data(parts: Parts, config: DictConfig, member: Member, overrides: Sequence[str]) -> None:
     """Logs a line if the data are not those of the training, as where its folder is gone and `METALEARN_DATA` names
     another one, unless the overrides ask for others."""
     saved, present = member.saved.meta["config"], to_container(config)
     # What the digest depends on; some algorithms see the data as plain samples.
-    changed = {
-        f"{name}.{key}" for name in ("dataset", "algorithm") for key in differences(saved[name], present[name])
-    } - {"dataset.root", "dataset.download"}
+    changed = differences(saved["dataset"], present["dataset"]).keys() - {"root", "download"}
+    changed |= differences(saved["algorithm"], present["algorithm"]).keys()
     typed = any(text.startswith("dataset.root=") for text in overrides)
     if not typed and not changed and parts.content.is_known_otherwise(member.saved.meta.get(DATA)):
         log.warning(
@@ -155,8 +134,7 @@ def warn_of_other_data(parts: Parts, config: DictConfig, member: Member, overrid
 
 
 def params_for(parts: Parts, member: Member) -> Params:
-    """The parameters of a checkpoint that the evaluation reads. Raises ConfigError if they are those of another
-    model."""
+    """The parameters that the evaluation reads of a checkpoint. Raises ConfigError if it holds another model."""
     key, checkpoint, _, saved = member
     advice = "; leave out what changes the network, such as model=… or algorithm=…"
     head = parts.model.head
@@ -204,21 +182,17 @@ def lead(
             write_result(output, result)
         what = f"mean of {len(evaluated)} checkpoints" if request.ensemble else f"step {evaluated[0]['step']}"
         print(f"{split} {evaluation_report(figures)}")
-        print(printable(f"{what}, {seconds:.1f} s, {job.workers} workers; all in {output}"))
-        return OK
-    except MixedWorkersError as error:
-        return report_error(error, BAD_CONFIG)
+        return print_all(f"{what}, {seconds:.1f} s, {job.workers} workers; all in {output}")
     except (ConfigError, DataError, RunError, OSError) as error:  # ConnectionError and TimeoutError are OSErrors
-        return report_error(error, FAILED)
+        return report_error(error, BAD_CONFIG if isinstance(error, MixedWorkersError) else FAILED)
 
 
 def values_of(parts: Parts, strategy: Strategy, params: Params, split: str, *, shown: bool = False) -> Metrics:
     """The values of every task. If `shown`, one sees how far it is."""
     count = parts.settings.val_tasks if split == "val" else parts.settings.test_tasks
-    progress = RunProgress(Window(0, 0, 0, 1, test_tasks=count)) if shown else None
-    done = progress.evaluating(split, count) if progress else unnoticed
+    progress = RunProgress(Window(0, 0, 0, 1, test_tasks=count)) if shown else SILENT
+    done = progress.evaluating(split, count)
     try:
         return strategy.evaluate(params, split, tasks_in_chunks(0, count, parts.evaluation_chunk(), split), done)
     finally:
-        if progress:
-            progress.close()
+        progress.close()

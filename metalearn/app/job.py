@@ -11,7 +11,6 @@ from omegaconf import DictConfig, OmegaConf, read_write
 
 from metalearn.config.check import check_network, check_top_level, computes_elsewhere, started_as_rank, world_size
 
-MODULE = "metalearn"
 ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -32,15 +31,13 @@ def installed(command: str = "train") -> Program:
     """A sub-command of the installed command `metalearn`, as a module. It looks for modules in the folder where it is
     started only if this process does."""
     place = () if sys.path[0] == str(Path.cwd()) else ("-P",)
-    return Program((*place, "-m", MODULE, command), f"-m {MODULE} {command}")
+    return Program((*place, "-m", "metalearn", command), f"-m metalearn {command}")
 
 
 class Job(NamedTuple):
     """One run: its config, folder and experiment; the program and arguments that repeat it; and its number of workers.
-
     `whole` is what Hydra has composed, and makes the run folder of; None where it makes none. `in_sweep` says that this
-    is one of a multirun, for which Hydra has made the folder.
-    """
+    is one of a multirun, for which Hydra has made the folder."""
 
     config: DictConfig
     run_dir: Path
@@ -52,14 +49,12 @@ class Job(NamedTuple):
     in_sweep: bool = False
 
     def changed(self, **values: Any) -> "Job":
-        """The same run with other values of some top-level keys: in its config, in what Hydra records of it, and in
-        the arguments that repeat it."""
+        """The same run with other values of top-level keys, also in Hydra's record and in the arguments."""
         typed = [f"{key}={value}" for key, value in values.items()]
-        config, whole = self.config.copy(), None if self.whole is None else self.whole.copy()
-        for node in (config, whole):
-            if node is not None:
-                for key, value in values.items():
-                    OmegaConf.update(node, key, value)
+        config, whole = self.config.copy(), self.whole and self.whole.copy()
+        for node in filter(None, (config, whole)):
+            for key, value in values.items():
+                OmegaConf.update(node, key, value)
         if whole is not None:
             with read_write(whole.hydra):
                 whole.hydra.overrides.task.extend(typed)
@@ -69,12 +64,9 @@ class Job(NamedTuple):
 class Role(Enum):
     """What a process does in a run."""
 
-    LAUNCHER = auto()
-    """Starts the ranks of this host, and waits for them."""
-    LEADER = auto()
-    """Rank zero, or the only process of the run: trains, and writes everything."""
-    WORKER = auto()
-    """Another rank: computes what rank zero asks for."""
+    LAUNCHER = auto()  # starts the ranks of this host, and waits for them
+    LEADER = auto()  # rank zero, or the only process of the run: trains, and writes everything
+    WORKER = auto()  # another rank: computes what rank zero asks for
 
 
 def role_of(job: Job) -> Role:
@@ -90,8 +82,7 @@ def to_job(
     config: DictConfig, run_dir: Path, experiment: str, whole: DictConfig | None, program: Program,
     arguments: Sequence[str],
 ) -> Job:  # fmt: skip
-    """The job that a composed config asks for; `program` is what was started. Raises ConfigError for a value that is
-    not allowed, of a key that belongs to no component."""
+    """The job that a composed config asks for. Raises ConfigError for a value of a key of no component."""
     check_top_level(config)
     workers = world_size(config, " ".join([program.name, *arguments]))
     check_network(config)

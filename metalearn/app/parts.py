@@ -1,18 +1,15 @@
 """From a job to the objects that it is made of. Nothing is started or opened here, but for pictures whose number the
-network depends on.
-
-Checks come first: of this rank's device, whether every host computes the bits of rank zero, and whether a learner is
-evaluated on classes that it has not seen.
-"""
+network depends on. Checks come first: of this rank's device, whether every host computes the bits of rank zero, and
+whether a learner is evaluated on classes that it has not seen."""
 
 import functools
 import hashlib
-import importlib.util
 import logging
 import math
 import os
 import platform
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import sys
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -31,8 +28,8 @@ from metalearn.algorithms.common.wrappers import of_present_classes, with_fixed,
 from metalearn.app.job import Job
 from metalearn.config.build import build, import_plugins
 from metalearn.config.check import computes_elsewhere
-from metalearn.config.saved import STARTS, check_checkpoint
-from metalearn.config.values import FOLLOWS_WAYS, FREE_KEYS, Config, differences, is_below, leaves, to_container
+from metalearn.config.saved import STARTS, check_checkpoint, trained_otherwise
+from metalearn.config.values import FOLLOWS_WAYS, FREE_KEYS, is_below, leaves, to_container
 from metalearn.errors import ConfigError, Invalid, MixedWorkersError
 from metalearn.models.module import to_note
 from metalearn.nn.backends import computed_by
@@ -46,16 +43,7 @@ from metalearn.tasks.common.pictures import first_few
 from metalearn.training.chunks import chunk_functions, episodes_of, inputs_of_source, piece_functions, single_stage
 from metalearn.training.on_device import DeviceWork, steps_on_device
 from metalearn.training.optimizers import OuterOptimizer
-from metalearn.training.settings import (
-    AUTO,
-    Chunk,
-    TrainerSettings,
-    Units,
-    chunk_in_group,
-    chunk_size,
-    tasks_in_chunks,
-    tasks_that_fit,
-)
+from metalearn.training.settings import AUTO, Chunk, TrainerSettings, Units, chunk_in_group, chunk_size, tasks_that_fit
 from metalearn.training.trainer import Trainer, TrainState
 from metalearn.types import (
     Algorithm,
@@ -71,17 +59,24 @@ from metalearn.types import (
     Updater,
 )
 
-log = logging.getLogger("metalearn")
-
 TAKEN = 0.1  # the part of a GPU's memory that others may hold without a word: processes that only wait hold about 1%
-
 DRIVER = Path("/proc/driver/nvidia/version")
+RESIDENT = ("cuda",)  # types of devices on which steps stay
 
-PACKAGES = ("distributed", "metalearn")
 SOURCES = (".py", ".c", ".h", ".csv")  # endings of the files that make results
 
 NOT_COMPARED = (*FREE_KEYS, *STARTS, "device", "dataset", "model.weights")
 """Keys that change no number, that may be another path on another host, or whose effect is compared instead."""
+
+REFUSE, REPORT = "refuse", "report"
+
+UNKNOWN = (
+    "the identities of its training classes are not all known (its dataset does not name them, or it began from "
+    "pretrained weights or another checkpoint without them), so it cannot be checked whether "
+    "test classes are among them"
+)
+
+log = logging.getLogger("metalearn")
 
 
 # The device
@@ -145,41 +140,20 @@ def described(name: str) -> dict[str, Any]:
     return {"type": "cpu", **({"why": reason} if reason else {})}
 
 
-# The likeness of two hosts
-
-
-def likeness_of(config: DictConfig, content: Callable[[], Content], device: torch.device) -> dict[str, str]:
-    """What is compared, by its name."""
-    rest = {key: str(value) for key, value in leaves(to_container(config)) if not is_below(key, NOT_COMPARED)}
-    return {
-        "code": code_digest(tuple(config.plugins)),
-        "torch": torch.__version__,
-        "kernels": computed_by(device, type_of(config.precision)),
-        "processor": _processor() if device.type == "cpu" else torch.cuda.get_device_name(device),
-        "data": content().digest,
-        **rest,
-    }
+# What makes two hosts alike
 
 
 @functools.cache
 def code_digest(plugins: Sequence[str] = ()) -> str:
-    """A digest of the sources of this program and of the plugins, as they are at the first call. Line endings do not
-    count."""
+    """A digest of the sources of this program and of plugins at the first call; line endings do not count."""
     digest = hashlib.sha256()
-    for name in (*PACKAGES, *plugins):
-        for path in sorted(_sources(name)):
+    for name in ("distributed", "metalearn", *plugins):
+        folders = getattr(sys.modules[name], "__path__", None)  # of a package
+        files = [file for folder in folders or () for file in Path(folder).rglob("*") if file.suffix in SOURCES]
+        for path in sorted(files if folders else [Path(str(sys.modules[name].__file__))]):
             content = path.read_bytes().replace(b"\r\n", b"\n")
             digest.update(f"{name} {path.name} {len(content)}\n".encode() + content)
     return digest.hexdigest()[:16]
-
-
-def _sources(package: str) -> Iterator[Path]:
-    """The source files of an imported module, or of all modules of a package."""
-    spec = importlib.util.find_spec(package)
-    for folder in (spec.submodule_search_locations if spec else None) or ():
-        yield from (path for path in Path(folder).rglob("*") if path.suffix in SOURCES)
-    if spec and spec.origin and not spec.submodule_search_locations:
-        yield Path(spec.origin)
 
 
 def _processor() -> str:
@@ -195,18 +169,8 @@ def _processor() -> str:
 # The classes of an evaluation
 
 
-REFUSE, REPORT = "refuse", "report"
-
-UNKNOWN = (
-    "the identities of its training classes are not all known (its dataset does not name them, or it began from "
-    "pretrained weights or another checkpoint without them), so it cannot be checked whether "
-    "test classes are among them"
-)
-
-
 def seen_in(source: TaskSource, steps: int) -> Seen:
-    """Classes seen when training on `source`. It is not complete if the source has classes and does not
-    name them. Without steps, a training only validates."""
+    """Classes seen when training on `source`; not complete if it does not name those it has. 0 steps only validate."""
     train, val = (identities_of(source, split) for split in ("train", "val"))
     complete = train is not None or not steps or source.classes("train") is None
     drawers = frozenset(drawers_of(source, "train")) if steps else frozenset()
@@ -214,17 +178,14 @@ def seen_in(source: TaskSource, steps: int) -> Seen:
 
 
 def check_unseen(seen: Seen, source: TaskSource, split: str, choice: str) -> dict[str, Any]:
-    """Checks that no class of the tasks of a split has been `seen` in training and validation. Raises ConfigError if
-    some have, and the `choice` is `refuse`. Neither training tasks nor plain samples are checked: they are of known
-    classes on purpose.
-
-    Returns:
-        What result.json says of it: if the choice is `report`, `seen_classes`; and `seen_drawers`, if it holds back
-        drawers whose pictures the training has shown.
-    """
+    """Checks that no class of the tasks of a split has been `seen` in training and validation. Neither training tasks
+    nor plain samples are checked: they are of known classes on purpose. Returns what result.json says of it: if the
+    choice is `report`, `seen_classes`; and `seen_drawers`, if it holds back drawers whose pictures the training has
+    shown. Raises ConfigError if some classes have been seen, and the `choice` is `refuse`."""
     if split == "train" or source.unit(split) == "samples":
         return {}
-    drawers = seen_drawers(seen, source, split)
+    held = drawers_of(source, split) if split == "test" else {}
+    drawers = sorted(name for key, name in held.items() if key in seen.drawers)
     shown: dict[str, Any] = {SEEN_DRAWERS: drawers} if drawers else {}
     identities = identities_of(source, split)
     if identities is None:
@@ -243,25 +204,13 @@ def check_unseen(seen: Seen, source: TaskSource, split: str, choice: str) -> dic
     return shown
 
 
-def seen_drawers(seen: Seen, source: TaskSource, split: str) -> list[str]:
-    """The names of the drawers whom a test holds back, and whose pictures the training has shown."""
-    held = drawers_of(source, split) if split == "test" else {}
-    return sorted(name for key, name in held.items() if key in seen.drawers)
-
-
 def warn_of_seen_drawers(counted: Mapping[str, Any]) -> None:
-    """Says so if `check_unseen` has found any. Nothing is refused: with the same test, they show what unseen drawers
-    cost."""
+    """Says so if `check_unseen` has found any: with the same test, they show what unseen drawers cost."""
     if names := counted.get(SEEN_DRAWERS):
         log.warning(
             "dataset.held_drawers: the training has shown pictures by %s, so this test is none of unseen drawers; "
             "result.json names them as %s", first_few(names), SEEN_DRAWERS,
         )  # fmt: skip
-
-
-TARGET = "_target_"
-RESIDENT = ("cuda",)  # Types of devices on which steps stay
-OUTPUTS = ("ways", "outputs")  # keys of models that say how many outputs there are
 
 
 @dataclass(frozen=True, eq=False)
@@ -299,20 +248,15 @@ class Parts:
         return content_of(self.source)
 
     def connect(self) -> Strategy:
-        """Joins this rank to its world, on its own device.
-
-        Raises:
-            MixedWorkersError: this worker differs from rank zero, or another one does and the world has not begun.
-            ConfigError: the GPUs of the ranks do not fit this strategy.
-        """
+        """Joins this rank to its world, on its own device. Raises MixedWorkersError if a worker differs from rank zero
+        before the world has begun; and ConfigError if the GPUs of the ranks do not fit this strategy."""
         config = self.job.config
         if self.device.type == "cuda":
             torch.cuda.set_device(self.device)
             if get_world_info().local_world_size <= torch.cuda.device_count():  # else other ranks have it, too
                 warn_of_other_users(self.device)
         if self.job.workers > 1:
-            likeness = partial(likeness_of, config, lambda: self.content, self.device)
-            compare_workers(likeness, mixed=config.launch.mixed)
+            compare_workers(self._likeness, mixed=config.launch.mixed)
         try:
             return self.begin_work()
         except UnlikeWorkerError as error:
@@ -322,6 +266,19 @@ class Parts:
             ) from error
         except ValueError as error:
             raise ConfigError(str(error)) from error
+
+    def _likeness(self) -> dict[str, str]:
+        """What every host must have alike, by its name."""
+        config, device = self.job.config, self.device
+        rest = {key: str(value) for key, value in leaves(to_container(config)) if not is_below(key, NOT_COMPARED)}
+        return {
+            "code": code_digest(tuple(config.plugins)),
+            "torch": torch.__version__,
+            "kernels": computed_by(device, type_of(config.precision)),
+            "processor": _processor() if device.type == "cpu" else torch.cuda.get_device_name(device),
+            "data": self.content.digest,
+            **rest,
+        }
 
     def new_state(self) -> TrainState:
         """The state before the first step."""
@@ -364,11 +321,6 @@ class Parts:
         pairs = in_pairs(self.algorithm, self.model, self.start, self.device)
         return chunk_size(self.settings, self.model, images, self.device, self.job.workers, pairs=pairs)
 
-    def idle_workers(self) -> int:
-        """How many workers get no chunk of a step."""
-        chunks = tasks_in_chunks(0, self.settings.meta_batch_size, self.training_chunk())
-        return max(0, self.job.workers - len(chunks))
-
     def evaluation_chunk(self) -> Chunk:
         """Tasks, or samples, that are computed together in validation and test."""
         settings = self.settings
@@ -388,7 +340,9 @@ def assemble(job: Job) -> Parts:
         check_device(config.device, config.precision)
     import_plugins(config.plugins)
     source = build(config, "dataset")
-    note_inputs(source, config, job.whole)
+    if OmegaConf.select(config, "model.inputs") == "tasks":  # becomes what the tasks have, also in Hydra's record
+        for node in filter(None, (config, job.whole)):
+            OmegaConf.update(node, "model.inputs", to_note(inputs_of_source(source)))
 
     def learner() -> tuple[Model, Algorithm]:
         loss = reporting(chosen_loss(build(config, "loss"), source), build(config, "metric"), source)
@@ -406,11 +360,7 @@ def assemble(job: Job) -> Parts:
 
 def plain_samples_of(source: TaskSource, algorithm: Algorithm) -> tuple[TaskSource, str] | None:
     """The plain samples of a source of tasks, if the algorithm is trained on such, and a line on them; else None.
-
-    Raises:
-        ConfigError: the source has no use for a value.
-        DataError: data that is missing or damaged.
-    """
+    Raises ConfigError if the source has no use for a value, and DataError for data that is missing or damaged."""
     if algorithm.trained_on == "tasks" or source.unit("train") == "samples" or not isinstance(source, GivesSamples):
         return None
     if "samples" not in vars(source):  # it belongs to a source within, whose pictures this one may change
@@ -433,16 +383,8 @@ def with_outputs(source: TaskSource, config: DictConfig, recorded: DictConfig | 
     return [f"{key}={classes}, an output for each class, in place of dataset.ways={ways}" for key in keys]
 
 
-def note_inputs(source: TaskSource, config: DictConfig, recorded: DictConfig | None) -> None:
-    """Sets `model.inputs=tasks` to what the tasks have, in the config and in what Hydra records of it."""
-    if OmegaConf.select(config, "model.inputs") == "tasks":
-        for node in filter(None, (config, recorded)):
-            OmegaConf.update(node, "model.inputs", to_note(inputs_of_source(source)))
-
-
 def chosen_loss(loss: object, source: TaskSource) -> Loss | None:
-    """The loss of the tasks of a source: None is `loss=auto`, and a function is one of the user's own. Raises
-    ConfigError if it is something else."""
+    """The loss of tasks: None is `loss=auto`, a function is one of the user's own. Raises ConfigError otherwise."""
     if loss is None or isinstance(loss, Loss):
         return loss
     if not callable(loss):
@@ -469,30 +411,23 @@ def put_together(job: Job, source: TaskSource, model: Model, algorithm: Algorith
     check_sizes(settings, source)
     if job.workers > 1:
         code_digest(tuple(config.plugins))  # before the files may change: a fork computes by what is imported already
-    pairs = partial(in_pairs, algorithm, model, start, work.device)
-    return Parts(
-        job, settings, source, model, algorithm, start, [*notes, *start_notes], start_seen, outer, plan,
-        begin_work=build(config, "strategy", plan=plan), checkpointer=build(config, "checkpoint")(job.run_dir),
-        open_log=build(config, "logger"), updates=steps_on_gpu(config, plan, algorithm, source, pairs=pairs),
-    )  # fmt: skip
-
-
-def steps_on_gpu(
-    config: DictConfig, plan: WorkPlan, algorithm: Algorithm, source: TaskSource, *, pairs: Callable[[], bool]
-) -> Callable[[Trainer], Updater] | None:
-    """What takes the steps of a process that computes on a GPU: they stay there if the strategy allows it. None: the
-    host takes them. Raises ConfigError if the host takes them, and `trainer.draw_ahead` asks for processes."""
     ahead = config.trainer.draw_ahead
-    if plan.work.device.type in RESIDENT:
+    updates: Callable[[Trainer], Updater] | None = None  # the host takes the steps
+    if work.device.type in RESIDENT:  # steps stay on the GPU if the strategy allows it
         every, dtype = config.logger.get("every", 1), type_of(config.precision)
-        work = DeviceWork(algorithm, source, plan.work.device, dtype, tree_sum, every, plan.only_adds, pairs, ahead)
-        return partial(steps_on_device, work)
-    if ahead not in (AUTO, 0):
+        pairs = partial(in_pairs, algorithm, model, start, work.device)
+        on_device = DeviceWork(algorithm, source, work.device, dtype, tree_sum, every, plan.only_adds, pairs, ahead)
+        updates = partial(steps_on_device, on_device)
+    elif ahead not in (AUTO, 0):
         raise ConfigError(
             f"trainer.draw_ahead={ahead}: processes draw tasks ahead where workers compute on a GPU, and here they "
             "compute on the processor; type trainer.draw_ahead=auto"
         )
-    return None
+    return Parts(
+        job, settings, source, model, algorithm, start, [*notes, *start_notes], start_seen, outer, plan,
+        begin_work=build(config, "strategy", plan=plan), checkpointer=build(config, "checkpoint")(job.run_dir),
+        open_log=build(config, "logger"), updates=updates,
+    )  # fmt: skip
 
 
 def initial_params(config: DictConfig, algorithm: Algorithm, run_dir: Path) -> tuple[Params, list[str], Seen]:
@@ -523,23 +458,6 @@ def initial_params(config: DictConfig, algorithm: Algorithm, run_dir: Path) -> t
     return start, notes if seen.complete else [*notes, f"init_from={path}: {UNKNOWN}"], seen
 
 
-def trained_otherwise(source: str, saved: Config, present: Config, sections: Sequence[str]) -> list[str]:
-    """A line for each key of these sections that the config of a checkpoint, the `source`, has otherwise than the
-    present one, but for the number of outputs. Where shapes are the same, as with another `downsample`, the network
-    computes something else with the parameters."""
-    lines = []
-    for section in sections:
-        pairs = differences(saved[section], present[section])
-        if TARGET in pairs:  # the other keys are those of another component
-            pairs = {TARGET: pairs[TARGET]}
-        lines += [
-            f"{source}: was trained with {section}.{key}={old!r:.60}, which is {new!r:.60} here"
-            for key, (old, new) in pairs.items()
-            if key not in OUTPUTS
-        ]
-    return lines
-
-
 def make_work(
     config: DictConfig, algorithm: Algorithm, model: Model, source: TaskSource, start: Params, outer: OuterOptimizer
 ) -> Work:
@@ -559,14 +477,13 @@ def make_work(
 def check_sizes(settings: TrainerSettings, source: TaskSource) -> None:
     """Raises ConfigError where validation or test asks for more than the source has, or for too few of several sets."""
     asked = {"val": settings.val_tasks, "test": settings.test_tasks}
-    if isinstance(source, OfSets):
-        least = 2 * len(source.sets)
-        for split, count in asked.items():
-            if count < least:
-                raise ConfigError(
-                    f"trainer.{split}_tasks={count}: must be at least {least}, two tasks of each of the "
-                    f"{len(source.sets)} sets; type trainer.{split}_tasks={least} or more"
-                )
+    least = 2 * len(source.sets) if isinstance(source, OfSets) else 0
+    for split, count in asked.items():
+        if count < least:
+            raise ConfigError(
+                f"trainer.{split}_tasks={count}: must be at least {least}, two tasks of each of the {least // 2} sets; "
+                f"type trainer.{split}_tasks={least} or more"
+            )
     sizes = {split: source.size(split) for split in asked}
     wrong = {split: size for split, size in sizes.items() if size is not None and asked[split] > size}
     if wrong:

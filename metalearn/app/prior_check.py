@@ -27,7 +27,6 @@ MOST_CONSTANT = 0.05  # the part of tasks that may have constant targets, as a r
 USELESS = {"AUC": 0.6, "R²": 0.05}  # A task on which no learner reaches this counts as one that cannot be learned
 
 LEARNERS = ("forest", "linear")
-
 Array = NDArray[Any]
 
 
@@ -58,7 +57,7 @@ class PriorFigures(NamedTuple):
 def source_of(name: str, settings: Mapping[str, Any], plugins: Sequence[str]) -> PriorTasks:
     """The tasks of a prior by its name: `gp` or `gp_prior` is that option of the group dataset, any other one a module.
     Where no setting says how many classes the tasks of a module have, the shapes that it draws do. Raises ConfigError
-    if there is no such prior, or a setting is not allowed."""
+    for a name or a setting that is not allowed."""
     options = groups()["dataset"]
     option = next((key for key in (f"{name}_prior", name) if key in options), None)
     if option is None:
@@ -76,22 +75,14 @@ def source_of(name: str, settings: Mapping[str, Any], plugins: Sequence[str]) ->
 
 
 def prior(name: str, /, **settings: Any) -> Prior:
-    """A prior of ours by its name, `gp`, `sine` or `table`, as a part of `metalearn.tasks.priors.mixture`. Keys that
-    are not in `settings` have the values of `conf/dataset/`.
-
-    Raises:
-        ConfigError: there is no such prior, or a setting is not allowed.
-    """
+    """A prior of ours by its name, `gp`, `sine` or `table`, as a part of `metalearn.tasks.priors.mixture`; other keys
+    than `settings` are as in `conf/dataset/`. Raises ConfigError for a name or a setting that is not allowed."""
     return source_of(name, settings, []).prior
 
 
 def check_prior(source: PriorTasks, tasks: int, learn: Callable[[Episode], Mapping[str, float]] | None) -> PriorFigures:
-    """Looks at the first task of each of `tasks` groups. Raises DataError for a task that cannot be used, two that are
-    alike, or too many with constant targets.
-
-    Args:
-        learn: the scores of learners on a task; None: nothing is learned.
-    """
+    """Looks at the first task of each of `tasks` groups; `learn` gives the scores of learners on one. Raises DataError
+    for a task that cannot be used, two that are alike, or too many with constant targets."""
     name, group = source.prior.name, source.group(SPLIT)
     seen: dict[int, int] = {}
     scores: list[Mapping[str, float]] = []
@@ -119,9 +110,6 @@ def check_prior(source: PriorTasks, tasks: int, learn: Callable[[Episode], Mappi
     return PriorFigures(measure, by_learner, tasks, constant, drawn / elapsed, shapes, shown)
 
 
-# What learners of scikit-learn reach
-
-
 def learners() -> Callable[[Episode], Mapping[str, float]] | None:
     """A function that gives the scores of a forest and of a linear model on a task: the area under the curve, a mean
     over the classes, or R². None: scikit-learn is not installed."""
@@ -134,17 +122,14 @@ def learners() -> Callable[[Episode], Mapping[str, float]] | None:
     except ImportError:
         return None
 
-    def filled() -> Any:
-        return SimpleImputer(keep_empty_features=True)
-
     def scores(task: Episode) -> dict[str, float]:
         context, y, asked, truth = (value[0].numpy() for batch in task for value in batch)
         real = y.ndim == 2
         forest: Any = ExtraTreesRegressor if real else ExtraTreesClassifier
         line: Any = Ridge() if real else LogisticRegression(max_iter=1000)
         models = {
-            "forest": make_pipeline(filled(), forest(100, random_state=0)),
-            "linear": make_pipeline(filled(), StandardScaler(), line),
+            "forest": make_pipeline(SimpleImputer(keep_empty_features=True), forest(100, random_state=0)),
+            "linear": make_pipeline(SimpleImputer(keep_empty_features=True), StandardScaler(), line),
         }
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # that a line has not converged says that the task is hard
@@ -189,10 +174,8 @@ def in_lines(name: str, figures: PriorFigures) -> list[str]:
     if figures.scores:
         means = [f"{learner} {np.mean(figures.scores[learner]):.3f}" for learner in LEARNERS]
         lines.append(f"mean {figures.measure}: {', '.join(means)}, chance {figures.chance:g}")
-        lines.append(
-            f"not learned: {figures.useless:.0%} of the tasks "
-            f"({figures.measure} below {USELESS[figures.measure]:g}, by the better of both)"
-        )
+        below = f"{figures.measure} below {USELESS[figures.measure]:g}, by the better of both"
+        lines.append(f"not learned: {figures.useless:.0%} of the tasks ({below})")
     if figures.constant:
         lines.append(f"constant targets: {figures.constant} of {figures.tasks} tasks")
     lines.append(f"{figures.per_second:,.0f} tasks are drawn in a second of one core")

@@ -9,15 +9,14 @@ import logging
 import os
 import select
 import signal
-import socket
 import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
-from metalearn.errors import ConfigError, DataError, DiskError, RunError, ToStderr, printable
+from metalearn.errors import ConfigError, DataError, DiskError, RunError, ToStderr, first_line, printable
 from metalearn.reporting.provenance import own_version, version_of
 from metalearn.runs.signals import INTERRUPTED, PREEMPTIONS, end_with_parent
 from metalearn.storage.files import comes_from_disk, is_disk_fault, unwritten
@@ -25,39 +24,21 @@ from metalearn.storage.files import comes_from_disk, is_disk_fault, unwritten
 if TYPE_CHECKING:  # metalearn predict, which has no config, starts without Hydra
     from omegaconf import DictConfig
 
-    from metalearn.app.job import Job
-
-OK, FAILED, BAD_CONFIG, DIVERGED = 0, 1, 2, 3
-"""Exit codes. A run that has diverged does so again: launchers do not repeat it."""
-
-DISK = os.EX_IOERR
-"""The exit code of a rank, or of a trial, whose disk has failed. The program itself ends with `FAILED`."""
+OK, FAILED, BAD_CONFIG, DIVERGED = 0, 1, 2, 3  # a run that has diverged does so again: launchers do not repeat it
+DISK = os.EX_IOERR  # of a rank, or of a trial, whose disk has failed; the program itself ends with `FAILED`
 
 _OWN_RANK_SECONDS = 10.0
-_NO_MEMORY = ("can't allocate memory", "out of memory", "failed to map segment")
-"""How torch, and the loader of shared libraries, say it."""
-
-log = logging.getLogger("metalearn")
-
-_STORE_SECONDS = 1.0
+_NO_MEMORY = ("can't allocate memory", "out of memory", "failed to map segment")  # of torch, and of the loader
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 _NEVER = 2**31 - 1
 _LARGEST_ALLOWED = 32 * 2**20
 
-
-def announce(job: "Job") -> None:
-    """Prints at once which run is about to start, since importing torch takes seconds; once for all ranks."""
-    from metalearn.config.check import started_by_launcher
-
-    if int(os.environ.get("RANK", 0)) == 0 and not started_by_launcher():
-        print(printable(f"{job.experiment}: starting in {job.run_dir}"), file=sys.stderr, flush=True)
+log = logging.getLogger("metalearn")
 
 
 def end_with_starter() -> None:
-    """Asks the kernel (Linux) to kill this rank when what has started it dies for any reason: torchrun, or an actor.
-
-    It is called first of all, since importing torch takes seconds. Our own launcher does the same for its ranks.
-    """
+    """Asks the kernel (Linux) to kill this rank when what has started it dies for any reason: torchrun, or an actor. It
+    is called first of all, since importing torch takes seconds. Our own launcher does the same for its ranks."""
     from metalearn.config.check import started_by_launcher
 
     if not sys.platform.startswith("linux") or not (started_by_launcher() or "TORCHELASTIC_RUN_ID" in os.environ):
@@ -68,14 +49,6 @@ def end_with_starter() -> None:
             sys.exit(1)
         for number in PREEMPTIONS:  # its launcher handles them
             signal.signal(number, signal.SIG_IGN)
-    elif os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
-        try:
-            store = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
-            socket.create_connection(store, timeout=_STORE_SECONDS).close()
-        except ConnectionRefusedError:  # torchrun, which serves the store, died before the lines above
-            sys.exit(1)
-        except OSError:  # it may be slow, or behind a name that is not known yet
-            return
 
 
 def log_sweep() -> None:
@@ -98,8 +71,7 @@ def set_up_process(threads: int) -> None:
 
 @contextmanager
 def importing() -> Iterator[None]:
-    """Halts the garbage collector while modules are imported. What they make stays; without this, it is searched again
-    and again."""
+    """Halts the garbage collector while modules are imported: it would search what stays again and again."""
     gc.disable()
     try:
         yield
@@ -124,32 +96,20 @@ def set_up_torch(config: "DictConfig") -> None:
 
 
 def keep_freed_memory() -> None:
-    """Makes glibc keep freed memory instead of giving it back to the kernel.
-
-    An inner loop frees and takes the same tensors a thousand times a second. If the memory went back, the kernel would
-    have to zero every page again each time.
-    """
-    if not sys.platform.startswith("linux"):
-        return
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)  # absent in other C libraries
-    if mallopt is not None:
-        mallopt(_M_MMAP_THRESHOLD, _LARGEST_ALLOWED)
-        mallopt(_M_TRIM_THRESHOLD, _NEVER)
+    """Makes glibc keep freed memory instead of giving it back to the kernel, which would have to zero every page again:
+    an inner loop frees and takes the same tensors a thousand times a second."""
+    if sys.platform.startswith("linux"):
+        libc = ctypes.CDLL(None)
+        libc.mallopt(_M_MMAP_THRESHOLD, _LARGEST_ALLOWED)
+        libc.mallopt(_M_TRIM_THRESHOLD, _NEVER)
 
 
 # The end of a process
 
 
-class Ending(NamedTuple):
-    """An exit code, and the error behind it where there is one."""
-
-    code: int
-    error: str = ""
-
-
 def exit_code_of(run: Callable[[], int]) -> int:
     """What `run` returns. If it raises an error that needs no traceback: reports it and gives its exit code."""
-    return ending_of(run).code
+    return ending_of(run)[0]
 
 
 def exit_code_of_process(run: Callable[[], int]) -> int:
@@ -165,19 +125,19 @@ def exit_code_of_process(run: Callable[[], int]) -> int:
         return INTERRUPTED
 
 
-def ending_of(run: Callable[[], int]) -> Ending:
-    """As `exit_code_of`, with the error's message."""
+def ending_of(run: Callable[[], int]) -> tuple[int, str]:
+    """As `exit_code_of`, with the error's message; empty without an error."""
     try:
-        return Ending(run())
+        return run(), ""
     except (ConfigError, DataError) as error:
-        return Ending(report_error(error, DISK if comes_from_disk(error) else BAD_CONFIG), str(error))
+        return report_error(error, DISK if comes_from_disk(error) else BAD_CONFIG), str(error)
     except RunError as error:
-        return Ending(report_error(error, DISK if isinstance(error, DiskError) else FAILED), str(error))
+        return report_error(error, DISK if isinstance(error, DiskError) else FAILED), str(error)
     except OSError as error:
         if not is_disk_fault(error):
             raise
         disk_error = unwritten(Path(os.fsdecode(error.filename or "a file")), error, "used")
-        return Ending(report_error(disk_error, DISK), str(disk_error))
+        return report_error(disk_error, DISK), str(disk_error)
 
 
 def report_error(error: BaseException, code: int) -> int:
@@ -185,17 +145,21 @@ def report_error(error: BaseException, code: int) -> int:
     local_rank = os.environ.get("LOCAL_RANK", "0")
     if not local_rank.isdecimal() or int(local_rank) == 0:
         notes = "".join(f"\n{note}" for note in getattr(error, "__notes__", []))
-        with suppress(OSError):  # stderr may be a file on the same full disk
-            print(f"error: {printable(f'{error}{notes}')}", file=sys.stderr)
         log.debug("ended by %s: %s%s", type(error).__name__, error, notes)  # for train.log
-        note_cause(f"error: {printable(f'{error}{notes}')}")
+        print_cause(f"error: {error}{notes}")
     elif code == BAD_CONFIG:
         # torchrun ends all ranks when the first one fails: give rank zero of the host the time to report.
         time.sleep(_OWN_RANK_SECONDS)
         number = os.environ.get("RANK", "?").zfill(len(os.environ.get("WORLD_SIZE", "")))
-        print(f"error: worker{number}: {printable(str(error))}", file=sys.stderr)
-        note_cause(f"error: worker{number}: {printable(str(error))}")
+        print_cause(f"error: worker{number}: {error}")
     return code
+
+
+def print_cause(message: str) -> None:
+    """Prints what ends this process to stderr, and notes it for torchrun."""
+    with suppress(OSError):  # stderr may be a file on the same full disk
+        print(printable(message), file=sys.stderr)
+    note_cause(printable(message))
 
 
 def note_cause(message: str) -> None:
@@ -211,7 +175,7 @@ def note_cause(message: str) -> None:
 
 def without_memory(error: Exception) -> str | None:
     """What to report of an error that is a lack of memory; None for another one."""
-    line = str(error).splitlines()[0] if str(error) else type(error).__name__
+    line = first_line(error)
     lacks = isinstance(error, MemoryError) or getattr(error, "errno", None) == errno.ENOMEM
     if not lacks and not any(sign in line for sign in _NO_MEMORY):
         return None
@@ -219,8 +183,8 @@ def without_memory(error: Exception) -> str | None:
 
 
 def reader_has_left() -> bool:
-    """Whether stdout is a pipe without a reader: `head` has had enough. What is left of the output is dropped
-    then, or Python would complain at its end."""
+    """Whether stdout is a pipe without a reader: `head` has had enough. What is left of the output is dropped then, or
+    Python would complain at its end."""
     pipe = select.poll()
     pipe.register(1, 0)
     left = any(event & select.POLLERR for _, event in pipe.poll(0))
@@ -230,10 +194,10 @@ def reader_has_left() -> bool:
 
 
 def print_all(text: str) -> int:
-    """Prints what a command was asked for; returns the exit code. That its reader has left is no failure, and
-    changes no other code of the command."""
+    """Prints what a command was asked for, with control characters written out; returns the exit code. That its reader
+    has left is no failure, and changes no other code of the command."""
     try:
-        print(text, flush=True)
+        print(printable(text), flush=True)
     except BrokenPipeError:
         if not reader_has_left():
             raise
@@ -242,8 +206,6 @@ def print_all(text: str) -> int:
 
 def versions() -> str:
     """This program's version, and those of torch and hydra-core if they are installed."""
-    packages = [f"metalearn {own_version() or '(a checkout that is not installed)'}"]
-    for name in ("torch", "hydra-core"):
-        version = version_of(name)
-        packages.append(f"{name} {version}" if version else f"no {name}")
-    return ", ".join(packages)
+    others = {name: version_of(name) for name in ("torch", "hydra-core")}
+    packages = [f"{name} {version}" if version else f"no {name}" for name, version in others.items()]
+    return ", ".join([f"metalearn {own_version() or '(a checkout that is not installed)'}", *packages])

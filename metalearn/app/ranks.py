@@ -1,7 +1,5 @@
-"""The launcher: starts the ranks of this host, and waits for them.
-
-Only launchers import this module: torch's agent imports for half a second.
-"""
+"""The launcher: starts the ranks of this host, and waits for them. Only launchers import this module: torch's agent
+imports for half a second."""
 
 import logging
 import os
@@ -17,10 +15,10 @@ from distributed.launch.isolation import CannotIsolateError
 from distributed.launch.processes import can_fork
 from metalearn.app.job import Job
 from metalearn.app.parts import Parts, check_device
-from metalearn.app.process import OK, exit_code_of_process
+from metalearn.app.process import exit_code_of_process, print_all
 from metalearn.app.run import check_run, look_into_folder
 from metalearn.config.check import computes_elsewhere, on_several_hosts
-from metalearn.errors import ConfigError, RunError, printable
+from metalearn.errors import ConfigError, RunError
 from metalearn.reporting.logging import log_to_terminal
 from metalearn.runs import checkpoint, folder
 from metalearn.runs.folder import FolderState
@@ -32,15 +30,13 @@ log = logging.getLogger("metalearn")
 
 
 def start(rank_main: Callable[[Job], int], parts: Parts) -> int:
-    """The launcher: checks the run, then has each rank of this host run `rank_main` with the job, and waits; returns
-    the exit code."""
+    """The launcher: checks the run, has each rank of this host run `rank_main`, and waits; returns the exit code."""
     job = parts.job
     first_host = job.config.launch.node_rank == 0
     log_to_terminal(logging.INFO if first_host else logging.ERROR)  # rank zero's launcher reports for all hosts
     state, done = look_into_folder(parts) if first_host else (None, None)
     if done is not None and not on_several_hosts(job.config):
-        print(printable(done))
-        return OK
+        return print_all(done)
     check_run(parts, state.snapshot if state else None)
     with _refusals():  # before the run folder is made or changed
         if computes_elsewhere(job.config):
@@ -66,12 +62,10 @@ def job_of_ranks(job: Job, state: FolderState) -> Job:
 
 
 def launch_ranks(rank_main: Callable[[Job], int], job: Job, *, max_restarts: int) -> int:
-    """Runs `rank_main(job)` for each rank of this host, and waits; returns the exit code.
-
-    The ranks are forks of this process, which has composed the job and imported torch. A fork inherits no other thread
-    and cannot use a GPU; where there are such, or no room for locks, or the ranks are on other hosts, each rank is a
-    program that is given the job's arguments, and composes it again.
-    """
+    """Runs `rank_main(job)` for each rank of this host, and waits; returns the exit code. The ranks are forks of this
+    process, which has composed the job and imported torch. A fork inherits no other thread and cannot use a GPU; where
+    there are such, or no room for locks, or the ranks are on other hosts, each rank is a program that is given the
+    job's arguments, and composes it again."""
     program = [*job.program.arguments, *job.arguments]
     config = _launch_config(job)
     with _refusals():

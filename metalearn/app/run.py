@@ -5,7 +5,6 @@ import math
 import os
 import shlex
 import signal
-import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -19,81 +18,34 @@ from distributed.errors import StoppedByLeader
 from distributed.info import GOODBYE_SECONDS, get_world_info, on_one_host
 from distributed.launch.meeting import note_end
 from distributed.launch.processes import FOLLOWS
+from metalearn.app import process
 from metalearn.app.job import Job
 from metalearn.app.parts import UNKNOWN, Parts, check_unseen, described, seen_in, warn_of_seen_drawers
-from metalearn.app.process import (
-    BAD_CONFIG,
-    DISK,
-    DIVERGED,
-    FAILED,
-    OK,
-    exit_code_of,
-    note_cause,
-    report_error,
-    without_memory,
-)
 from metalearn.config.check import on_several_hosts, started_by_launcher
 from metalearn.config.options import CONF
 from metalearn.config.values import to_container
-from metalearn.errors import (
-    ConfigError,
-    DataError,
-    DiskError,
-    DivergedError,
-    MixedWorkersError,
-    RunError,
-    as_typed,
-    printable,
-)
+from metalearn.errors import ConfigError, DataError, DiskError, DivergedError, MixedWorkersError, RunError, as_typed
 from metalearn.nn.backends import describe
 from metalearn.reporting.loggers import Window
 from metalearn.reporting.logging import detach, log_to_file, log_to_terminal
-from metalearn.reporting.page import Picture, episode_picture, has_pictures
+from metalearn.reporting.page import episode_picture, has_pictures
 from metalearn.reporting.plots import adaptation, bits_by_position, learning_curve
 from metalearn.reporting.report import REPORT, ShownLearner, ShownTask, write_report
+from metalearn.runs import folder, metrics
 from metalearn.runs.checkpoint import ORIGIN, Checkpointer, Snapshot, fitted, rewind
-from metalearn.runs.folder import (
-    PATIENCE,
-    PAUSED,
-    PRUNED,
-    STOP,
-    FolderState,
-    check_copy,
-    copy_best,
-    inspect,
-    is_own,
-    lock,
-    report_if_done,
-    run_report,
-    write_result,
-)
-from metalearn.runs.metrics import (
-    KEY,
-    TESTS,
-    Seen,
-    figures_of,
-    from_meta,
-    main_metric,
-    of_wrong_labels,
-    to_meta,
-    write_table,
-)
 from metalearn.runs.signals import Interrupted, Stops, StopSignal
 from metalearn.storage.files import comes_from_disk, is_disk_fault, unwritten, writing
 from metalearn.tasks.common.episodes import class_names_of
 from metalearn.training.chunks import check_compatible, episodes_of, placing
+from metalearn.training.settings import tasks_in_chunks
 from metalearn.training.trainer import Paused, Stopped, Trainer, TrainState
 from metalearn.types import Batch, Episode, Model, Params, Strategy
 
 Result = dict[str, Any]
-
-Commands = list[tuple[int, list[str]]]
+Commands = list[tuple[int, list[str]]]  # those that have made a run: the step from which on, and the words
 
 DATA = "data"  # the key of the digest of the data in checkpoints and in result.json
-
-COMMANDS = "commands"
-"""The key of the commands that have made a run, in its checkpoints: pairs of the step from which on, and the words."""
-
+COMMANDS = "commands"  # the key of the run's `Commands` in checkpoints
 CHUNK = "chunk"  # what rank zero shares of its chunks, since they may depend on the kernels that a host can compile
 SHOWN_TASKS, SHOWN_SAMPLES = 4, 60  # how many test tasks, or test samples, the report shows
 
@@ -103,19 +55,18 @@ log = logging.getLogger("metalearn")
 # Before a run
 
 
-def look_into_folder(parts: Parts) -> tuple[FolderState, str | None]:
-    """Inspects the run folder, which stays as it is; returns its state, and the report if nothing is left to do. If the
-    run is complete already, its model is handed out. Raises ConfigError if the run may not go on in this folder; see
-    `inspect`. Or the model cannot be handed out there."""
+def look_into_folder(parts: Parts) -> tuple[folder.FolderState, str | None]:
+    """Inspects the run folder, which stays as it is; returns its state, and the report if nothing is left to do. Hands
+    out the model of a complete run. Raises ConfigError if it cannot, or the run may not go on there; see `inspect`."""
     job = parts.job
-    check_copy(job.config.launch.model)
-    folder = inspect(job.run_dir, job.config, parts.start, parts.restored)
-    done = report_if_done(job.run_dir, job.config, folder)
-    if done is not None and folder.snapshot is not None:
-        compare_with_saved(parts, folder.snapshot, goes_on=False)
-    if folder.result is not None:
+    folder.check_copy(job.config.launch.model)
+    inspected = folder.inspect(job.run_dir, job.config, parts.start, parts.restored)
+    done = folder.report_if_done(job.run_dir, job.config, inspected)
+    if done is not None and inspected.snapshot is not None:
+        compare_with_saved(parts, inspected.snapshot, goes_on=False)
+    if inspected.result is not None:
         hand_out(job)
-    return folder, done
+    return inspected, done
 
 
 def check_run(parts: Parts, begun: Snapshot | None) -> None:
@@ -131,12 +82,9 @@ def check_run(parts: Parts, begun: Snapshot | None) -> None:
 
 def compare_with_saved(parts: Parts, saved: Snapshot, *, goes_on: bool) -> None:
     """Compares what a checkpoint was trained with and what is asked for, where the keys alone do not tell: the content
-    of the data, and the rates of a schedule that falls towards another last step. One line names what differs. Raises
-    ConfigError if the run is to go on with other data, or these lie elsewhere, and no `resume` names the checkpoint.
-
-    Args:
-        goes_on: the run goes on from the checkpoint; else only its result is reported.
-    """
+    of the data, and the rates of a schedule that falls towards another last step. One line names what differs. The run
+    `goes_on` from the checkpoint; else only its result is reported. Raises ConfigError if it is to go on with other
+    data, or these lie elsewhere, and no `resume` names the checkpoint."""
     job, changes = parts.job, []
     try:
         other_data = parts.content.is_known_otherwise(saved.meta.get(DATA))
@@ -162,46 +110,44 @@ def compare_with_saved(parts: Parts, saved: Snapshot, *, goes_on: bool) -> None:
     log.warning("%sType run=NAME for a run with these", what)
 
 
-def seen_by(parts: Parts, begun: Snapshot | None) -> Seen:
-    """The classes that a run sees, with those that the parameters have seen that it begins from, or goes on from. A run
-    without steps only validates."""
+def seen_by(parts: Parts, begun: Snapshot | None) -> metrics.Seen:
+    """The classes that a run sees, or that the parameters have seen that it begins from or goes on from."""
     seen = seen_in(parts.source, parts.settings.steps).joined(parts.start_seen)
-    return seen.joined(from_meta(begun.meta)) if begun else seen
+    return seen.joined(metrics.from_meta(begun.meta)) if begun else seen
 
 
 # Rank zero
 
 
 def lead(parts: Parts) -> int:
-    """Rank zero, or the only process of a run: checks the run, if no launcher has, then trains and tests, and writes
-    everything; returns the exit code."""
+    """Rank zero: checks the run, if no launcher has, trains, tests and writes everything; returns the exit code."""
     job, launched = parts.job, started_by_launcher()
     log_to_terminal(logging.ERROR if launched else logging.INFO)  # the launcher has logged what is checked here
     if not launched:  # before the run folder is made or changed
-        folder, done = look_into_folder(parts)
+        inspected, done = look_into_folder(parts)
         if done is not None:
             return _report(parts, done)
-        check_run(parts, folder.snapshot)
-    with lock(job.run_dir, wait=job.in_sweep):
-        folder, done = look_into_folder(parts)  # another process may have been in it before the lock was held
+        check_run(parts, inspected.snapshot)
+    with folder.lock(job.run_dir, wait=job.in_sweep):
+        inspected, done = look_into_folder(parts)  # another process may have been in it before the lock was held
         if done is not None:
             return _report(parts, done)
         if launched:
-            check_run(parts, folder.snapshot)
+            check_run(parts, inspected.snapshot)
         log_to_terminal()
         if job.in_sweep:
-            return _train_and_close(parts, folder)
+            return _train_and_close(parts, inspected)
         assert job.whole is not None
 
         def task(config: DictConfig) -> int:
-            return exit_code_of(lambda: _train_and_close(parts, folder))  # Hydra would report an error too
+            return process.exit_code_of(lambda: _train_and_close(parts, inspected))  # Hydra would report an error too
 
         return run_by_hydra(task, job.whole, job.run_dir)
 
 
 def _report(parts: Parts, done: str) -> int:
     """Reports a run in which nothing is left to do. Ranks on other hosts, which wait for this one, are let go."""
-    print(printable(done), flush=True)
+    process.print_all(done)
     if on_several_hosts(parts.job.config):
         try:
             strategy = parts.connect()
@@ -209,10 +155,10 @@ def _report(parts: Parts, done: str) -> int:
             strategy.close()
         except (RuntimeError, ConnectionError, TimeoutError, MixedWorkersError) as error:
             log.debug("%s", error)  # they were not started, or have ended: nothing is lost
-    return OK
+    return process.OK
 
 
-def _train_and_close(parts: Parts, folder: FolderState) -> int:
+def _train_and_close(parts: Parts, inspected: folder.FolderState) -> int:
     """Connects the workers, trains, and closes what was opened, whatever has happened; returns the exit code."""
     stop = StopSignal()
     handler = log_to_file(parts.job.run_dir / "train.log")
@@ -221,14 +167,14 @@ def _train_and_close(parts: Parts, folder: FolderState) -> int:
             strategy = parts.connect()
         assert strategy.drives
         with closing(strategy):
-            code = train(parts, folder, strategy, stop)
+            code = train(parts, inspected, strategy, stop)
             note_end(code)  # before the others are dismissed: whatever becomes of them then, nothing is started again
             return code
     except DivergedError as error:
-        return report_error(error, DIVERGED)
+        return process.report_error(error, process.DIVERGED)
     except MixedWorkersError as error:
-        note_end(BAD_CONFIG)
-        return report_error(error, BAD_CONFIG)
+        note_end(process.BAD_CONFIG)
+        return process.report_error(error, process.BAD_CONFIG)
     except Interrupted:
         log.info("stopped before the workers had met")
         note_end(stop.exit_code)
@@ -237,19 +183,19 @@ def _train_and_close(parts: Parts, folder: FolderState) -> int:
         log.debug("ended by DiskError: %s", error)  # for train.log
         raise
     except (ConfigError, DataError, RunError, ConnectionError, TimeoutError) as error:
-        code = DISK if comes_from_disk(error) else FAILED
+        code = process.DISK if comes_from_disk(error) else process.FAILED
         if not isinstance(error, ConnectionError | TimeoutError):  # no worker is lost: it would fail so again
             note_end(code)
-        return report_error(error, code)
+        return process.report_error(error, code)
     except Exception as error:
-        note_end(DISK if is_disk_fault(error) else FAILED)
-        if (why := without_memory(error)) is not None:
-            return report_error(RunError(why), FAILED)
+        note_end(process.DISK if is_disk_fault(error) else process.FAILED)
+        if (why := process.without_memory(error)) is not None:
+            return process.report_error(RunError(why), process.FAILED)
         if is_disk_fault(error):
             raise
         log.exception("the run failed")
-        note_cause(f"error: the run failed: {type(error).__name__}: {error}")
-        return FAILED
+        process.note_cause(f"error: the run failed: {type(error).__name__}: {error}")
+        return process.FAILED
     finally:
         detach(handler)
         stop.restore()
@@ -264,24 +210,20 @@ def closing(strategy: Strategy) -> Iterator[None]:
     except BaseException as error:
         lost_or_stopped = ConnectionError | TimeoutError | KeyboardInterrupt
         if strategy.drives and get_world_info().rank == 0 and not isinstance(error, lost_or_stopped):
-            note_end(DIVERGED if isinstance(error, DivergedError) else DISK if comes_from_disk(error) else FAILED)
+            broken = process.DISK if comes_from_disk(error) else process.FAILED
+            note_end(process.DIVERGED if isinstance(error, DivergedError) else broken)
         strategy.close(failure=error)
         raise
     strategy.close()
-
-
-# Other ranks
 
 
 def serve_run(parts: Parts) -> int:
     """Another rank of a run: checks it as rank zero does, without its folder, and serves; returns the exit code."""
     job = parts.job
     log_to_terminal(logging.ERROR)
-    done = report_if_done(job.run_dir, job.config, None)
+    done = folder.report_if_done(job.run_dir, job.config, None)
     if done is not None and not on_several_hosts(job.config):  # where only rank zero may see the run folder
-        if done:
-            print(printable(done))
-        return OK
+        return process.print_all(done) if done else process.OK
     check_run(parts, None)
     return serve(parts, lambda strategy: follow(parts, strategy))
 
@@ -304,20 +246,14 @@ def serve(parts: Parts, drive: Callable[[Strategy], object]) -> int:
         log.debug("%s", error)  # rank zero has reported the cause
         return FOLLOWS
     except (RuntimeError, ConnectionError, TimeoutError) as error:
-        message = printable(f"error: {get_world_info().worker_name}: {error}")
-        print(message, file=sys.stderr)
-        note_cause(message)
-        return FAILED
-    return OK
+        process.print_cause(f"error: {get_world_info().worker_name}: {error}")
+        return process.FAILED
+    return process.OK
 
 
 def follow(parts: Parts, strategy: Strategy) -> None:
-    """The other ranks of a strategy that all ranks drive: take the same steps and write nothing.
-
-    Raises:
-        Paused: as on rank zero. If that is asked to stop, it ends this process.
-        RunError: a value that is not finite.
-    """
+    """The other ranks of a strategy that all ranks drive: take the same steps and write nothing. Raises Paused as on
+    rank zero, which ends this process if it is asked to stop; and RunError for a value that is not finite."""
     begun = strategy.share(None)
     if begun is None:  # there is nothing left to do
         return
@@ -331,15 +267,11 @@ def follow(parts: Parts, strategy: Strategy) -> None:
     trainer.evaluate(state.params, "test", parts.settings.test_tasks)
 
 
-# What rank zero does with its workers
-
-
-def train(parts: Parts, folder: FolderState, strategy: Strategy, stop: StopSignal) -> int:
-    """Rank zero: trains to the end, or to a stop that was asked for, and writes what became of the run; returns the
-    exit code. Raises RunError for a value that is not finite, a checkpoint that is gone, or a file that cannot be
-    written."""
-    job, pause = parts.job, parts.job.run_dir / STOP
-    trainer = begin(parts, folder, strategy)
+def train(parts: Parts, inspected: folder.FolderState, strategy: Strategy, stop: StopSignal) -> int:
+    """Rank zero: trains to the end or a stop that was asked for, and writes what became of the run; returns the exit
+    code. Raises RunError for a value that is not finite, or a checkpoint or file that cannot be read or written."""
+    job, pause = parts.job, parts.job.run_dir / folder.STOP
+    trainer = begin(parts, inspected, strategy)
     trainer.stops = Stops(lambda: stop.requested or pause.exists(), stop.interruptible)
     try:
         try:
@@ -347,12 +279,12 @@ def train(parts: Parts, folder: FolderState, strategy: Strategy, stop: StopSigna
         finally:
             trainer.log.close()
     except Paused as paused:
-        write_result(job.run_dir, result_of(job, PAUSED, trainer.state))
+        folder.write_result(job.run_dir, result_of(job, folder.PAUSED, trainer.state))
         log.info("%s", paused)
-        return OK
+        return process.OK
     except Stopped as stopped:
         if not stop.requested:  # a file has asked for it
-            write_result(job.run_dir, result_of(job, PRUNED, trainer.state))
+            folder.write_result(job.run_dir, result_of(job, folder.PRUNED, trainer.state))
         note_end(stop.exit_code)
         log.info("%s", stopped)
         strategy.dismiss()
@@ -360,22 +292,19 @@ def train(parts: Parts, folder: FolderState, strategy: Strategy, stop: StopSigna
             strategy.close(failure=stopped)
         return stop.exit_code
     except DivergedError as error:
-        write_result(job.run_dir, result_of(job, "diverged", trainer.state) | {"steps": error.step - 1})
+        folder.write_result(job.run_dir, result_of(job, "diverged", trainer.state) | {"steps": error.step - 1})
         raise
     # Draw before writing result.json: a finished run is never drawn again.
     draw(parts, trainer, tested, result)
-    write_result(job.run_dir, result)
+    folder.write_result(job.run_dir, result)
     hand_out(job)
-    print(printable(run_report(job.run_dir, result)))
-    return OK
+    return process.print_all(folder.run_report(job.run_dir, result))
 
 
 def run_by_hydra(task: Callable[[DictConfig], int], whole: DictConfig, run_dir: Path) -> int:
-    """Lets Hydra make the run folder and its `.hydra`, then call `task`; returns the task's exit code.
-
-    This is what `hydra.main` does, but for composing the config, which `whole` is already: to do it again takes half a
-    second, and `hydra.main` cannot name a run by what was typed and differs from the defaults of its experiment.
-    """
+    """Lets Hydra make the run folder and its `.hydra`, then call `task`; returns the task's exit code. `hydra.main`
+    would compose the config again, which `whole` is already: that takes half a second, and it cannot name a run by what
+    was typed and differs from the defaults of its experiment."""
     from hydra import initialize_config_dir
     from hydra._internal.callbacks import Callbacks
     from hydra.core.global_hydra import GlobalHydra
@@ -395,10 +324,10 @@ def run_by_hydra(task: Callable[[DictConfig], int], whole: DictConfig, run_dir: 
     return code
 
 
-def begin(parts: Parts, folder: FolderState, strategy: Strategy) -> Trainer:
+def begin(parts: Parts, inspected: folder.FolderState, strategy: Strategy) -> Trainer:
     """The trainer of a run that begins, or goes on, with its log."""
-    job, begun, settings = parts.job, folder.snapshot, parts.settings
-    state = resume_or_begin(parts, folder)
+    job, begun, settings = parts.job, inspected.snapshot, parts.settings
+    state = resume_or_begin(parts, inspected)
     with writing(job.run_dir):  # of a run that was complete, or paused, and goes on
         (job.run_dir / "result.json").unlink(missing_ok=True)
     saved = begun.state if begun else {}
@@ -413,7 +342,7 @@ def begin(parts: Parts, folder: FolderState, strategy: Strategy) -> Trainer:
     trainer.checkpointer, trainer.log = parts.checkpointer, run_log
     trainer.meta = {
         "config": to_container(job.config),
-        KEY: to_meta(seen_by(parts, begun)),
+        metrics.KEY: metrics.to_meta(seen_by(parts, begun)),
         DATA: parts.content.digest,
         COMMANDS: commands_of(job, begun),
         ORIGIN: begun and begun.meta.get(ORIGIN),
@@ -422,33 +351,34 @@ def begin(parts: Parts, folder: FolderState, strategy: Strategy) -> Trainer:
     return trainer
 
 
-def resume_or_begin(parts: Parts, folder: FolderState) -> TrainState:
+def resume_or_begin(parts: Parts, inspected: folder.FolderState) -> TrainState:
     """The state as the run folder has it, or at its start."""
-    if folder.snapshot is None:
+    if inspected.snapshot is None:
         parts.checkpointer.settle(0, None)
         for note in parts.start_notes:
             log.warning("%s", note)
         return parts.new_state()
-    state, resume = parts.restored(folder.snapshot), parts.job.config.resume
-    if folder.rewinds:
+    state, resume = parts.restored(inspected.snapshot), parts.job.config.resume
+    if inspected.rewinds:
         rewind(parts.job.run_dir, state.step)
     if not parts.checkpointer.settle(state.step, state.best["step"] if state.best else None):
         state.best = None  # it belonged to another folder, or to steps that are gone
-    if resume not in ("auto", "never") and not from_meta(folder.snapshot.meta).complete:
+    if resume not in ("auto", "never") and not metrics.from_meta(inspected.snapshot.meta).complete:
         log.warning("resume=%s: %s", resume, UNKNOWN)
     log.info("going on after step %d", state.step)
     return state
 
 
 def train_and_test(parts: Parts, trainer: Trainer) -> tuple[Result, Params]:
-    """Trains to the last step, and tests the best checkpoint; returns the result, and the parameters tested.
-
-    Raises:
-        Stopped: the run was asked to stop; a checkpoint is saved.
-        RunError: as `train`.
-    """
+    """Trains to the last step, and tests the best checkpoint; returns the result, and the parameters tested. Raises
+    Stopped if the run was asked to stop, when a checkpoint is saved; and RunError as `train`."""
     job, settings, state, run_log = parts.job, parts.settings, trainer.state, trainer.log
-    run_log.start(trainer.meta["config"], first_pictures(parts))
+    pictures = {}
+    for split in ("train", "test") if parts.algorithm.trained_on == "tasks" else ():
+        first = episodes_of(parts.source, split, torch.tensor([0]), parts.algorithm.computes)
+        if has_pictures(first):
+            pictures[split] = episode_picture(first)
+    run_log.start(trainer.meta["config"], pictures)
     size = trainer.training.chunk if isinstance(trainer.training.chunk, int) else None  # else it is computed anywhere
     trainer.strategy.share(state.snapshot(trainer.meta | {CHUNK: size}, {}))
     trainer.fit()
@@ -467,17 +397,17 @@ def train_and_test(parts: Parts, trainer: Trainer) -> tuple[Result, Params]:
         values = trainer.evaluate(tested, "test", settings.test_tasks)
     except Interrupted:
         raise Stopped("stopped in the test, which the same command makes again") from None
-    write_table(job.run_dir / TESTS, values)
-    seen = from_meta(trainer.meta)
-    figures = figures_of(values, parts.source, "test", trainer.evaluation.unit, parts.model.reach)
+    metrics.write_table(job.run_dir / metrics.TESTS, values)
+    seen = metrics.from_meta(trainer.meta)
+    figures = metrics.figures_of(values, parts.source, "test", trainer.evaluation.unit, parts.model.reach)
     figures |= check_unseen(seen, parts.source, "test", job.config.seen_classes)
-    figures |= of_wrong_labels(tested, parts.source)
+    figures |= metrics.of_wrong_labels(tested, parts.source)
     run_log.evaluation(state.step, "test", figures)
     check_finite(job.config, "test", figures, state.step)
     final = {f"hparam/test_{name}": value for name, value in figures.items() if isinstance(value, int | float)}
     run_log.result(trainer.meta["config"], final)
     result = result_of(job, "completed", state) | {
-        **({PATIENCE: settings.patience} if trainer.ended_by_patience else {}),
+        **({folder.PATIENCE: settings.patience} if trainer.ended_by_patience else {}),
         DATA: trainer.meta[DATA],
         "test": figures | {"transductive": parts.transductive},
     }
@@ -485,9 +415,8 @@ def train_and_test(parts: Parts, trainer: Trainer) -> tuple[Result, Params]:
 
 
 def check_finite(config: DictConfig, split: str, figures: Mapping[str, Any], step: int) -> None:
-    """Raises DivergedError for a validation or a test after a step whose loss or metric is not finite: nothing can be
-    compared with it."""
-    wrong = [name for name in (main_metric(figures), "loss") if not math.isfinite(figures.get(name, 0.0))]
+    """Raises DivergedError for a validation or a test after a step whose loss or metric is not finite."""
+    wrong = [name for name in (metrics.main_metric(figures), "loss") if not math.isfinite(figures.get(name, 0.0))]
     if not wrong:
         return
     rate = OmegaConf.select(config, "algorithm.inner_lr")
@@ -500,16 +429,15 @@ def result_of(job: Job, status: str, state: TrainState) -> Result:
     return {
         "status": status, "experiment": job.experiment, "run": str(job.config.run), "seed": job.config.seed,
         "steps": state.step, "seconds": round(state.seconds, 3), "workers": job.workers,
-        "device": described(job.config.device), "val": state.latest if status == PAUSED else state.best,
+        "device": described(job.config.device), "val": state.latest if status == folder.PAUSED else state.best,
     }  # fmt: skip
 
 
 def hand_out(job: Job) -> None:
-    """Copies what a completed run has learned to where the config asks for it; jobs of a multirun copy nothing. Raises
-    RunError if the folder cannot be written."""
+    """Copies what a complete run has learned to `launch.model`, if not in a multirun. Raises RunError if it cannot."""
     target = job.config.launch.model
     if target is not None and not job.in_sweep:
-        copy_best(job.run_dir, Path(target))
+        folder.copy_best(job.run_dir, Path(target))
 
 
 def commands_of(job: Job, begun: Snapshot | None) -> Commands:
@@ -519,7 +447,7 @@ def commands_of(job: Job, begun: Snapshot | None) -> Commands:
         """Whether an argument only says how, or how long, this process runs."""
         key, _, value = word.partition("=")
         if key == "resume":
-            return value in ("auto", "never") or is_own(job.run_dir, job.config.resume)
+            return value in ("auto", "never") or folder.is_own(job.run_dir, job.config.resume)
         return key in ("pause_after", "workers", "checkpoint.every")
 
     command = [*job.program.name.split(), *(word for word in job.arguments if not is_free(word))]
@@ -537,11 +465,12 @@ def log_start(parts: Parts, trainer: Trainer) -> None:
     job, settings, (chunk, unit) = parts.job, parts.settings, trainer.training
     size = chunk if isinstance(chunk, int) else f"up to {parts.source.group('train')}"  # type: ignore[attr-defined]
     log.info("%s: %d steps, %d workers, %s %s a chunk", job.run_dir, settings.steps, job.workers, size, unit)
-    if (idle := parts.idle_workers()) and settings.steps:
-        chunks, share = job.workers - idle, math.ceil(settings.meta_batch_size / job.workers)
+    chunks = len(tasks_in_chunks(0, settings.meta_batch_size, chunk))
+    if chunks < job.workers and settings.steps:
         log.warning(
             "%d of %d workers compute nothing, since a step has %d chunks; type trainer.task_chunk=%d, which rounds "
-            "otherwise, or take fewer workers", idle, job.workers, chunks, share,
+            "otherwise, or take fewer workers", job.workers - chunks, job.workers, chunks,
+            math.ceil(settings.meta_batch_size / job.workers),
         )  # fmt: skip
     if parts.device.type == "cuda" and job.workers == 1 and (gpus := torch.cuda.device_count()) > 1:
         log.info("this host has %d GPUs, of which one computes; type workers=%d to use all", gpus, gpus)
@@ -566,15 +495,6 @@ def log_network(model: Model) -> None:
         log.info("%s", model.note)
     for caution in model.cautions:
         log.warning("%s", caution)
-
-
-def first_pictures(parts: Parts) -> dict[str, Picture]:
-    """The first training task and the first test task as pictures; none where tasks are not made of pictures."""
-    if parts.algorithm.trained_on != "tasks":
-        return {}
-    loss = parts.algorithm.computes
-    tasks = {split: episodes_of(parts.source, split, torch.tensor([0]), loss) for split in ("train", "test")}
-    return {split: episode_picture(task) for split, task in tasks.items() if has_pictures(task)}
 
 
 # What is drawn of a completed run

@@ -9,30 +9,22 @@ import sys
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from hydra.core.hydra_config import HydraConfig
 from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 
+from metalearn.app import process
 from metalearn.app.job import Job, Program, to_job
-from metalearn.app.process import (
-    BAD_CONFIG,
-    DISK,
-    DIVERGED,
-    FAILED,
-    OK,
-    ending_of,
-    exit_code_of,
-    log_sweep,
-    set_up_process,
-)
+from metalearn.app.process import BAD_CONFIG, DISK, DIVERGED, FAILED, OK, exit_code_of
 from metalearn.config.check import check_rank_variables, started_as_rank
-from metalearn.config.compose import PROVIDER, compose_config, compose_sweeper, own_error, parsed, resolved, sweep_jobs
+from metalearn.config.compose import PROVIDER, compose_config, compose_sweeper, own_error, parsed, sweep_jobs
 from metalearn.config.options import CONF, groups, search_flags
 from metalearn.config.values import AUTO, FREE_KEYS, SEARCHED, experiment_of, quoted, run_name
 from metalearn.errors import ConfigError, DataError, as_typed, printable
+from metalearn.reporting.provenance import version_of
 from metalearn.runs.signals import STOPPED
 from metalearn.storage.files import is_disk_fault, read_json, unwritten
 
@@ -40,17 +32,13 @@ if TYPE_CHECKING:  # a grid of Hydra's own needs no sweeper of ours
     from hydra_async_sweeper.space import SweepPlan
 
 ROOT = Path(__file__).resolve().parents[2]
-
 OURS = "hydra_plugins.async_sweeper."  # where the sweepers are that search
 
-LAUNCHERS = {
+LAUNCHERS = {  # of other packages, and what to install for them
     "joblib": "hydra-joblib-launcher",
     "submitit_local": "hydra-submitit-launcher",
     "submitit_slurm": "hydra-submitit-launcher",
 }
-"""Launchers of other packages, and what to install for them."""
-
-FULL_ERROR = "HYDRA_FULL_ERROR"
 
 _DECIDING = ("trainer.steps", "trainer.patience", "pause_after", "resume", "resume_changes", "dataset.root")
 """Keys that may differ when a run goes on, but not among the trials of a sweep, which are compared."""
@@ -85,7 +73,7 @@ def run_sweep(program: Program, overrides: Sequence[str], run_job: RunJob) -> in
     try:
         sweeper, folder = compose_sweeper(overrides)
     except ConfigError as error:
-        if _has_plugin("async_sweeper"):
+        if version_of("hydra-async-sweeper"):
             raise
         raise ConfigError(
             f"{error}\nThe sweepers async and pbt are of the package hydra-async-sweeper, which is not installed; type "
@@ -103,39 +91,36 @@ def run_sweep(program: Program, overrides: Sequence[str], run_job: RunJob) -> in
         from metalearn.reporting.index import jobs_table  # imports torch, which the jobs have set up
 
         if table := jobs_table(folder, jobs):
-            print(printable(table), flush=True)
+            process.print_all(table)
         return code
     checked = check_trials(program, overrides, sweeper)
     if isinstance(checked, int):
         return checked
-    set_up_process(1)  # the process that imports torch and forks the trials inherits this
-    log_sweep()
-    attributes = {
-        "objective": checked.objective,
-        "maximized": checked.maximized,
-        "preload": preload(),
-        "free_keys": [key for key in FREE_KEYS if key not in _DECIDING],
-        "program": as_typed(shlex.join([*program.name.split(), *search_flags()])),
-        "groups_of_sweeps": ("sweep",),
-        "best_run": ("run=best",),
-        "segment": partial(segment, checked.steps),
-    }
+    process.set_up_process(1)  # the process that imports torch and forks the trials inherits this
+    process.log_sweep()
 
     def run_trial(config: DictConfig) -> dict[str, Any]:
         return trial(config, program, run_job)
 
-    for name, value in attributes.items():  # which the sweeper reads, as its `TaskTraits`
-        setattr(run_trial, name, value)
-    by_hydra(run_trial)
-    return OK
+    vars(run_trial).update(  # which the sweeper reads, as its `TaskTraits`
+        objective=checked.objective,
+        maximized=checked.maximized,
+        preload=preload(),
+        free_keys=[key for key in FREE_KEYS if key not in _DECIDING],
+        program=as_typed(shlex.join([*program.name.split(), *search_flags()])),
+        groups_of_sweeps=("sweep",),
+        best_run=("run=best",),
+        segment=partial(segment, checked.steps),
+    )
+    return by_hydra(run_trial)
 
 
-def by_hydra(task: Callable[[DictConfig], Any]) -> None:
-    """Lets Hydra compose the config of each job, and call `task`; or print what `--cfg`, `--info` and the like ask
-    for."""
+def by_hydra(task: Callable[[DictConfig], Any]) -> int:
+    """Lets Hydra call `task` with the config of each job, or print what `--cfg` and the like ask for; returns 0."""
     import hydra
 
     hydra.main(version_base="1.3", config_path=str(CONF), config_name="config")(task)()
+    return OK
 
 
 def run_grid_by_hydra(task: Callable[[DictConfig], int], sweep_dir: Path) -> int:
@@ -151,9 +136,7 @@ def run_grid_by_hydra(task: Callable[[DictConfig], int], sweep_dir: Path) -> int
         if codes[-1] != OK and os.getpid() != controller:  # only an error tells another process
             raise RuntimeError(f"the job ended with exit code {codes[-1]}")
 
-    # With this, Hydra raises its errors and those of a task, in place of a print and an exit of its own.
-    before = os.environ.get(FULL_ERROR)
-    os.environ[FULL_ERROR] = "1"
+    os.environ["HYDRA_FULL_ERROR"] = "1"  # raises errors of Hydra's and of a task, in place of a print and an exit
     try:
         by_hydra(job)
     except HydraException as error:
@@ -162,11 +145,6 @@ def run_grid_by_hydra(task: Callable[[DictConfig], int], sweep_dir: Path) -> int
         if not is_disk_fault(error) and not isinstance(error, PermissionError | IsADirectoryError):
             raise
         raise unwritten(Path(os.fsdecode(error.filename or sweep_dir)), error) from error
-    finally:
-        if before is None:
-            del os.environ[FULL_ERROR]
-        else:
-            os.environ[FULL_ERROR] = before
     return max(codes, default=OK)
 
 
@@ -174,21 +152,13 @@ def _check_launcher(overrides: Sequence[str]) -> None:
     """Raises ConfigError if the launcher of the jobs is not installed, or this host is no part of its cluster."""
     name = next((text.partition("=")[2] for text in overrides if text.startswith("hydra/launcher=")), "")
     package = LAUNCHERS.get(name)
-    if package is not None and not _has_plugin(package.replace("-", "_")):
+    if package is not None and version_of(package) is None:
         raise ConfigError(f"hydra/launcher={name}: is not installed; type pip install {package}")
     if name == "submitit_slurm" and shutil.which("srun") is None:
         raise ConfigError(
             "hydra/launcher=submitit_slurm: this host has no srun, so it is in no Slurm cluster; type the command "
             "on a host of the cluster, or hydra/launcher=submitit_local for jobs on this one"
         )
-
-
-def _has_plugin(name: str) -> bool:
-    """Whether Hydra finds this plugin."""
-    try:
-        return find_spec(f"hydra_plugins.{name}") is not None
-    except ModuleNotFoundError:  # there is no plugin at all
-        return False
 
 
 def segment(steps: int, round_: int, rounds: int, parent: Path | None, keys: Sequence[str]) -> list[str]:
@@ -204,13 +174,12 @@ def segment(steps: int, round_: int, rounds: int, parent: Path | None, keys: Seq
 
 def job_of(config: DictConfig, program: Program) -> Job:
     """The job of a multirun that Hydra has made this config and folder for. It draws only if told to."""
-    from hydra.core.hydra_config import HydraConfig
-
     hydra = HydraConfig.get()
     folder = Path(hydra.runtime.output_dir)
     flags = [f"--config-dir={place.path}" for place in hydra.runtime.config_sources if place.provider == PROVIDER]
     overrides = [*flags, *hydra.overrides.task, f"hydra.run.dir={quoted(folder)}"]
-    complete = resolved(config)
+    complete = config.copy()
+    OmegaConf.resolve(complete)
     if complete.run == AUTO:  # the folder, which Hydra has made, says what else is changed
         complete.run = run_name(complete.seed, {})
     for key in ("logger.plots", "logger.report"):
@@ -223,20 +192,14 @@ def job_of(config: DictConfig, program: Program) -> Job:
 
 def trial(config: DictConfig, program: Program, run_job: RunJob) -> dict[str, Any]:
     """Runs one trial; what became of it: `status`, `exit` (code), `error`, and the fields of its result.json."""
-    folder = Path()
-
-    def run() -> int:
-        nonlocal folder
-        job = job_of(config, program)
-        folder = job.run_dir
-        return run_job(job)
-
-    ending = ending_of(run)
-    result = read_json(folder / "result.json") if ending.code in (OK, FAILED, DIVERGED) else {}
-    error = ending.error or (reason_in(folder / "train.log") if ending.code in (FAILED, DIVERGED) else "")
+    folder = Path(HydraConfig.get().runtime.output_dir)
+    code, error = process.ending_of(lambda: run_job(job_of(config, program)))
+    result = read_json(folder / "result.json") if code in (OK, FAILED, DIVERGED) else {}
+    if not error and code in (FAILED, DIVERGED):
+        error = reason_in(folder / "train.log")
     statuses = {BAD_CONFIG: "refused", FAILED: "failed", DISK: "failed", **dict.fromkeys(STOPPED, "stopped")}
-    status = statuses.get(ending.code) or result.get("status", "failed")
-    return {**result, "status": status, "exit": ending.code, "error": error}
+    status = statuses.get(code) or result.get("status", "failed")
+    return {**result, "status": status, "exit": code, "error": error}
 
 
 def reason_in(path: Path) -> str:
@@ -250,8 +213,7 @@ def reason_in(path: Path) -> str:
 
 
 class Checked(NamedTuple):
-    """What the check of the trials has found: the default objective, the steps of a run, and the metrics of which more
-    is better."""
+    """What the check of trials has found: the default objective, a run's steps, the metrics to maximise."""
 
     objective: str
     steps: int
@@ -260,12 +222,8 @@ class Checked(NamedTuple):
 
 def check_trials(program: Program, overrides: Sequence[str], sweeper: Mapping[str, Any]) -> Checked | int:
     """Checks the search, then one option at a time and both ends of every number, in a child process: this one must not
-    import torch. Raises ConfigError for an override that describes no space, or a key of the sweeper with a value that
-    is not allowed.
-
-    Returns:
-        What was found; or the exit code if the child has refused a job, and has reported why.
-    """
+    import torch. Returns the exit code if the child has refused a job, and has reported why. Raises ConfigError for an
+    override that describes no space, or a key of the sweeper with a value that is not allowed."""
     # Here, since every run imports this file, and few are sweeps.
     from concurrent.futures import ProcessPoolExecutor
     from concurrent.futures.process import BrokenProcessPool
@@ -285,17 +243,15 @@ def check_trials(program: Program, overrides: Sequence[str], sweeper: Mapping[st
     sys.stderr.flush()
     with ProcessPoolExecutor(1, get_context("fork")) as child:
         try:
-            code, checked = child.submit(_in_child, program, plan, others, sweeper).result()
+            checked: Checked | int = child.submit(_in_child, program, plan, others, sweeper).result()
         except BrokenProcessPool:
-            code, checked = FAILED, None
-    if code not in (OK, BAD_CONFIG, DISK):
-        raise ConfigError(f"the check of the trials has ended with exit code {code}")
-    return code if checked is None else checked
+            checked = FAILED
+    if isinstance(checked, int) and checked not in (BAD_CONFIG, DISK):
+        raise ConfigError(f"the check of the trials has ended with exit code {checked}")
+    return checked
 
 
-def _in_child(
-    program: Program, plan: "SweepPlan", others: Sequence[str], sweeper: Mapping[str, Any]
-) -> tuple[int, Checked | None]:
+def _in_child(program: Program, plan: "SweepPlan", others: Sequence[str], sweeper: Mapping[str, Any]) -> Checked | int:
     checked: list[Checked] = []
 
     def check() -> int:
@@ -307,7 +263,7 @@ def _in_child(
     except Exception:
         traceback.print_exc()
         code = FAILED
-    return code, checked[0] if checked else None
+    return checked[0] if checked else code
 
 
 def _check(program: Program, plan: "SweepPlan", others: Sequence[str], sweeper: Mapping[str, Any]) -> Checked:
@@ -361,16 +317,15 @@ def _check(program: Program, plan: "SweepPlan", others: Sequence[str], sweeper: 
 
 
 def _check_rounds(plan: "SweepPlan", config: DictConfig, rounds: int, steps: int) -> None:
-    ends = [key for key in ("trainer.patience", "pause_after") if OmegaConf.select(config, key) is not None]
-    if ends:
-        value = OmegaConf.select(config, ends[0])
-        raise ConfigError(f"{ends[0]}={value}: ends a member before its round; type {ends[0]}=null")
-    fixed = [key for key in plan.space if key in ("trainer.steps", "seed") or key in FREE_KEYS]
-    if fixed:
-        raise ConfigError(f"{fixed[0]}: all members of hydra/sweeper=pbt share it; type one value")
+    for key in ("trainer.patience", "pause_after"):
+        if (value := OmegaConf.select(config, key)) is not None:
+            raise ConfigError(f"{key}={value}: ends a member before its round; type {key}=null")
+    for key in plan.space:
+        if key in ("trainer.steps", "seed", *FREE_KEYS):
+            raise ConfigError(f"{key}: all members of hydra/sweeper=pbt share it; type one value")
     if steps < rounds:
-        raise ConfigError(f"hydra.sweeper.rounds={rounds}: trainer.steps={steps} has not one step for each; type "
-                          f"hydra.sweeper.rounds={max(steps, 1)} or fewer")  # fmt: skip
+        advice = f"type hydra.sweeper.rounds={max(steps, 1)} or fewer"
+        raise ConfigError(f"hydra.sweeper.rounds={rounds}: trainer.steps={steps} has not one step for each; {advice}")
 
 
 def _check_objective(objective: Any, metric: str, in_rounds: bool, pruner: str) -> None:
@@ -393,7 +348,7 @@ def _check_objective(objective: Any, metric: str, in_rounds: bool, pruner: str) 
 def _assemble(program: Program, overrides: Sequence[str]) -> tuple[DictConfig, Any]:
     """The config and the parts of a job."""
     job = to_job(*compose_config(overrides), program, overrides)
-    set_up_process(job.config.threads)
+    process.set_up_process(job.config.threads)
     from metalearn.app.parts import assemble  # imports torch, after the line above
 
     return job.config, assemble(job)

@@ -23,15 +23,9 @@ _FAILED, _BAD_USAGE = 1, 2
 
 
 def run(command: str, arguments: Sequence[str], started: Path | None = None) -> int:
-    """Runs a command, for which this process was started; returns the exit code.
-
-    A reader of its output that leaves, as `head` does, is no failure.
-
-    Args:
-        command: the name of its module below `metalearn`, or in the checkout.
-        arguments: what was typed after it.
-        started: the script in a checkout that the command's processes start with; None: the installed command.
-    """
+    """Runs the `command` in the module of this name, for which this process was started, with the `arguments` that were
+    typed after it; returns the exit code. A reader of its output that leaves, as `head` does, is no failure. `started`
+    is the script in a checkout that the command's processes start with; None: the installed command."""
     unfit = _unfit()
     if unfit:
         sys.stderr.write(f"error: {unfit}\n")
@@ -53,12 +47,12 @@ def run(command: str, arguments: Sequence[str], started: Path | None = None) -> 
         if "--version" in arguments:  # of any command
             return process.print_all(process.versions())
         main = importlib.import_module(command).main
-        program: tuple[object, ...] = ()
-        if started is not None:
+        if started is None:
+            code = main(arguments)
+        else:
             from metalearn.app.job import script  # imports Hydra, which not every command needs
 
-            program = (script(started),)
-        code = main(arguments, *program)
+            code = main(arguments, script(started))
         sys.stdout.flush()
     except BrokenPipeError:
         if not process.reader_has_left():

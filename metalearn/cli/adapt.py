@@ -25,11 +25,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from metalearn.app.process import OK, set_up_process
+from metalearn.app.process import OK, print_all, set_up_process
 from metalearn.cli.arguments import command_parser, names, whole
 from metalearn.cli.export import FORMATS
 from metalearn.cli.fit import ended
-from metalearn.errors import ConfigError, printable
+from metalearn.errors import ConfigError
 from metalearn.storage.files import creating, refuse_used
 
 if TYPE_CHECKING:
@@ -44,23 +44,18 @@ CONTINUED = 200  # bytes that are drawn after a text
 def main(arguments: Sequence[str]) -> int:
     """Returns the exit code."""
     parser = command_parser("adapt", __doc__)
-    parser.add_argument(
-        "--model", required=True, type=Path, metavar="FOLDER", help="of a run, a checkpoint or a published model"
-    )
-    parser.add_argument("--support", type=Path, metavar="FOLDER", help="a folder for each class")
-    parser.add_argument("--text", type=Path, metavar="FILE", help="a text, for a model of algorithm=reading")
-    parser.add_argument("--query", type=Path, metavar="FOLDER", help="pictures, or a folder for each class")
-    parser.add_argument("--out", type=Path, metavar="FOLDER", help="the output folder; new, or empty")
-    parser.add_argument("--export", type=Path, metavar="FOLDER", help="a new folder for a program of the network")
-    parser.add_argument("--format", choices=FORMATS[1:], help="of that program (default: onnx)")
-    parser.add_argument("--network", help="the class of the model's network, if it is not one of this program's")
-    parser.add_argument(
-        "--plugins", type=names, default=(), metavar="PACKAGE,…", help="packages of yours that it needs"
-    )
-    parser.add_argument(
-        "--transductive", action="store_true", help="normalise all queries together, not each by the support alone"
-    )
-    parser.add_argument("--threads", type=whole(1), default=1, help="threads of torch (default: 1)")
+    arg = parser.add_argument
+    arg("--model", required=True, type=Path, metavar="FOLDER", help="of a run, a checkpoint or a published model")
+    arg("--support", type=Path, metavar="FOLDER", help="a folder for each class")
+    arg("--text", type=Path, metavar="FILE", help="a text, for a model of algorithm=reading")
+    arg("--query", type=Path, metavar="FOLDER", help="pictures, or a folder for each class")
+    arg("--out", type=Path, metavar="FOLDER", help="the output folder; new, or empty")
+    arg("--export", type=Path, metavar="FOLDER", help="a new folder for a program of the network")
+    arg("--format", choices=FORMATS[1:], help="of that program (default: onnx)")
+    arg("--network", help="the class of the model's network, if it is not one of this program's")
+    arg("--plugins", type=names, default=(), metavar="PACKAGE,…", help="packages of yours that it needs")
+    arg("--transductive", action="store_true", help="normalise all queries together, not each by the support alone")
+    arg("--threads", type=whole(1), default=1, help="threads of torch (default: 1)")
     options = parser.parse_args(arguments)
     if (options.text is None) == (options.support is None):
         raise ConfigError("--support, --text: type one of them: a folder of pictures, or a text")
@@ -92,7 +87,7 @@ def main(arguments: Sequence[str]) -> int:
     assert isinstance(task, Classification)
     if options.export is not None:
         lines = task.export(options.export, format=options.format or FORMATS[1], key="--export")
-        print(printable("\n".join([*lines, str(options.export)])))
+        print_all("\n".join([*lines, str(options.export)]))
     if out is not None and queries is not None:
         predictions = task.predict(queries.paths)
         with creating("--out", out):
@@ -120,8 +115,7 @@ def read_text(options: argparse.Namespace) -> int:
         raise ConfigError(f"--text={options.text}: has {len(content)} bytes; give a text of two or more")
     begun = learner.adapt(content[:1])
     print(f"{begun.bits(content[1:]):.3f} bits a byte, each before it was learned from ({len(content):,} bytes)")
-    print(printable(f"it might go on: {begun.read(content[1:]).continuation(CONTINUED)!r}"))
-    return OK
+    return print_all(f"it might go on: {begun.read(content[1:]).continuation(CONTINUED)!r}")
 
 
 def report(
@@ -138,7 +132,7 @@ def report(
     if repeated := in_support(queries, support):
         print(f"support pictures among the queries: {repeated}; these say nothing about new pictures")
     if queries.classes is None:
-        print(f"no accuracy: {printable(queries.why)}")
+        print_all(f"no accuracy: {queries.why}")
     else:
         table = results.confusion(predictions, queries.classes, labels)
         results.write_confusion(out / "confusion.csv", table, labels)

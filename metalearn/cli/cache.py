@@ -6,12 +6,12 @@
 
 The folder is METALEARN_CACHE, else metalearn in the user's cache folder. Every --clean takes what killed processes have
 left unfinished a day ago or longer. Only files that this program has made are removed; processes that use them go on,
-and the next start makes them again. Exit codes: 0; 1 a file could not be removed; 2
-wrong arguments.
+and the next start makes them again. Exit codes: 0; 1 a file could not be removed; 2 wrong arguments.
 """
 
 import argparse
 import contextlib
+import math
 import re
 import time
 from collections.abc import Iterator, Sequence
@@ -25,8 +25,6 @@ from metalearn.storage import cache
 OK, FAILED = 0, 1
 LEFTOVER = "leftover"
 DAY, MEGABYTE = 24 * 3600.0, 1e6
-
-STALE_SECONDS = DAY  # A leftover that is older than this belongs to no process at work
 
 
 class CacheEntry(NamedTuple):
@@ -42,11 +40,12 @@ class CacheEntry(NamedTuple):
 def main(arguments: Sequence[str]) -> int:
     """Returns the exit code."""
     parser = command_parser("cache", __doc__)
-    parser.add_argument("--clean", action="store_true", help="choose files to remove; --yes removes them")
-    parser.add_argument("--older-than", type=amount, metavar="DAYS", help="those that were not used for this time")
-    parser.add_argument("--yes", action="store_true", help="remove; without it, only show what --clean would remove")
+    arg = parser.add_argument
+    arg("--clean", action="store_true", help="choose files to remove; --yes removes them")
+    arg("--older-than", type=amount, default=math.inf, metavar="DAYS", help="those that were not used for this time")
+    arg("--yes", action="store_true", help="remove; without it, only show what --clean would remove")
     options = parser.parse_args(arguments)
-    if not options.clean and (options.yes or options.older_than is not None):
+    if not options.clean and (options.yes or options.older_than < math.inf):
         parser.error("--older-than and --yes: choose what --clean removes; type --clean too")
     folder = cache.cache_folder()
     try:
@@ -56,19 +55,34 @@ def main(arguments: Sequence[str]) -> int:
         return OK
     print(f"{folder}:")
     if options.clean:
-        files = [entry for entry in files if matches(entry, options.older_than)]
-    results = [take(entry, options) for entry in files]
+        # A leftover that is a day old belongs to no process at work.
+        days = {LEFTOVER: 1.0}
+        files = [entry for entry in files if entry.unused > DAY * days.get(entry.kind, options.older_than)]
+    code = OK
+    for entry in files:
+        done = ""
+        if options.clean and options.yes:
+            try:
+                if entry.kind == LEFTOVER:
+                    entry.path.unlink()
+                    done = "removed"
+                else:
+                    done = "removed" if cache.remove(entry.path) else "is being made: stays"
+            except OSError as error:
+                done, code = f"cannot be removed: {error.strerror}", FAILED
+        age = f"{entry.age / DAY:6.1f} days old, used {entry.unused / DAY:6.1f} days ago"
+        line = f"  {entry.kind:14} {entry.size / MEGABYTE:10.1f} MB  {age}  {entry.path.name}  {done}"
+        print(printable(line).rstrip())
     total = f"{len(files)} files, {sum(entry.size for entry in files) / MEGABYTE:.1f} MB"
     print(f"  {total}{'; nothing is removed without --yes' if options.clean and not options.yes else ''}")
-    return OK if all(results) else FAILED
+    return code
 
 
 def amount(text: str) -> float:
     """A number that is not negative."""
-    number = float(text) if re.fullmatch(r"\d+(\.\d+)?", text) else -1.0
-    if number < 0:
+    if not re.fullmatch(r"\d+(\.\d+)?", text):
         raise argparse.ArgumentTypeError(f"{text!r}: must be a number that is not negative; type 30")
-    return number
+    return float(text)
 
 
 def entries(folder: Path) -> Iterator[CacheEntry]:
@@ -84,28 +98,3 @@ def entries(folder: Path) -> Iterator[CacheEntry]:
             elif path.suffix in (".so", ".npy") and cache.read_record(path):
                 unused = time.time() - cache.record_of(path).stat().st_mtime
                 yield CacheEntry(path, path.stem.partition("-")[0], status.st_size, age, unused)
-
-
-def matches(entry: CacheEntry, days: float | None) -> bool:
-    """Whether --clean takes a file."""
-    if entry.kind == LEFTOVER:
-        return entry.age > STALE_SECONDS
-    return days is not None and entry.unused > days * DAY
-
-
-def take(entry: CacheEntry, options: argparse.Namespace) -> bool:
-    """Prints a file's line, and removes it if that is asked for; False if that fails."""
-    done = ""
-    if options.clean and options.yes:
-        try:
-            if entry.kind == LEFTOVER:
-                entry.path.unlink()
-                done = "removed"
-            else:
-                done = "removed" if cache.remove(entry.path) else "is being made: stays"
-        except OSError as error:
-            done = f"cannot be removed: {error.strerror}"
-    days = f"{entry.age / DAY:6.1f} days old, used {entry.unused / DAY:6.1f} days ago"
-    line = f"  {entry.kind:14} {entry.size / MEGABYTE:10.1f} MB  {days}  {entry.path.name}  {done}"
-    print(printable(line).rstrip())
-    return not done.startswith("cannot")

@@ -23,7 +23,7 @@ from pathlib import Path
 from metalearn.app.process import OK, exit_code_of_process, print_all, set_up_process
 from metalearn.cli.arguments import command_parser, names, typed, whole
 from metalearn.config.compose import parsed
-from metalearn.errors import ConfigError, printable
+from metalearn.errors import ConfigError
 from metalearn.storage.files import creating
 
 DRAWN = ("emoji", "kanji", "scripts")
@@ -33,10 +33,11 @@ PHOTOGRAPHS = ("mini_imagenet", "tiered_imagenet", "cub")
 def main(arguments: Sequence[str]) -> int:
     """Returns the exit code."""
     parser = command_parser("data", __doc__)
-    parser.add_argument("name", choices=[*DRAWN, *PHOTOGRAPHS], help="the data set")
-    parser.add_argument("--out", type=Path, metavar="FOLDER", help="where it is made (default: METALEARN_DATA/NAME)")
-    parser.add_argument("--from", type=Path, dest="source", metavar="FOLDER", help="photographs: where they lie")
-    parser.add_argument("--partial", action="store_true", help="photographs: also those that are not as published")
+    arg = parser.add_argument
+    arg("name", choices=[*DRAWN, *PHOTOGRAPHS], help="the data set")
+    arg("--out", type=Path, metavar="FOLDER", help="where it is made (default: METALEARN_DATA/NAME)")
+    arg("--from", type=Path, dest="source", metavar="FOLDER", help="photographs: where they lie")
+    arg("--partial", action="store_true", help="photographs: also those that are not as published")
     options = parser.parse_args(arguments)
     if options.name in DRAWN and (options.source or options.partial):
         parser.error(f"{options.name} is drawn here: --from and --partial are for {', '.join(PHOTOGRAPHS)}")
@@ -73,14 +74,13 @@ def prior(arguments: Sequence[str]) -> int:
     alike, targets are constant, or the same task comes out otherwise the second time.
     """
     parser = command_parser("prior", prior.__doc__)
-    parser.add_argument("action", choices=["check"])
-    parser.add_argument("name", metavar="NAME", help="gp, sine, table, or a module of yours, whose code runs here")
-    parser.add_argument("settings", nargs="*", metavar="dataset.KEY=VALUE", help="settings of the prior")
-    parser.add_argument(
-        "--plugins", type=names, default=(), metavar="PACKAGE,…", help="further packages of yours that may be named"
-    )
-    parser.add_argument("--tasks", type=whole(2), default=60, help="tasks to learn, each of a group (default: 60)")
-    parser.add_argument("--page", type=Path, metavar="FILE", help="a page with pictures: new, ends with .html")
+    arg = parser.add_argument
+    arg("action", choices=["check"])
+    arg("name", metavar="NAME", help="gp, sine, table, or a module of yours, whose code runs here")
+    arg("settings", nargs="*", metavar="dataset.KEY=VALUE", help="settings of the prior")
+    arg("--plugins", type=names, default=(), metavar="PACKAGE,…", help="further packages of yours that may be named")
+    arg("--tasks", type=whole(2), default=60, help="tasks to learn, each of a group (default: 60)")
+    arg("--page", type=Path, metavar="FILE", help="a page with pictures: new, ends with .html")
     options = parser.parse_args(arguments)
     words = sorted([options.name, *options.settings], key=lambda word: "=" in word)  # a key may come before the name
     name, overrides = words[0], words[1:]
@@ -109,7 +109,6 @@ def prior(arguments: Sequence[str]) -> int:
             with creating("--page", options.page):
                 options.page.write_text(page_of(name, checked, typed("prior", arguments)), encoding="ascii")
             lines.append(f"{options.page}: pictures of the tasks")
-        print_all(printable("\n".join(lines)))
-        return OK
+        return print_all("\n".join(lines))
 
     return exit_code_of_process(check)

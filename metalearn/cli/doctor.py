@@ -11,16 +11,12 @@ import json
 import os
 import sys
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from metalearn.app.job import Program, installed
 from metalearn.app.process import BAD_CONFIG, end_with_starter, print_all, report_error
 from metalearn.cli.arguments import command_parser, real, whole
 from metalearn.config.check import check_rank_variables
 from metalearn.errors import ConfigError, printable
-
-if TYPE_CHECKING:
-    from distributed.doctor import Check
 
 
 def main(arguments: Sequence[str], program: Program | None = None) -> int:
@@ -56,7 +52,13 @@ def main(arguments: Sequence[str], program: Program | None = None) -> int:
         shown = {"ok": report.ok, "checks": checks, "workers": report.workers, "listening": report.listening}
         code = print_all(json.dumps(shown, indent=2))
         return code if report.ok else 1
-    lines = [f"{'operation':24} {'':8} {'latency':>10} {'bandwidth':>12}", *map(_row, report.checks), ""]
+    lines = [f"{'operation':24} {'':8} {'latency':>10} {'bandwidth':>12}"]
+    for check in report.checks:
+        state = {True: "ok", False: "WRONG", None: "-"}[check.ok]
+        latency = f"{check.latency * 1e6:.0f} µs" if check.latency is not None else ""
+        bandwidth = f"{check.bandwidth / 1e6:.0f} MB/s" if check.bandwidth is not None else ""
+        lines.append(f"{check.name:24} {state:8} {latency:>10} {bandwidth:>12}  {check.note}".rstrip())
+    lines.append("")
     for name, worker in report.workers.items():
         gpus = ", ".join(worker["gpus"]) or "no GPU"
         lines.append(
@@ -64,12 +66,5 @@ def main(arguments: Sequence[str], program: Program | None = None) -> int:
             f"{worker['threads']} threads of {worker['cores']} cores, {gpus}"
         )
     lines += [report.listening, "all is well" if report.ok else "something is wrong"]
-    code = print_all(printable("\n".join(lines)))  # hosts, devices and errors have names from elsewhere
+    code = print_all("\n".join(lines))
     return code if report.ok else 1
-
-
-def _row(check: "Check") -> str:
-    state = {True: "ok", False: "WRONG", None: "-"}[check.ok]
-    latency = f"{check.latency * 1e6:.0f} µs" if check.latency is not None else ""
-    bandwidth = f"{check.bandwidth / 1e6:.0f} MB/s" if check.bandwidth is not None else ""
-    return f"{check.name:24} {state:8} {latency:>10} {bandwidth:>12}  {check.note}".rstrip()

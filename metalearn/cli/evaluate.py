@@ -18,7 +18,6 @@ in the published model's folder. Exit codes are as for train.py.
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from metalearn.app.job import Program, installed
 from metalearn.app.process import end_with_starter, exit_code_of_process, set_up_process
@@ -28,9 +27,6 @@ from metalearn.config.options import search
 from metalearn.config.saved import check_checkpoint, run_folder_of
 from metalearn.config.values import folder_name
 from metalearn.errors import ConfigError
-
-if TYPE_CHECKING:
-    from metalearn.app.evaluation import Request
 
 NO_OVERRIDES = ("checkpoint", "ensemble", "output", "on")  # what is typed as a key, and is none of the config
 
@@ -45,19 +41,14 @@ def main(arguments: Sequence[str], program: Program | None = None) -> int:
     parser.add_argument("keys", nargs="*", metavar="KEY=VALUE", help="checkpoint=FOLDER, and keys of the config")
     parser.add_argument("--config-dir", metavar="FOLDER", help="yamls of yours")
     options = parser.parse_args(arguments)
-
-    def evaluate() -> int:
-        set_up_process(1)
-        from metalearn.app.evaluation import evaluate_checkpoint  # imports torch, after the line above
-
-        return evaluate_checkpoint(read(options.keys, options.config_dir), program or installed("evaluate"), arguments)
-
-    return exit_code_of_process(evaluate)
+    search_in, started = options.config_dir, program or installed("evaluate")
+    return exit_code_of_process(lambda: evaluate(options.keys, search_in, started, arguments))
 
 
-def read(words: Sequence[str], config_dir: str | None) -> "Request":
-    """The keys of the command line as a request. Raises ConfigError if something is missing or not known."""
-    from metalearn.app.evaluation import Request
+def evaluate(words: Sequence[str], config_dir: str | None, program: Program, arguments: Sequence[str]) -> int:
+    """Evaluates as these keys ask for; returns the exit code. Raises ConfigError if one is missing or wrong."""
+    set_up_process(1)
+    from metalearn.app.evaluation import Request, evaluate_checkpoint  # imports torch, after the line above
 
     typed = {key: value for key, _, value in (word.partition("=") for word in words) if key in NO_OVERRIDES}
     search(config_dir)
@@ -83,4 +74,4 @@ def read(words: Sequence[str], config_dir: str | None) -> "Request":
         for path in paths:
             check_checkpoint("ensemble", path)
         others = list(map(Path, paths))
-    return Request(checkpoint, others, split, overrides, output)
+    return evaluate_checkpoint(Request(checkpoint, others, split, overrides, output), program, arguments)

@@ -23,10 +23,10 @@ Exit codes: 0 done; 2 nothing that can be published.
 from collections.abc import Sequence
 from pathlib import Path
 
-from metalearn.app.process import OK, set_up_process
+from metalearn.app.process import print_all, set_up_process
 from metalearn.cli.arguments import command_parser, names
 from metalearn.cli.fit import ended
-from metalearn.errors import ConfigError, printable
+from metalearn.errors import ConfigError
 from metalearn.saved.form import kind_of
 
 FORMATS = ("folder", "onnx", "torch-export")
@@ -48,23 +48,18 @@ UNKNOWN = {
 def main(arguments: Sequence[str]) -> int:
     """Returns the exit code."""
     parser = command_parser("export", __doc__)
-    parser.add_argument(
+    arg = parser.add_argument
+    arg(
         "run", type=Path, metavar="RUN", help="the folder of a run, a checkpoint, an adapted task, or what fit has made"
     )
-    parser.add_argument("--out", required=True, type=Path, metavar="FOLDER", help="the output folder; new, or empty")
-    parser.add_argument("--licence", metavar="TEXT", help="of the data of a run, or of the weights of a classifier")
-    parser.add_argument(
-        "--format", choices=FORMATS, help="of a classifier (default: folder); of a table or a task (default: onnx)"
-    )
-    parser.add_argument("--weights", metavar="PATH", help="of a classifier's network, if its folder does not have them")
-    parser.add_argument("--network", help="the class of the run's network, if it is not one of this program's")
-    parser.add_argument(
-        "--plugins", type=names, default=(), metavar="PACKAGE,…", help="packages of yours that it needs"
-    )
-    parser.add_argument(
-        "--without", type=names, default=(), metavar="KEY,…",
-        help="keys of the config whose paths stay here, if the network does without them",
-    )  # fmt: skip
+    arg("--out", required=True, type=Path, metavar="FOLDER", help="the output folder; new, or empty")
+    arg("--licence", metavar="TEXT", help="of the data of a run, or of the weights of a classifier")
+    arg("--format", choices=FORMATS, help="of a classifier (default: folder); of a table or a task (default: onnx)")
+    arg("--weights", metavar="PATH", help="of a classifier's network, if its folder does not have them")
+    arg("--network", help="the class of the run's network, if it is not one of this program's")
+    arg("--plugins", type=names, default=(), metavar="PACKAGE,…", help="packages of yours that it needs")
+    without = "keys of the config whose paths stay here, if the network does without them"
+    arg("--without", type=names, default=(), metavar="KEY,…", help=without)
     options = parser.parse_args(arguments)
     set_up_process(1)  # sets the threads of OpenMP, which reads them once, when torch is imported
     kind = str(kind_of(options.run))
@@ -97,5 +92,4 @@ def main(arguments: Sequence[str]) -> int:
 
         classifier = PictureClassifier.load(options.run, weights=options.weights, key="RUN")
         lines = classifier.export(out, format=options.format or "folder", licence=licence, key="--out")
-    print(printable("\n".join([*lines, str(out)])))
-    return OK
+    return print_all("\n".join([*lines, str(out)]))

@@ -16,18 +16,24 @@ Or reads a table: a network that was trained on tables of a prior (algorithm=pfn
 
 import argparse
 import functools
+import io
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from metalearn.app import fit_table
-from metalearn.app.process import BAD_CONFIG, FAILED, OK, exit_code_of_process, importing, report_error, set_up_process
+import numpy as np
+
+from metalearn.app import process
 from metalearn.cli.arguments import command_parser, names, similarity, typed, whole
-from metalearn.errors import log_to_stderr, printable
+from metalearn.errors import ConfigError, install, log, log_to_stderr, nearest
 from metalearn.storage.files import refuse_used
 
 if TYPE_CHECKING:
     from metalearn.classifier.classifier import PictureClassifier
+
+TABLES = (".csv", ".parquet")
+KINDS = ("classes", "numbers")
+MOST_CLASSES = 10  # a column of more different numbers is one of real numbers
 
 
 def ended(main: Callable[[Sequence[str]], int]) -> Callable[[Sequence[str]], int]:
@@ -36,13 +42,13 @@ def ended(main: Callable[[Sequence[str]], int]) -> Callable[[Sequence[str]], int
     @functools.wraps(main)
     def reported(arguments: Sequence[str]) -> int:
         try:
-            return exit_code_of_process(lambda: main(arguments))
+            return process.exit_code_of_process(lambda: main(arguments))
         except ValueError as error:
-            return report_error(error, BAD_CONFIG)
+            return process.report_error(error, process.BAD_CONFIG)
         except BrokenPipeError:  # no failure of the command: see `metalearn.cli.run`
             raise
         except OSError as error:
-            return report_error(error, FAILED)
+            return process.report_error(error, process.FAILED)
 
     return reported
 
@@ -51,34 +57,28 @@ def ended(main: Callable[[Sequence[str]], int]) -> Callable[[Sequence[str]], int
 def main(arguments: Sequence[str]) -> int:
     """Returns the exit code."""
     parser = command_parser("fit", __doc__)
-    parser.add_argument(
-        "folder", type=Path, metavar="FOLDER|TABLE", help="has a folder of pictures for each class; or .csv, .parquet"
-    )
-    parser.add_argument(
-        "--out", required=True, type=Path, metavar="CLASSIFIER", help="the output folder; new, or empty"
-    )
-    parser.add_argument("--backbone", metavar="NAME", help="the pretrained network (default: efficientnet_lite0)")
-    parser.add_argument("--weights", metavar="PATH", help="its weights, for a network of torchvision")
-    parser.add_argument("--head", default="auto", help="what learns (default: auto, the best in cross-validation)")
-    parser.add_argument("--folds", type=whole(2), default=5, help="parts of the cross-validation (default: 5)")
-    parser.add_argument(
-        "--strict", action="store_true", help="refuse damaged pictures and copies; else they are passed over"
-    )
-    parser.add_argument("--threads", type=whole(1), default=1, help="threads of torch (default: 1)")
+    arg = parser.add_argument
+    arg("folder", type=Path, metavar="FOLDER|TABLE", help="has a folder of pictures for each class; or .csv, .parquet")
+    arg("--out", required=True, type=Path, metavar="CLASSIFIER", help="the output folder; new, or empty")
+    arg("--backbone", metavar="NAME", help="the pretrained network (default: efficientnet_lite0)")
+    arg("--weights", metavar="PATH", help="its weights, for a network of torchvision")
+    arg("--head", default="auto", help="what learns (default: auto, the best in cross-validation)")
+    arg("--folds", type=whole(2), default=5, help="parts of the cross-validation (default: 5)")
+    arg("--strict", action="store_true", help="refuse damaged pictures and copies; else they are passed over")
+    arg("--threads", type=whole(1), default=1, help="threads of torch (default: 1)")
     add_threshold(parser, "auto")
     of_table = parser.add_argument_group("of a table")
     of_table.add_argument("--target", metavar="COLUMN", help="the column to predict")
-    of_table.add_argument(
-        "--network",
-        metavar="RUN",
-        help="classes or numbers, as shipped (default: by the column); or a run of algorithm=pfn",
-    )
+    of_network = "classes or numbers, as shipped (default: by the column); or a run of algorithm=pfn"
+    of_table.add_argument("--network", metavar="RUN", help=of_network)
     of_table.add_argument("--plugins", type=names, metavar="PACKAGE,…", help="packages of yours, whose code may run")
     options = parser.parse_args(arguments)
-    if options.folder.suffix.lower() in fit_table.SUFFIXES:
+    if options.folder.suffix.lower() in TABLES:
         for_pictures = ("backbone", "weights", "head", "strict", "threshold")
         others = [f"--{name}" for name in for_pictures if getattr(options, name) != parser.get_default(name)]
-        return fit_table.fit(options, others)
+        if others:
+            raise ConfigError(f"{', '.join(others)}: of pictures; a table has no use for it, leave it out")
+        return fit_table(options)
     others = [f"--{name}" for name in ("target", "network", "plugins") if getattr(options, name) is not None]
     if others:
         parser.error(f"{', '.join(others)}: of a table; type a file that ends in .csv or .parquet, or leave it out")
@@ -97,8 +97,7 @@ def main(arguments: Sequence[str]) -> int:
     print(f"{len(set(collected.labels))} classes, {len(collected.pictures)} pictures", flush=True)
     classifier.fit_collected(collected)
     classifier.save(options.out, command=typed("fit", arguments))
-    print(printable("\n".join([*summary(classifier), f"all in {options.out}; open report.html there"])))
-    return OK
+    return process.print_all("\n".join([*summary(classifier), f"all in {options.out}; open report.html there"]))
 
 
 @ended
@@ -119,8 +118,7 @@ def add(arguments: Sequence[str]) -> int:
     classifier.add(collected).save(options.classifier, replace=True, command=typed("add", arguments))
     new = classifier.pictures - before
     print(f"{new} new pictures, {len(collected.pictures) - new} that it had; {len(classifier.classes_)} classes")
-    print(printable("\n".join(summary(classifier))))
-    return OK
+    return process.print_all("\n".join(summary(classifier)))
 
 
 @ended
@@ -134,8 +132,117 @@ def remove(arguments: Sequence[str]) -> int:
     options = parser.parse_args(arguments)
     classifier = loaded(options).remove(options.classes)
     classifier.save(options.classifier, replace=True, command=typed("remove", arguments))
-    print(printable("\n".join([f"{len(classifier.classes_)} classes", *summary(classifier)])))
-    return OK
+    return process.print_all("\n".join([f"{len(classifier.classes_)} classes", *summary(classifier)]))
+
+
+# Tables
+
+
+def fit_table(options: argparse.Namespace) -> int:
+    """Fits a table, and says what cross-validation finds; returns the exit code."""
+    if options.target is None:
+        raise ConfigError("--target: missing; a table needs it, type --target price")
+    refuse_used("--out", options.out)
+    process.set_up_process(options.threads)
+    log_to_stderr()
+    from metalearn.tables.estimators import SHIPPED, PFNClassifier, estimator
+
+    frame, target, network = read_table(options.folder), options.target, options.network
+    if target not in frame:
+        columns = [str(name) for name in frame]
+        hint = nearest(target, columns) or f"; it has {', '.join(columns[:10])}{', …' if len(columns) > 10 else ''}"
+        raise ConfigError(f"--target={target}: {options.folder} has no such column{hint}")
+    without = frame[target].isna()
+    if without.all():
+        raise ConfigError(f"--target={target}: is missing in every row of {options.folder}; type another column")
+    if network is None:
+        network = KINDS[frame[target].dtype.kind in "iuf" and frame[target].nunique() > MOST_CLASSES]
+        print(f"{target}: {network}, by the network that comes with metalearn; --network names another", flush=True)
+    model = estimator(SHIPPED / network if network in KINDS else network, plugins=options.plugins or ())
+    of_classes = isinstance(model, PFNClassifier)
+    if of_classes and options.folder.suffix.lower() == ".csv":
+        labels = read_table(options.folder, [target])[target]
+        without = labels.isna()
+        # Others than whole numbers stay texts: as numbers, 01 and 1, or 2 and 2.0, would be one class.
+        whole = labels.dropna().str.fullmatch("0|-?[1-9][0-9]{0,14}").all()
+        frame[target] = labels.astype(float) if whole else labels
+    x, y = frame[~without].drop(columns=target), frame.loc[~without, target].to_numpy()
+    # Where some are missing, pandas makes real numbers of whole ones. From 2⁵³ on all of them are whole.
+    if y.dtype.kind == "f" and ((y % 1 == 0) & (abs(y) < 2**53)).all():
+        y = y.astype(np.int64)
+    if of_classes and len(set(y.tolist())) < 2:
+        raise ConfigError(f"--target={target}: has one class, {y[0]}; type a column of two classes or more")
+    try:
+        model.fit(x, y)
+    except ValueError as error:
+        if not str(error).startswith("y: "):
+            raise
+        raise ConfigError(f"--target={target}: {str(error)[3:].replace('path=', '--network=')}") from error
+    model.save(options.out)
+    lines = [f"{len(y)} rows, {x.shape[1]} columns", *cross_validated(model, x, y, options.folds)]
+    if without.any():
+        lines.append(f"{without.sum()} rows without {target} are left out; metalearn predict answers for such rows")
+    return process.print_all("\n".join([*lines, f"all in {options.out}"]))
+
+
+def cross_validated(model: Any, x: Any, y: Any, folds: int) -> list[str]:
+    """What is predicted of rows that were not known, in lines."""
+    from sklearn.base import is_classifier
+    from sklearn.metrics import r2_score
+    from sklearn.model_selection import KFold, StratifiedKFold, cross_val_predict
+
+    from metalearn.api.results import wilson
+
+    most = int(np.unique(y, return_counts=True)[1].min()) if is_classifier(model) else len(y)
+    if most < 2:
+        return ["accuracy: not known: a class has one row"]
+    cut = (StratifiedKFold if is_classifier(model) else KFold)(min(folds, most), shuffle=True, random_state=0)
+    log.disabled = True  # the fit to all rows has said what is to say
+    try:
+        predicted = cross_val_predict(model, x, y, cv=cut)
+    finally:
+        log.disabled = False
+    if not is_classifier(model):
+        return [f"explains {r2_score(y, predicted):.1%} of the variance of rows not known (R²)"]
+    right, guess = int((predicted == y).sum()), np.unique(y, return_counts=True)[1].max() / len(y)
+    low, high = wilson(right, len(y))
+    return [
+        f"accuracy {right / len(y):.1%} of rows not known (95% interval {low:.1%} to {high:.1%}; always the most "
+        f"frequent class: {guess:.1%})"
+    ]
+
+
+def read_table(path: Path, texts: Sequence[str] = ()) -> Any:
+    """The data frame of a file. In a CSV file, the columns `texts` are read as texts, whatever they look like, and of
+    texts, only an empty cell is missing. Raises ValueError if it cannot be read, or has no rows."""
+    try:
+        import pandas as pd
+    except ImportError as error:
+        raise ConfigError(f"TABLE: needs pandas and more; type {install('tables')}") from error
+    try:
+        csv = path.suffix.lower() == ".csv"
+        if csv:
+            # A blank line is a row of a table of one column, but not at its ends.
+            content = path.read_bytes().strip(b"\r\n")
+            read_csv = functools.partial(pd.read_csv, skip_blank_lines=False)
+            frame = read_csv(io.BytesIO(content), dtype=str, keep_default_na=False, na_values="")
+            # NA, None and the like are missing among numbers; among texts they are values.
+            for name, cells in read_csv(io.BytesIO(content)).items():
+                if cells.dtype.kind in "iuf" and name not in texts:
+                    frame[name] = cells.to_numpy()
+        else:
+            frame = pd.read_parquet(path)
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"TABLE={path}: cannot be read ({error})") from error
+    if not len(frame):
+        raise ConfigError(f"TABLE={path}: has no rows")
+    if csv and not isinstance(frame.index, pd.RangeIndex):
+        raise ConfigError(f"TABLE={path}: lines have more cells than there are names; is there a comma at their ends?")
+    if "Unnamed: 0" in frame:
+        log.warning(
+            "TABLE=%s: its first column has no name and is read as any other; is it an index? Leave it out then", path
+        )
+    return frame
 
 
 # What the commands of a classifier share
@@ -144,9 +251,10 @@ def remove(arguments: Sequence[str]) -> int:
 def classifier_parser(command: str, about: str | None) -> argparse.ArgumentParser:
     """The parser of a command that asks or changes a classifier."""
     parser = command_parser(command, about)
-    parser.add_argument("classifier", type=Path, metavar="CLASSIFIER", help="the folder that metalearn fit has made")
-    parser.add_argument("--weights", metavar="PATH", help="the weights of its network, if they are not in a package")
-    parser.add_argument("--threads", type=whole(1), default=1, help="threads of torch (default: 1)")
+    arg = parser.add_argument
+    arg("classifier", type=Path, metavar="CLASSIFIER", help="the folder that metalearn fit has made")
+    arg("--weights", metavar="PATH", help="the weights of its network, if they are not in a package")
+    arg("--threads", type=whole(1), default=1, help="threads of torch (default: 1)")
     return parser
 
 
@@ -172,8 +280,8 @@ def loaded(options: argparse.Namespace) -> "PictureClassifier":
 
 def set_up(threads: int) -> None:
     """Sets up this process for a classifier, which is then imported without delay."""
-    set_up_process(threads)
-    with importing():  # most of what one answer takes
+    process.set_up_process(threads)
+    with process.importing():  # most of what one answer takes
         import torch  # after the first line
 
         from metalearn.classifier import classifier  # noqa: F401

@@ -33,10 +33,9 @@ COMMANDS = {
     "gpu-check": "check a machine with a GPU (in a checkout)",
     "help": "explain a command, a config group, an option or a key",
 }
-"""The sub-commands."""
 
 FUNCTIONS = {
-    "add": "fit.add", "remove": "fit.remove", "compare": "runs.compare", "index": "runs.index", "watch": "runs.watch",
+    "add": "fit.add", "remove": "fit.remove", "compare": "runs.compare", "index": "runs.index", "watch": "demo.watch",
     "prior": "data.prior",
 }  # fmt: skip
 """Commands that share a file of metalearn/cli. Each other one but `sweep` and `help` is the `main` of its file."""
@@ -49,7 +48,6 @@ IN_CHECKOUT = {
 """Commands that need a checkout of the repository, since what they measure or compare with is not in the wheel."""
 
 ROOT = Path(__file__).resolve().parents[2]
-
 _BAD_USAGE = 2
 
 
@@ -110,20 +108,16 @@ def complete(arguments: Sequence[str]) -> int:
 
 def overview() -> str:
     """What `metalearn --help` prints."""
-    commands = [f"  {name:10} {summary}" for name, summary in COMMANDS.items()]
-    return "\n".join(
-        [
-            f"usage: {typed_program('COMMAND')} …, or {typed_program('KEY=VALUE')} … to train",
-            "",
-            *commands,
-            "",
-            f"{typed_program('COMMAND --help'):40} explains a command",
-            f"{typed_program('help algorithm'):40} a config group: its options and their keys",
-            f"{typed_program('help trainer.steps'):40} a key, or all keys that begin so",
-            f"{typed_program('help train'):40} all groups, options and keys",
-            typed_program("--version"),
-        ]
-    )
+    lines = [f"usage: {typed_program('COMMAND')} …, or {typed_program('KEY=VALUE')} … to train\n"]
+    lines += [f"  {name:10} {summary}" for name, summary in COMMANDS.items()]
+    lines += [
+        f"\n{typed_program('COMMAND --help'):40} explains a command",
+        f"{typed_program('help algorithm'):40} a config group: its options and their keys",
+        f"{typed_program('help trainer.steps'):40} a key, or all keys that begin so",
+        f"{typed_program('help train'):40} all groups, options and keys",
+        typed_program("--version"),
+    ]
+    return "\n".join(lines)
 
 
 def explain(words: Sequence[str]) -> int:

@@ -17,41 +17,36 @@ from itertools import repeat
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from metalearn.app import fit_table
-from metalearn.app.process import FAILED, OK, print_all
+from metalearn.app.process import FAILED, OK, print_all, set_up_process
 from metalearn.cli.arguments import names
-from metalearn.cli.fit import add_threshold, classifier_parser, ended, loaded
-from metalearn.errors import ConfigError, log, printable
+from metalearn.cli.fit import TABLES, add_threshold, classifier_parser, ended, loaded, read_table
+from metalearn.errors import ConfigError, log, log_to_stderr
 from metalearn.saved.form import kind_of
-from metalearn.storage.files import write_atomically
+from metalearn.storage.files import creating, write_atomically
 
 if TYPE_CHECKING:
     from metalearn.classifier.classifier import Answer
 
 NONE = "none of these"
+LEVELS = (0.05, 0.95)  # the quantiles of a real number that are written
 
 
 @ended
 def main(arguments: Sequence[str]) -> int:
     """Returns the exit code: 1 if a picture could not be read."""
     parser = classifier_parser("predict", __doc__)
-    parser.add_argument(
-        "pictures", nargs="+", type=Path, metavar="PICTURES", help="files, or folders of them at any depth; or a table"
-    )
-    parser.add_argument(
-        "--out", type=Path, metavar="FILE", help="a new file: .csv or .jsonl; without it, a table is printed"
-    )
-    parser.add_argument("--plugins", type=names, metavar="PACKAGE,…", help="of a table: as for metalearn fit")
+    arg = parser.add_argument
+    arg("pictures", nargs="+", type=Path, metavar="PICTURES", help="files, or folders of them at any depth; or a table")
+    arg("--out", type=Path, metavar="FILE", help="a new file: .csv or .jsonl; without it, a table is printed")
+    arg("--plugins", type=names, metavar="PACKAGE,…", help="of a table: as for metalearn fit")
     add_threshold(parser, argparse.SUPPRESS)
     options = parser.parse_args(arguments)
     if kind_of(options.classifier) == "table":
         if "threshold" in options:
             parser.error("--threshold, --always-name: of pictures; leave them out for a table")
-        return fit_table.predict(options)
+        return predict_table(options)
     out: Path | None = options.out
-    if out is not None and (out.suffix not in (".csv", ".jsonl") or out.exists()):
-        reason = "is there already" if out.exists() else "must end in .csv or .jsonl"
-        raise ConfigError(f"--out={out}: {reason}; type another name, such as answers.csv")
+    check_answers(out, (".csv", ".jsonl"))
     classifier = loaded(options)
     if "threshold" in options:
         classifier.threshold = options.threshold
@@ -73,7 +68,7 @@ def main(arguments: Sequence[str]) -> int:
     if line := classifier.too_good(features):
         log.warning("PICTURES: %s", line)
     if out is None:
-        code = print_all(printable(table(files, answers, labels)))
+        code = print_all(table(files, answers, labels))
     else:
         text = io.StringIO(newline="")
         if out.suffix == ".csv":
@@ -88,18 +83,58 @@ def main(arguments: Sequence[str]) -> int:
                 row = {"file": name, "label": answer.label, "probability": round(answer.probability, 6)}
                 text.write(json.dumps(row | {"probabilities": by_class}) + "\n")
         write_atomically(out, text.getvalue())
-        code = print_all(printable(f"{len(files)} pictures: {out}"))
+        code = print_all(f"{len(files)} pictures: {out}")
     if asked and None not in asked:
-        print(printable("\n".join(accuracy(asked, answers, labels))))
+        print_all("\n".join(accuracy(asked, answers, labels)))
     if broken := len(paths) - len(files):
         log.warning("%d of %d pictures could not be read", broken, len(paths))
     return code or (FAILED if broken else OK)
 
 
+def predict_table(options: argparse.Namespace) -> int:
+    """Answers for the rows of a table; returns the exit code."""
+    if len(options.pictures) != 1 or options.pictures[0].suffix.lower() not in TABLES:
+        paths = ", ".join(map(str, options.pictures))
+        raise ConfigError(f"TABLE={paths}: must be one .csv or .parquet; {options.classifier} was made of a table")
+    out: Path | None = options.out
+    check_answers(out, TABLES)
+    set_up_process(options.threads)
+    log_to_stderr()
+    from metalearn.tables.estimators import PFNClassifier, fitted
+
+    model = fitted(options.classifier, plugins=options.plugins or ())
+    frame = read_table(options.pictures[0], model.texts())
+    import pandas as pd
+
+    columns = list(getattr(model, "feature_names_in_", frame.columns))  # those of an array have no names
+    missing = [name for name in columns if name not in frame]
+    if missing:
+        raise ConfigError(f"TABLE={options.pictures[0]}: has no column {missing[0]}, which the network was shown")
+    x = frame[columns] if hasattr(model, "feature_names_in_") else frame.to_numpy()
+    if isinstance(model, PFNClassifier):
+        votes = model.predict_proba(x)
+        answers = pd.DataFrame(votes, columns=[f"probability of {name}" for name in model.classes_])
+        answers.insert(0, "label", model.classes_[votes.argmax(axis=1)])
+    else:
+        answers = pd.DataFrame(model.predict_quantiles(x, LEVELS), columns=[f"quantile {level:g}" for level in LEVELS])
+        answers.insert(0, "mean", model.predict(x))
+    if out is None:
+        return print_all(answers.to_string(float_format="{:.4g}".format))
+    with creating("--out", out):
+        answers.to_csv(out, index=False) if out.suffix == ".csv" else answers.to_parquet(out, index=False)
+    return print_all(f"{len(answers)} rows: {out}")
+
+
+def check_answers(out: Path | None, suffixes: Sequence[str]) -> None:
+    """Raises ConfigError if the file of `--out` is there already, or has another ending."""
+    if out is not None and (out.suffix not in suffixes or out.exists()):
+        reason = "is there already" if out.exists() else f"must end in {' or '.join(suffixes)}"
+        raise ConfigError(f"--out={out}: {reason}; type another name, such as answers.csv")
+
+
 def files_in(paths: Sequence[Path], labels: list[str]) -> Iterator[tuple[Path, str | None]]:
     """The files, and the pictures below the folders, in the order of their names; each with the class that its folder
-    is named by, if all of that argument are. Raises ValueError for a path that is not there, or a folder without
-    pictures."""
+    is named by, if all of that argument are. Raises ValueError for a path without pictures."""
     from metalearn.api.pictures import queries_in
 
     for path in paths:

@@ -1,23 +1,15 @@
 """Several runs side by side: in one plot, or in a table."""
 
-import sys
-import threading
-import urllib.parse
 from collections.abc import Sequence
-from http.server import ThreadingHTTPServer
 from pathlib import Path
 
-from metalearn.app.local_server import LocalHandler, opened, serve
-from metalearn.cli.arguments import command_parser, whole
-from metalearn.errors import ConfigError, RunError, printable
-from metalearn.reporting.index import INDEX, index_page, report_at, runs_below, text_columns, write_index
+from metalearn.app.process import BAD_CONFIG, FAILED, print_all, report_error
+from metalearn.cli.arguments import command_parser
+from metalearn.errors import RunError
+from metalearn.reporting.index import INDEX, text_columns, write_index
 from metalearn.reporting.plots import comparison, curve_of
 from metalearn.runs.metrics import METRIC_NAMES, TESTS, difference, read_table, shown
 from metalearn.storage.files import creating, is_folder
-
-OK, FAILED, BAD_USAGE = 0, 1, 2
-
-REPORT_POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'"
 
 
 def compare(arguments: Sequence[str]) -> int:
@@ -47,16 +39,11 @@ def compare(arguments: Sequence[str]) -> int:
             drawn = comparison(curves, options.output)
         table = tests_side_by_side(named)
     except (OSError, ValueError) as error:
-        print(printable(f"error: {error}"), file=sys.stderr)
-        return BAD_USAGE
+        return report_error(error, BAD_CONFIG)
     for curve in curves:
         if curve.seconds is None:
-            print(
-                f"{printable(curve.name)}: its metrics.jsonl has no elapsed_seconds, so it is drawn against steps only"
-            )
-    print(printable("\n".join(table)))
-    print(drawn)
-    return OK
+            print_all(f"{curve.name}: its metrics.jsonl has no elapsed_seconds, so it is drawn against steps only")
+    return print_all("\n".join([*table, str(drawn)]))
 
 
 def named_run(run: str) -> tuple[str, Path]:
@@ -104,59 +91,5 @@ def index(arguments: Sequence[str]) -> int:
     try:
         runs = write_index(folder)
     except (FileNotFoundError, RunError) as error:
-        print(printable(f"error: {error}"), file=sys.stderr)
-        return BAD_USAGE if isinstance(error, FileNotFoundError) else FAILED
-    print(printable(f"{runs} runs: {folder / INDEX}"))
-    return OK
-
-
-def watch(arguments: Sequence[str]) -> int:
-    """Shows the runs below a folder in the browser, as they go: a local page that renews itself, with all curves, what
-    is running, and how long it may still take.
-
-    It listens on this machine alone, writes nothing, and ends with Ctrl-C. Runs may begin later.
-
-      metalearn watch outputs
-      metalearn watch outputs --port 8000
-    """
-    parser = command_parser("watch", watch.__doc__)
-    parser.add_argument("folder", type=Path, metavar="FOLDER", help="the folder that holds the folders of runs")
-    parser.add_argument("--port", type=whole(0), default=0, help="the port (default: 0, any that is free)")
-    parser.add_argument("--every", type=whole(1), default=5, help="seconds until the page is renewed (default: 5)")
-    options = parser.parse_args(arguments)
-    try:
-        if not is_folder(options.folder):
-            raise ConfigError(f"{options.folder}: is no folder; type the one that holds the folders of runs")
-        return serve(watched(options.folder, options.port, options.every))
-    except ConfigError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return BAD_USAGE
-
-
-def watched(folder: Path, port: int, every: int) -> ThreadingHTTPServer:
-    """A server of the index of a folder, and of the reports that it links to, which waits for `serve`. Raises
-    ConfigError if there is no such port, or it is taken."""
-    one_at_a_time = threading.Lock()  # matplotlib draws in one thread only
-
-    class IndexHandler(LocalHandler):
-        def do_GET(self) -> None:  # noqa: N802 (the name is http.server's)
-            address = urllib.parse.urlsplit(self.path).path
-            if not self.is_ours():
-                self.say(404, error="there is no such page")
-                return
-            try:
-                with one_at_a_time:
-                    runs = runs_below(folder)
-                    content = index_page(folder, runs, every).encode() if address == "/" else None
-                    content = content or report_at(folder, runs, address)
-            except Exception as error:  # whatever is damaged, or gone meanwhile: the next request is answered
-                self.say(500, error=printable(f"{type(error).__name__}: {error}"))
-                return
-            if content is None:
-                self.say(404, error="there is no such page")
-            else:
-                # Scripts for the index alone: a report may come from elsewhere.
-                more = {} if address == "/" else {"Content_Security_Policy": REPORT_POLICY}
-                self.reply(200, content, "text/html; charset=utf-8", **more)
-
-    return opened(IndexHandler, port)
+        return report_error(error, BAD_CONFIG if isinstance(error, FileNotFoundError) else FAILED)
+    return print_all(f"{runs} runs: {folder / INDEX}")

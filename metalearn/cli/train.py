@@ -1,30 +1,22 @@
 """Trains a meta-learner as its config says: a run from the command line to its result."""
 
+import os
 import sys
 from collections.abc import Sequence
 
+from metalearn.app import process
 from metalearn.app.job import Job, Program, Role, installed, role_of, to_job
-from metalearn.app.process import (
-    OK,
-    announce,
-    end_with_starter,
-    exit_code_of_process,
-    importing,
-    print_all,
-    set_up_process,
-    set_up_torch,
-)
 from metalearn.app.sweep import by_hydra, run_sweep
-from metalearn.config.check import check_folder
+from metalearn.config.check import check_folder, started_by_launcher
 from metalearn.config.compose import as_path, compose_config
 from metalearn.config.options import search, search_flags, short_help
-from metalearn.errors import ConfigError
+from metalearn.errors import ConfigError, printable
 
 
 def main(argv: Sequence[str], program: Program | None = None) -> int:
     """Runs the command line of `program`, by default that of the installed package; returns the exit code."""
-    end_with_starter()
-    return exit_code_of_process(lambda: run_command(argv, program or installed()))
+    process.end_with_starter()
+    return process.exit_code_of_process(lambda: run_command(argv, program or installed()))
 
 
 def run_command(argv: Sequence[str], program: Program) -> int:
@@ -45,13 +37,12 @@ def run_command(argv: Sequence[str], program: Program) -> int:
         )
     search(arguments.config_dir)
     if arguments.help:
-        return print_all(short_help())
+        return process.print_all(short_help())
     overrides = [as_path(text) for text in arguments.overrides]
     flags = [word for word in argv if word not in arguments.overrides]
     sys.argv = [sys.argv[0], *flags, *overrides]  # where Hydra looks
     if arguments.shell_completion:  # install=bash and the like are no keys
-        by_hydra(lambda config: OK)
-        return OK
+        return by_hydra(lambda config: None)
     if arguments.multirun and (arguments.cfg or arguments.info):
         flag = "--cfg" if arguments.cfg else "--info"
         raise ConfigError(f"{flag}: shows one run, and --multirun asks for several; leave one of them out")
@@ -59,8 +50,7 @@ def run_command(argv: Sequence[str], program: Program) -> int:
         return run_sweep(program, overrides, run_job)
     composed = compose_config(overrides)
     if arguments.hydra_help or arguments.cfg or arguments.info:
-        by_hydra(lambda config: OK)
-        return OK
+        return by_hydra(lambda config: None)
     return run_job(to_job(*composed, program, [*search_flags(), *overrides]))
 
 
@@ -69,12 +59,13 @@ def run_job(job: Job) -> int:
     role = role_of(job)
     if role is not Role.WORKER and job.config.launch.node_rank == 0:
         check_folder(job.run_dir, job.config)
-    announce(job)
-    set_up_process(job.config.threads)
-    with importing():  # torch among others: keys and choices are known to be right, and the threads are set
+    if int(os.environ.get("RANK", 0)) == 0 and not started_by_launcher():  # now, since importing torch takes seconds
+        print(printable(f"{job.experiment}: starting in {job.run_dir}"), file=sys.stderr, flush=True)
+    process.set_up_process(job.config.threads)
+    with process.importing():  # torch among others: keys and choices are known to be right, and the threads are set
         from metalearn.app import run
         from metalearn.app.parts import assemble
-    set_up_torch(job.config)
+    process.set_up_torch(job.config)
     parts = assemble(job)
     match role:
         case Role.LAUNCHER:

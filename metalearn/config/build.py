@@ -16,23 +16,17 @@ from metalearn.config.compose import composed_by_hydra
 from metalearn.config.options import check_option, common, shipped, shipped_names, text_of
 from metalearn.errors import ConfigError, Invalid, NotAdmittedError, nearest
 
-_DEFAULT_PARTS = {"inner": "metalearn.algorithms.common.inner.sgd"}
-"""Parts that some objects have no use for, and the `_target_` of each part's default."""
+_DEFAULT_PARTS = {"inner": "metalearn.algorithms.common.inner.sgd"}  # parts that some objects have no use for
 
 _NO_PLUGINS = {"metalearn", "distributed", "hydra_async_sweeper", *sys.stdlib_module_names}
 """Packages that no message advises to admit."""
 
 
 def build(config: DictConfig, group: str, **parts: Any) -> Any:
-    """The object that a group of the config describes: calls its `_target_` with the group's keys and with `parts`.
-
-    If a parameter is annotated with a NamedTuple class and is not among `parts`, the keys of the group are the fields
-    of that class.
-
-    Raises:
-        ConfigError: a target that is no factory of the group, a key that it does not take, a missing key, or a value
-            that it refuses.
-    """
+    """The object that a group of the config describes: calls its `_target_` with the group's keys and with `parts`. If
+    a parameter is annotated with a NamedTuple class and is not among `parts`, the keys of the group are the fields of
+    that class. Raises ConfigError for a target that is no factory of the group, a key that it does not take, a missing
+    key, or a value that it refuses."""
     node = config[group]
     if not isinstance(node, DictConfig):
         raise ConfigError(f"{group}={node}: is a group of keys; type {group}.KEY=VALUE")
@@ -88,19 +82,17 @@ def build(config: DictConfig, group: str, **parts: Any) -> Any:
 
 @cache
 def factories(group: str) -> tuple[str, ...]:
-    """The factories of a group: those that the yaml files of its options name, and the one that config.yaml names. No
-    other function is ever called."""
+    """The factories of a group: those that its options and config.yaml name. No other function is called."""
     # Not by parsing all yamls of a group, which takes 0.2 s for the groups of a run.
     texts = (text_of(group, name) for name in shipped_names(group))
     named = [target for text in texts for target in re.findall(r"^_target_: *(\S+)", text, re.MULTILINE)]
     common_one = (common().get(group) or {}).get("_target_")
-    return tuple(dict.fromkeys([*([str(common_one)] if common_one else []), *named]))
+    return tuple(dict.fromkeys([str(common_one), *named] if common_one else named))
 
 
 @cache
 def option_of(group: str, target: str) -> str | None:
-    """The option of a group whose yaml names the factory `target`; if there are several, the one of its own name; None
-    if there is none."""
+    """The option of a group whose yaml names the factory `target`, first the one of its own name; else None."""
     options = [option for option, keys in shipped(group).items() if keys.get("_target_") == target]
     name = target.rpartition(".")[2]
     return name if name in options else next(iter(options), None)
@@ -140,9 +132,8 @@ def _factory(group: str, target: str, plugins: Sequence[str]) -> Callable[..., A
 
 
 def _beside_each_other(config: DictConfig, group: str, name: str, values: Mapping[str, Any]) -> dict[str, Any]:
-    """The objects of the options that are listed under a key of a group. They have the group's keys, where they take
-    them, and for the others the defaults of their options. Raises ConfigError if there is no list of different options;
-    or as `build`."""
+    """The objects of the options that are listed under a key of a group: with the group's keys, where they take them,
+    else the defaults of their options. Raises ConfigError if there is no list of different options; or as `build`."""
     options = values[name]
     key = f"{group}.{name}={options}"
     if not isinstance(options, list) or not 2 <= len(set(options)) == len(options) or "several" in options:

@@ -14,13 +14,11 @@ from omegaconf import DictConfig, ListConfig, OmegaConf
 from metalearn.config.compose import check_key
 from metalearn.config.saved import check_checkpoint
 from metalearn.config.values import FREE_KEYS, SET_BY_TASKS, Config, differences, is_below, keys_of, to_container
-from metalearn.errors import ConfigError, as_typed, one_of, real_number, true_or_false, typed_program, whole_number
+from metalearn.errors import ConfigError, as_typed, one_of, real_number, switches, typed_program, whole_number
 from metalearn.storage.files import read_json
 
-DEVICES = ("auto", "cpu", "cuda")
-LOCK = ".lock"  # the name of the lock in a run folder
-
 PRECISIONS = ("float32", "float64", "tf32", "bf16")
+LOCK = ".lock"  # the name of the lock in a run folder
 
 
 def check_top_level(config: DictConfig) -> None:
@@ -40,10 +38,9 @@ def check_top_level(config: DictConfig) -> None:
         for key in ("pause_after", "workers"):
             if config[key] is not None:
                 whole_number(key, config[key], at_least=1)
-        true_or_false("launch.mixed", launch.mixed)
-        true_or_false("init_strict", config.init_strict)
+        switches(**{"launch.mixed": launch.mixed, "init_strict": config.init_strict})
         one_of("seen_classes", config.seen_classes, ("refuse", "report"))
-        one_of("device", config.device, DEVICES)
+        one_of("device", config.device, ("auto", "cpu", "cuda"))
         one_of("precision", config.precision, PRECISIONS)
         if not isinstance(launch.isolate, bool) and launch.isolate != "auto":  # nor the text "true", which is no bool
             raise ConfigError(
@@ -53,13 +50,10 @@ def check_top_level(config: DictConfig) -> None:
             _check_ray(launch)
     except ValueError as error:
         raise ConfigError(str(error)) from error
-    for key in ("data", "outputs", "model"):
-        folder = launch[key]
-        if (not isinstance(folder, str) or not folder) and (key, folder) != ("model", None):
-            raise ConfigError(
-                f"launch.{key}={folder!r}: must be a folder (is a variable of the shell not set?); type launch.{key}="
-                f"{'best' if key == 'model' else key}"
-            )
+    for key, example in (("data", "data"), ("outputs", "outputs"), ("model", "best")):
+        if not (isinstance(launch[key], str) and launch[key]) and (key, launch[key]) != ("model", None):
+            advice = f"(is a variable of the shell not set?); type launch.{key}={example}"
+            raise ConfigError(f"launch.{key}={launch[key]!r}: must be a folder {advice}")
     run = str(config.run)
     if config.run is None or not run or run in (".", "..") or "/" in run:
         raise ConfigError(f"run={run!r}: must be the name of a folder; for example run=first")
@@ -101,8 +95,7 @@ def _check_ray(launch: DictConfig) -> None:
     real_number("launch.ray.wait", ray.wait, above=0)
     if ray.gpus != "auto":
         real_number("launch.ray.gpus", ray.gpus, at_least=0)
-    true_or_false("launch.ray.spread", ray.spread)
-    true_or_false("launch.ray.grows", ray.grows)
+    switches(**{"launch.ray.spread": ray.spread, "launch.ray.grows": ray.grows})
     if ray.address not in (None, "auto") and not re.fullmatch(r"[\w.-]+:\d{1,5}", str(ray.address)):
         raise ConfigError(
             f"launch.ray.address={ray.address}: must be HOST:PORT, auto, or null for a cluster of this host alone; "
@@ -115,17 +108,13 @@ def _check_ray(launch: DictConfig) -> None:
         raise ConfigError("launch=ray: the package ray is not installed; type pip install ray, or pip install '.[ray]'")
 
 
+# Environment variables that torchrun sets for a rank, and those of them that need each other
 RANK_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_PORT", "MASTER_ADDR")
-"""Environment variables that torchrun sets for a rank."""
-
-_TOGETHER = {
-    "RANK": "WORLD_SIZE", "WORLD_SIZE": "RANK", "MASTER_ADDR": "MASTER_PORT", "MASTER_PORT": "MASTER_ADDR",
-}  # fmt: skip
+_TOGETHER = {"RANK": "WORLD_SIZE", "WORLD_SIZE": "RANK", "MASTER_ADDR": "MASTER_PORT", "MASTER_PORT": "MASTER_ADDR"}
 
 
 def check_rank_variables() -> None:
-    """Checks the environment variables that make this process one of several ranks. Raises ConfigError if one has a
-    wrong value, or lacks another one."""
+    """Raises ConfigError if the environment variables of a rank have a wrong value, or are not all set."""
     for name, value in ((name, os.environ[name]) for name in RANK_VARIABLES if name in os.environ):
         if name != "MASTER_ADDR" and not (value.isascii() and value.isdecimal()):
             _refuse_variable(name, "must be a whole number from 0")
@@ -277,9 +266,8 @@ def on_several_hosts(config: DictConfig) -> bool:
 
 
 def check_network(config: DictConfig) -> None:
-    """Checks the network interface of the workers, and whether they can be isolated. Raises ConfigError if this host
-    does not have the interface; there are several hosts, and the config names none; torchrun has started workers that
-    must be isolated; or a rank does not know where the others are."""
+    """Checks the network interface of the workers, and whether they can be isolated. Raises ConfigError for one that
+    this host does not have, or that several hosts need; and if a rank cannot be isolated, or find the others."""
     if config.launch.isolate is True and started_as_rank() and not started_by_launcher():
         raise ConfigError(
             "launch.isolate=true: torchrun has started this process in the host's network. Type\n"

@@ -1,10 +1,7 @@
-"""From the command line to checked config.
-
-Imports no torch: a misspelt key or an unknown choice is reported before anything heavy is loaded.
-"""
+"""From the command line to checked config. Imports no torch: a misspelt key or an unknown choice is reported before
+anything heavy is loaded."""
 
 import difflib
-import functools
 import itertools
 import re
 import shlex
@@ -20,37 +17,12 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import InterpolationKeyError, InterpolationResolutionError, OmegaConfBaseException
 
-from metalearn.config.options import (
-    CONF,
-    SEVERAL,
-    SOURCE,
-    check_option,
-    choice_hint,
-    common,
-    from_yaml,
-    groups,
-    keys_in,
-    own_folders,
-    text_of,
-)
-from metalearn.config.values import (
-    AUTO,
-    DEFAULT,
-    RESOLVERS,
-    UNNAMED,
-    Config,
-    as_typed,
-    experiment_of,
-    is_below,
-    keys_of,
-    leaves,
-    quoted,
-    run_name,
-    to_container,
-)
+from metalearn.config import values
+from metalearn.config.options import CONF, all_keys_in, check_option, choice_hint, common, groups, keys_in, own_folders
 from metalearn.errors import ConfigError, nearest, typed_program
 
 OPEN = "model.network."  # Below this key stand the arguments of a user's own network; any name is allowed there
+SEVERAL = ("logger",)  # groups that take several options together: `logger=[tensorboard,wandb]`
 PACKAGE = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*")  # the name of a package or module
 
 PATHS = (
@@ -83,7 +55,7 @@ NEEDS: dict[str, dict[str, tuple[object, ...]]] = {
 
 PROVIDER = "command-line"  # Hydra's name for a folder that `--config-dir` has named
 
-for _name, _resolver in RESOLVERS.items():
+for _name, _resolver in values.RESOLVERS.items():
     OmegaConf.register_new_resolver(_name, _resolver, replace=True)
 
 
@@ -99,7 +71,8 @@ class Composed(NamedTuple):
 
 def composed_by_hydra(overrides: Sequence[str], **options: bool) -> DictConfig:
     """Hydra's composition for these overrides, from all folders that are searched. Nothing is checked."""
-    places = [f"hydra.searchpath=[{SOURCE},{quoted(f'file://{folder}')}]" for folder in own_folders()]
+    # In conf/config.yaml, the search path has tables://conf alone.
+    places = [f"hydra.searchpath=[tables://conf,{values.quoted(f'file://{folder}')}]" for folder in own_folders]
     with initialize_config_dir(str(CONF), version_base="1.3"):
         return compose("config", overrides=[*overrides, *places], **options)
 
@@ -115,16 +88,17 @@ def compose_config(overrides: Sequence[str]) -> Composed:
         if override.key_or_group == "hydra.searchpath":  # it would take the place of our tables
             raise ConfigError(f"{override.input_line}: is set already; type --config-dir=FOLDER to add yamls of yours")
     try:
-        choices, values = sorted_out(all_overrides)
+        choices, settings = sorted_out(all_overrides)
+        typed = {override.key_or_group for override in settings}
         for override in choices:
             check_choice(override)
         try:
             whole = composed_by_hydra(overrides, return_hydra_config=True)
         except HydraException:  # a key may be the cause, which our message explains better
             only_choices = [override.input_line or "" for override in choices]
-            _known_keys(composed_by_hydra(only_choices, return_hydra_config=True), values)
+            _known_keys(composed_by_hydra(only_choices, return_hydra_config=True), settings)
             raise
-        keys = _known_keys(whole, values)
+        keys = _known_keys(whole, settings)
         if whole.hydra.job.chdir:
             raise ConfigError(
                 "hydra.job.chdir=true: paths of this program begin at the folder in which it was started; leave "
@@ -134,7 +108,7 @@ def compose_config(overrides: Sequence[str]) -> Composed:
         all_groups = groups()  # a look at the disk
         selected = {group: str(option) for group, option in whole.hydra.runtime.choices.items() if group in all_groups}
         config = OmegaConf.masked_copy(whole, [str(key) for key in whole if key != "hydra"])
-        for key in sorted(keys_of(config) - keys):
+        for key in sorted(values.keys_of(config) - keys):
             try:
                 check_key(key, keys)
             except ConfigError as error:
@@ -142,40 +116,39 @@ def compose_config(overrides: Sequence[str]) -> Composed:
                     f"{error}. experiment={selected['experiment']} sets it, so it does not go with this "
                     f"{key.partition('.')[0]}; type another experiment, one of {', '.join(all_groups['experiment'])}"
                 ) from error
-        check_links(config, selected, {override.key_or_group for override in values})
-        check_plugins(config, {override.key_or_group for override in values})
-        _check_effects(config, {override.key_or_group for override in values})
-        for override in values:  # one by one, so that an error names the key that was typed
+        check_links(config, selected, typed)
+        check_plugins(config, typed)
+        _check_effects(config, typed)
+        for override in settings:  # one by one, so that an error names the key that was typed
             OmegaConf.select(config, override.key_or_group)
-        if whole.run == AUTO:
+        if whole.run == values.AUTO:
             in_own_folder = not any(override.key_or_group == "hydra.run.dir" for override in all_overrides)
-            changed = _changed(whole, selected, choices, values) if in_own_folder else {}
-            whole.run = config.run = run_name(OmegaConf.select(whole, "seed"), changed)
+            changed = _changed(config, selected, choices, settings) if in_own_folder else {}
+            whole.run = config.run = values.run_name(OmegaConf.select(whole, "seed"), changed)
         run_dir = Path(whole.hydra.run.dir)
         OmegaConf.resolve(config)
     except InterpolationKeyError as error:
         raise ConfigError(f"{str(error).splitlines()[0]}; type ${{KEY}} with a key that exists, or a value") from error
     except (HydraException, OmegaConfBaseException) as error:
         raise own_error(error) from error
-    return Composed(config, run_dir, experiment_of(selected), whole)
+    return Composed(config, run_dir, values.experiment_of(selected), whole)
 
 
 def _changed(
-    whole: DictConfig, selected: Mapping[str, str], choices: Sequence[Override], values: Sequence[Override]
-) -> Config:
+    config: DictConfig, selected: Mapping[str, str], choices: Sequence[Override], settings: Sequence[Override]
+) -> values.Config:
     """What was typed, differs from the defaults of the experiment, and is not in the path of the run's folder."""
-    in_path = UNNAMED + (("algorithm", "dataset") if selected["experiment"] == DEFAULT[0] else ())
+    in_path = values.UNNAMED + (("algorithm", "dataset") if selected["experiment"] == values.DEFAULT[0] else ())
     typed_groups = {override.key_or_group for override in choices} - {*in_path}
-    typed_keys = [override.key_or_group for override in values if not is_below(override.key_or_group, UNNAMED)]
-    changed: Config = {}
+    typed_keys = [key for key in (o.key_or_group for o in settings) if not values.is_below(key, values.UNNAMED)]
+    changed: values.Config = {}
     if typed_groups:
         usual = composed_by_hydra([f"experiment={selected['experiment']}"], return_hydra_config=True)
         options = usual.hydra.runtime.choices
         changed |= {group: selected[group] for group in typed_groups if selected[group] != options.get(group)}
     if typed_keys:
         defaults = composed_by_hydra([override.input_line or "" for override in choices])
-        plain = dict(leaves(to_container(defaults, resolve=False)))
-        config = OmegaConf.masked_copy(whole, [str(key) for key in whole if key != "hydra"])
+        plain = dict(values.leaves(values.to_container(defaults, resolve=False)))
         for key in typed_keys:
             value = OmegaConf.select(config, key)
             usually = config.copy()
@@ -186,8 +159,7 @@ def _changed(
 
 
 def own_error(error: Exception) -> ConfigError:
-    """An error of Hydra's or OmegaConf's as ours, with its cause, or the key that it is about. An error of our own
-    resolver is ours already."""
+    """An error of Hydra's or OmegaConf's as ours, with its cause, or the key that it is about."""
     cause: BaseException | None = error
     while cause is not None and not isinstance(cause, ConfigError):
         cause = cause.__cause__ or cause.__context__
@@ -207,17 +179,17 @@ def own_error(error: Exception) -> ConfigError:
 def sweep_jobs(overrides: Sequence[str]) -> list[list[str]]:
     """The overrides of every job of a multirun: all combinations of the listed values. Raises ConfigError for an
     override that cannot be read, or a sweep that is no list of values."""
-    values: list[list[str]] = []
+    choices: list[list[str]] = []
     for override in parsed(overrides):
         key = override.get_key_element()
         if not override.is_sweep_override():
-            values.append([override.input_line or ""])
+            choices.append([override.input_line or ""])
             continue
         try:
-            values.append([f"{key}={value}" for value in override.sweep_string_iterator()])
+            choices.append([f"{key}={value}" for value in override.sweep_string_iterator()])
         except (HydraException, AssertionError) as error:  # a glob, or an interval without steps
             raise ConfigError(f"{override.input_line}: must list its values; type {key}=A,B") from error
-    return [list(job) for job in itertools.product(*values)]
+    return [list(job) for job in itertools.product(*choices)]
 
 
 def compose_sweeper(overrides: Sequence[str]) -> tuple[dict[str, Any], Path]:
@@ -227,7 +199,7 @@ def compose_sweeper(overrides: Sequence[str]) -> tuple[dict[str, Any], Path]:
     try:
         whole = composed_by_hydra(fixed, return_hydra_config=True)
         HydraConfig.instance().set_config(whole)  # the folder follows from the options that are chosen
-        return to_container(whole.hydra.sweeper), Path(whole.hydra.sweep.dir)
+        return values.to_container(whole.hydra.sweeper), Path(whole.hydra.sweep.dir)
     except (HydraException, OmegaConfBaseException) as error:
         raise own_error(error) from error
 
@@ -243,7 +215,7 @@ def as_path(override: str) -> str:
     try:
         OverridesParser.create().parse_override(f"{key}={value}")
     except HydraException:
-        value = quoted(value)
+        value = values.quoted(value)
     return f"{key}={value}"
 
 
@@ -251,9 +223,8 @@ def with_sets(overrides: Sequence[str]) -> list[str]:
     """The overrides, with `dataset=[A,B]` as `dataset=several dataset.sets=[A,B]`."""
     written: list[str] = []
     for override in overrides:
-        key, _, value = override.partition("=")
-        several = key == "dataset" and value.startswith("[")
-        written += ["dataset=several", f"dataset.sets={value}"] if several else [override]
+        sets = override.removeprefix("dataset=[")
+        written += [override] if sets == override else ["dataset=several", f"dataset.sets=[{sets}"]
     return written
 
 
@@ -270,9 +241,9 @@ def parsed(overrides: Sequence[str]) -> list[Override]:
             key, equals, value = override.partition("=")
             hint = "type KEY=VALUE"
             if equals and re.fullmatch(r"\+{0,2}[\w./@]+", key):
-                text = quoted(value)
+                text = values.quoted(value)
                 if value.startswith("[") and value.endswith("]"):  # a path may have commas, and begins as paths do
-                    text = f"[{','.join(map(quoted, re.split(',(?=[/.~])', value[1:-1])))}]"
+                    text = f"[{','.join(map(values.quoted, re.split(',(?=[/.~])', value[1:-1])))}]"
                 typed = shlex.quote(f"{key}={text}")
                 hint = f"such a text stands in quotes of Hydra's, and these in quotes of the shell; type {typed}"
             raise ConfigError(f"{override}: cannot be read: {str(error).splitlines()[0]}; {hint}") from error
@@ -316,14 +287,15 @@ def check_key(key: str, keys: set[str]) -> None:
 
 def _check_effects(config: DictConfig, typed: Collection[str]) -> None:
     """Raises ConfigError for a key that was typed and has no effect."""
-    present = keys_of(config)
+    present = values.keys_of(config)
     for key in sorted(NEEDS.keys() & typed):
         others = {other: (OmegaConf.select(config, other), NEEDS[key][other]) for other in NEEDS[key].keys() & present}
         if others and not any(value in allowed if allowed else value is not None for value, allowed in others.values()):
             other, (value, allowed) = min(others.items())
+            present_value, needed = values.as_typed(value), values.as_typed(allowed[0]) if allowed else "PATH"
             raise ConfigError(
-                f"{key}={as_typed(OmegaConf.select(config, key))}: has no effect with {other}={as_typed(value)}; type "
-                f"{other}={as_typed(allowed[0]) if allowed else 'PATH'}, or leave {key} out"
+                f"{key}={values.as_typed(OmegaConf.select(config, key))}: has no effect with {other}={present_value}; "
+                f"type {other}={needed}, or leave {key} out"
             )
 
 
@@ -338,50 +310,23 @@ def check_plugins(config: DictConfig, typed: Collection[str]) -> None:
         )
 
 
-def _known_keys(whole: DictConfig, values: Sequence[Override]) -> set[str]:
+def _known_keys(whole: DictConfig, settings: Sequence[Override]) -> set[str]:
     """The keys that exist with the options that `whole` has chosen, but for those that an experiment adds. A group
-    with several options at once has the keys of all its options, since Hydra does not list the chosen ones.
-
-    They come from the yamls: to compose again without the experiment would take half the time of a composition. Raises
-    ConfigError for an override of another key.
-    """
+    with several options at once has the keys of all its options, since Hydra does not list the chosen ones. They come
+    from the yamls: to compose again without the experiment would take half the time of a composition. Raises
+    ConfigError for an override of another key."""
     selected = whole.hydra.runtime.choices
-    keys = keys_of(common())
+    keys = values.keys_of(common())
     for group, options in groups().items():
         if group not in ("experiment", "sweep"):
             for option in options if group not in selected else [selected[group]]:
-                keys |= {group} | _keys_in(group, option) if option is not None else set()
-    for override in values:
+                keys |= {group} | all_keys_in(group, option) if option is not None else set()
+    for override in settings:
         check_key(override.key_or_group, keys)
     return keys
 
 
-def _keys_in(group: str, option: str) -> frozenset[str]:
-    """The keys of an option, and of those that its own defaults name beside it."""
-    keys, others = _keys_of_text(text_of(group, option), f"{group}.")
-    return keys.union(*(_keys_in(group, name) for name in others))
-
-
-@functools.cache
-def _keys_of_text(text: str, prefix: str) -> tuple[frozenset[str], tuple[str, ...]]:
-    config = from_yaml(text)
-    others = [name for name in config.pop("defaults", []) if isinstance(name, str) and name != "_self_"]
-    return frozenset(keys_of(config, prefix)), tuple(others)
-
-
-def resolved(config: DictConfig) -> DictConfig:
-    """The config with every interpolation replaced by its value. Raises ConfigError for one that points nowhere."""
-    copy = config.copy()
-    try:
-        OmegaConf.resolve(copy)
-    except OmegaConfBaseException as error:
-        raise own_error(error) from error
-    return copy
-
-
-# Links between keys: `${KEY}` in a value stands for the value of another key, which must exist
-
-LINK = re.compile(r"(?<!\\)\$\{(\w[\w.\[\]]*)\}")  # `${KEY}` in a value: the value of another key
+LINK = re.compile(r"(?<!\\)\$\{(\w[\w.\[\]]*)\}")  # `${KEY}` in a value: the value of another key, which must exist
 
 
 class KeyLink(NamedTuple):
@@ -401,21 +346,21 @@ def check_links(config: DictConfig, selected: Mapping[str, str], typed: set[str]
     first = missing[0]
     group, _, name = first.target.partition(".")
     if first.key in typed or group not in selected:
-        hint = nearest(first.target, sorted(keys_of(config)))
+        hint = nearest(first.target, sorted(values.keys_of(config)))
         raise ConfigError(f"{first.key}={first.value}: there is no key {first.target}{hint}")
     needs: dict[str, KeyLink] = {}  # by the group whose option has set the link
-    for link in (link for link in missing if link.target == first.target):
-        owner, _, inner = link.key.partition(".")
-        by_option = owner in selected and link._replace(key=inner) in _links_of(keys_in(owner, selected[owner]))
-        needs.setdefault(owner if by_option else "experiment", link)
+    for link in missing:
+        if link.target == first.target:
+            owner, _, inner = link.key.partition(".")
+            by_option = owner in selected and link._replace(key=inner) in _links_of(keys_in(owner, selected[owner]))
+            needs.setdefault(owner if by_option else "experiment", link)
     names = " and ".join(f"{by}={selected[by]} ({link.key}={link.value})" for by, link in sorted(needs.items()))
     others = []
     for by in sorted(needs):
-        others.append(f"another {by}")
-        for option in groups()[by] if by != "experiment" else ():
-            if all(_exists(config, link.target) for link in _links_of(keys_in(by, option))):
-                others[-1] += f", such as {by}={option}"
-                break
+        options = groups()[by] if by != "experiment" else []
+        fitting = (o for o in options if all(_exists(config, link.target) for link in _links_of(keys_in(by, o))))
+        option = next(fitting, None)
+        others.append(f"another {by}" + (f", such as {by}={option}" if option else ""))
     raise ConfigError(
         f"{group}={selected[group]} has no key {name}, which {names} need{'s' * (len(needs) == 1)}: these options do "
         f"not fit together; type {', and '.join(others)}, or another {group}"
@@ -423,12 +368,12 @@ def check_links(config: DictConfig, selected: Mapping[str, str], typed: set[str]
 
 
 def _links_of(config: DictConfig) -> list[KeyLink]:
-    values = leaves(to_container(config, resolve=False))
-    return [KeyLink(key, str(value), target) for key, value in values for target in LINK.findall(str(value))]
+    pairs = values.leaves(values.to_container(config, resolve=False))
+    return [KeyLink(key, str(value), target) for key, value in pairs for target in LINK.findall(str(value))]
 
 
 def _exists(config: DictConfig, key: str) -> bool:
-    if key in keys_of(config):
+    if key in values.keys_of(config):
         return True
     absent = object()
     try:

@@ -18,23 +18,19 @@ from hydra.core.plugins import Plugins
 from hydra.plugins.config_source import ConfigLoadError, ConfigResult, ConfigSource
 from omegaconf import DictConfig, OmegaConf
 
+from metalearn.config.values import keys_of
 from metalearn.errors import ConfigError, nearest, typed_program
 
 _PACKAGE = Path(__file__).resolve().parents[1]
-
+# The folder of our yamls: inside the package where it is installed, beside it in a checkout
 CONF = _PACKAGE / "conf" if (_PACKAGE / "conf").is_dir() else _PACKAGE.parent / "conf"
-"""The folder of our yamls: inside the package where it is installed, beside it in a checkout."""
-
-NO_GROUPS = ("reproduce",)  # folders of `conf` that are not config groups
-SOURCE = "tables://conf"  # the name that `hydra.searchpath` in `conf/config.yaml` has for the tables; see `TableSource`
-SEVERAL = ("logger",)  # groups that take several options together: `logger=[tensorboard,wandb]`
-_own: list[Path] = []  # the folder of the user's own yamls, if `search` got one
+own_folders: list[Path] = []  # the folder of the user's own yamls, if `search` got one
 
 
 def search(folder: str | None) -> None:
     """From now on this process finds the options of groups in `folder`, too: what `--config-dir` names. An option of
     ours cannot be replaced. Raises ConfigError if there is no such folder, or it has an option of ours."""
-    _own.clear()
+    own_folders.clear()
     if folder is None:
         return
     if not folder or not Path(folder).is_dir():
@@ -43,25 +39,20 @@ def search(folder: str | None) -> None:
         for file in (Path(folder) / group / f"{option}.yaml" for option in options):
             if file.exists():
                 raise ConfigError(f"--config-dir={folder}: {group}={file.stem} is an option of ours; rename {file}")
-    _own.append(Path(folder).resolve())
+    own_folders.append(Path(folder).resolve())
 
 
 def search_flags() -> list[str]:
     """The flags with which another process searches the same folders."""
-    return [f"--config-dir={folder}" for folder in _own]
-
-
-def own_folders() -> list[Path]:
-    """The folders, besides ours, that this process searches for options."""
-    return list(_own)
+    return [f"--config-dir={folder}" for folder in own_folders]
 
 
 def groups() -> dict[str, list[str]]:
     """Every config group with its options."""
-    folders = {folder.name for folder in CONF.iterdir() if folder.is_dir()} - {*NO_GROUPS}
+    folders = {folder.name for folder in CONF.iterdir() if folder.is_dir()} - {"reproduce"}  # which is no group
     names = sorted(folders | tables(CONF).keys())
-    files = {name: [file.stem for place in (CONF, *_own) for file in (place / name).glob("*.yaml")] for name in names}
-    return {name: sorted([*tables(CONF).get(name, ()), *files[name]]) for name in names}
+    added = {name: [file.stem for place in own_folders for file in (place / name).glob("*.yaml")] for name in names}
+    return {name: sorted([*shipped_names(name), *added[name]]) for name in names}
 
 
 @cache
@@ -90,27 +81,38 @@ def shipped(group: str) -> dict[str, DictConfig]:
 
 def text_of(group: str, option: str) -> str:
     """The yaml of an option."""
-    table = tables(CONF).get(group, {})
-    if option in table:
-        return table[option]
-    file = next(file for place in (CONF, *_own) if (file := place / group / f"{option}.yaml").exists())
-    return file.read_text(encoding="utf-8")
+    if option in tables(CONF).get(group, {}):
+        return tables(CONF)[group][option]
+    files = (place / group / f"{option}.yaml" for place in (CONF, *own_folders))
+    return next(file for file in files if file.exists()).read_text(encoding="utf-8")
 
 
 @cache
 def common() -> DictConfig:
     """What all runs have in common: config.yaml, but for Hydra's part and the defaults. A copy is the caller's work."""
-    config = OmegaConf.load(CONF / "config.yaml")
-    assert isinstance(config, DictConfig)
+    config = _from_yaml((CONF / "config.yaml").read_text(encoding="utf-8"))
     return OmegaConf.masked_copy(config, [str(key) for key in config if key not in ("hydra", "defaults")])
 
 
 def keys_in(group: str, option: str) -> DictConfig:
     """What the yaml of an option holds."""
-    return from_yaml(text_of(group, option))
+    return _from_yaml(text_of(group, option))
 
 
-def from_yaml(text: str) -> DictConfig:
+def all_keys_in(group: str, option: str) -> frozenset[str]:
+    """The keys of an option, and of those that its own defaults name beside it."""
+    keys, others = _keys_of_text(text_of(group, option), f"{group}.")
+    return keys.union(*(all_keys_in(group, name) for name in others))
+
+
+@cache
+def _keys_of_text(text: str, prefix: str) -> tuple[frozenset[str], tuple[str, ...]]:
+    config = _from_yaml(text)
+    others = [name for name in config.pop("defaults", []) if isinstance(name, str) and name != "_self_"]
+    return frozenset(keys_of(config, prefix)), tuple(others)
+
+
+def _from_yaml(text: str) -> DictConfig:
     config = OmegaConf.create(text)
     assert isinstance(config, DictConfig)
     return config
@@ -136,10 +138,8 @@ def choice_hint(word: str) -> str:
 
 class TableSource(ConfigSource):
     """Hydra's way to the options in the tables of `conf/`, each as if it had a yaml in the folder of its group.
-
     ConfigStore would do the same, but it wants all options parsed at the start of every process (0.2 s). A source
-    parses those that are chosen.
-    """
+    parses those that are chosen."""
 
     @staticmethod
     def scheme() -> str:
@@ -174,8 +174,6 @@ Plugins.instance().register(TableSource)
 
 # A config without Hydra and without a command line: options of groups by their names, and settings of their keys
 
-_NO_PARTS = ("experiment", "sweep")  # groups whose options change other groups
-
 
 class Named(NamedTuple):
     """An option of a config group, such as `maml` of `algorithm`, and settings of its keys."""
@@ -196,28 +194,23 @@ def as_named(part: str | Named) -> Named:
 
 def plain_config(parts: Mapping[str, Named | Mapping[str, Any]], keys: Mapping[str, Any]) -> DictConfig:
     """The config that has these parts, and the default options of all other groups. A part is an option of its group,
-    or keys that options of other groups take values from; `keys` belong to no group. Raises ConfigError if there is no
-    such option."""
-    config = OmegaConf.load(CONF / "config.yaml")
-    assert isinstance(config, DictConfig)
+    or keys that other groups take values from; `keys` belong to no group. Raises ConfigError for an unknown option."""
+    config = _from_yaml((CONF / "config.yaml").read_text(encoding="utf-8"))
     del config["hydra"]
     for entry in config.pop("defaults"):
         group, option = next(iter(entry.items())) if isinstance(entry, DictConfig) else (entry, "")
-        if group in groups() and group not in _NO_PARTS:
+        if group in groups() and group not in ("experiment", "sweep"):  # whose options change other groups
             part = parts.get(group, Named(str(option), {}))
-            keys_of_all = config.get(group, {})
+            layers: list[Any] = [config.get(group, {}), part]
             if isinstance(part, Named):
                 check_option(group, part.name)
-                keys_of_option = keys_in(group, part.name)
-                config[group] = OmegaConf.merge(keys_of_all, keys_of_option, _without_arrays(part.settings))
-            else:
-                config[group] = OmegaConf.merge(keys_of_all, part)
+                layers[1:] = keys_in(group, part.name), _without_arrays(part.settings)
+            config[group] = OmegaConf.merge(*layers)
     return OmegaConf.merge(config, _without_arrays(keys))  # type: ignore[return-value]
 
 
 def _without_arrays(value: Any) -> Any:
-    """The value, with plain numbers and lists in place of numpy's and torch's."""
-    # A config can hold no others.
+    """The value, with plain numbers and lists in place of numpy's and torch's, which a config cannot hold."""
     if isinstance(value, Mapping):
         return {name: _without_arrays(inner) for name, inner in value.items()}
     if isinstance(value, list | tuple):
@@ -248,31 +241,27 @@ def short_help() -> str:
     """What `metalearn train --help` prints: how to type it, the groups with their options, and the most used keys."""
     program, explain = typed_program(), typed_program("help")
     lines = [
-        f"usage: {program} [GROUP=OPTION …] [KEY=VALUE …]",
-        "",
-        "Trains meta-learners. Everything is chosen by config.",
-        "",
+        f"usage: {program} [GROUP=OPTION …] [KEY=VALUE …]\n",
+        "Trains meta-learners. Everything is chosen by config.\n",
         f"  {program} experiment=maml_glyphs            MAML on drawn characters, the default: about a minute",
         f"  {program} experiment=maml_omniglot workers=2",
         f"  {program} --multirun algorithm.inner_lr=0.1,0.4",
         f"  torchrun --nproc_per_node=2 {'train.py' if program == 'python train.py' else '-m metalearn train'}"
-        " experiment=maml_omniglot",
-        "",
+        " experiment=maml_omniglot\n",
         "Groups and their options:",
     ]
     for group, options in groups().items():
         lines += textwrap.wrap(", ".join(options), 118, initial_indent=f"  {group:12}", subsequent_indent=" " * 14)
     of_defaults = {PROGRAM, "trainer=default", "optimizer=adam", "algorithm=maml", "dataset=glyphs", "launch=default"}
     keys = {key.name: key.meaning for owner, several in owners() if owner in of_defaults for key in several}
-    lines += ["", "The most used keys:"]
+    lines.append("\nThe most used keys:")
     lines += [f"  {name:24} {textwrap.shorten(keys[name], 92, placeholder=' …')}" for name in MOST_USED]
-    more = {
-        f"{explain} algorithm": "a group: its options and their keys",
-        f"{explain} trainer.steps": "a key, or all keys that begin so",
-        f"{explain} train": "all groups, options and keys",
-        f"{program} --hydra-help": "Hydra's own flags: --multirun, --cfg job, …",
-    }
-    lines += ["", *(f"{typed:40} {meaning}" for typed, meaning in more.items())]
+    lines += [
+        f"\n{explain + ' algorithm':40} a group: its options and their keys",
+        f"{explain + ' trainer.steps':40} a key, or all keys that begin so",
+        f"{explain + ' train':40} all groups, options and keys",
+        f"{program + ' --hydra-help':40} Hydra's own flags: --multirun, --cfg job, …",
+    ]
     return "\n".join(lines)
 
 
@@ -320,8 +309,7 @@ def owners() -> Iterator[tuple[str, list[Key]]]:
     yield PROGRAM, _keys((CONF / "config.yaml").read_text(encoding="utf-8"), "")
     for group, options in groups().items():
         for option in options if group != "experiment" else ():
-            keys = _keys(text_of(group, option), f"{group}.")
-            if keys:
+            if keys := _keys(text_of(group, option), f"{group}."):
                 yield f"{group}={option}", keys
 
 
@@ -337,8 +325,7 @@ def summary(text: str) -> str:
 
 def _keys(text: str, prefix: str) -> list[Key]:
     """The lines of a yaml that have a comment behind them."""
-    keys = []
-    section = ""
+    keys, section = [], ""
     for line in text.splitlines():
         setting, _, meaning = line.partition("  # ")
         key, _, value = setting.partition(":")

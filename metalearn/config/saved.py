@@ -12,30 +12,17 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from metalearn.config.compose import (
-    check_choice,
-    check_key,
-    check_plugins,
-    composed_by_hydra,
-    parsed,
-    sorted_out,
-    with_sets,
-)
-from metalearn.config.values import Config, keys_of, leaves, to_container
+from metalearn.config import compose
+from metalearn.config.values import Config, differences, keys_of, leaves, to_container
 from metalearn.errors import ConfigError
 from metalearn.saved.form import MANIFEST, USES, kind_of
 from metalearn.storage.files import is_folder
 
-OF_THE_MACHINE = ("strategy", "partitioner", "launch")
-"""Groups that get their defaults: an evaluation may run on another machine than the training."""
-
-STARTS = ("resume", "resume_changes", "pause_after", "init_from", "init_strict")
-"""Keys that say where a run starts and pauses."""
-
+STARTS = ("resume", "resume_changes", "pause_after", "init_from", "init_strict")  # where a run starts and pauses
 TRUST = ("plugins", "seen_classes")  # keys of an evaluation that only its command line may set
-
+OF_THE_MACHINE = ("strategy", "partitioner", "launch")
 OF_TRAINING = ("optimizer", "reducer", "logger", "checkpoint", "run", "experiment", "hydra", *STARTS)
-"""Groups and keys without effect on an evaluation. They get their defaults."""
+"""Groups and keys that get their defaults: an evaluation may run on another machine, and the others have no effect."""
 
 LINKS = {
     "dataset.seed": "seed",
@@ -46,21 +33,15 @@ LINKS = {
 """Keys that follow other keys. A checkpoint has their values as numbers, which do not follow."""
 
 NETWORK = "model.network"  # the key below which a checkpoint may name a network that is not ours
-
-OWN = "own-object"
-"""The key of a part that was an object of a program: its name. No factory can have a parameter of this name."""
-
+OWN = "own-object"  # the key of a part that was an object of a program; no factory can have such a parameter
+OUTPUTS = ("ways", "outputs")  # keys of models that say how many outputs there are
 DATA = "data"  # dataset.root where `METALEARN_DATA` is not set, as in `conf/dataset/`
 
 
 def read_config(path: Path) -> Config:
     """The config in the yaml of a run folder, where Hydra has written it as it was composed: with `${…}`, which are
-    resolved here. Those of the environment stay as they are, since it may be another one now.
-
-    Raises:
-        OSError: there is no such file, or it may not be read.
-        ValueError: it holds no config.
-    """
+    resolved here. Those of the environment stay as they are, since it may be another one now. Raises OSError if there
+    is no such file, or it may not be read, and ValueError if it holds no config."""
     config = _loaded(path)
     if not isinstance(config, DictConfig):
         raise ValueError(f"{path}: holds no config")
@@ -89,26 +70,36 @@ def _loaded(path: Path) -> DictConfig | ListConfig:
 
 
 def check_saved(saved: object) -> dict[str, Any]:
-    """The config of a checkpoint, whose values are plain: a published one names no resolver, which would run here.
-    Raises ConfigError if it is something else."""
+    """The config of a checkpoint. Raises ConfigError if it names a resolver, which would run here, or is none."""
     if not isinstance(saved, dict) or "${" in json.dumps(saved, default=str):
         raise ConfigError("the checkpoint's meta.json holds no config of plain values; take another checkpoint")
     return saved
 
 
+def trained_otherwise(source: str, saved: Config, present: Config, sections: Sequence[str]) -> list[str]:
+    """A line for each key of these sections that the config of a checkpoint, the `source`, has otherwise than the
+    present one, but for the number of outputs. Where shapes are the same, as with another `downsample`, the network
+    computes something else with the parameters."""
+    lines = []
+    for section in sections:
+        pairs = differences(saved[section], present[section])
+        if "_target_" in pairs:  # the other keys are those of another component
+            pairs = {"_target_": pairs["_target_"]}
+        lines += [
+            f"{source}: was trained with {section}.{key}={old!r:.60}, which is {new!r:.60} here"
+            for key, (old, new) in pairs.items()
+            if key not in OUTPUTS
+        ]
+    return lines
+
+
 def changed_config(
     saved: object, overrides: Sequence[str], aliases: Mapping[str, str], objects: Collection[str] = ()
 ) -> DictConfig:
-    """The config of a checkpoint of any origin, changed by overrides. Foreign code runs only if an override names it.
-    Raises ConfigError if a key or a choice does not exist or has no effect on an evaluation, or a value cannot be read;
-    or the saved config is refused.
-
-    Args:
-        saved: the config in its meta.json.
-        overrides: `GROUP=OPTION` and `KEY=VALUE`; KEY may be an alias.
-        aliases: short names of keys.
-        objects: groups that the caller has objects for.
-    """
+    """The config of a checkpoint of any origin, the `saved` one in its meta.json, changed by overrides. Foreign code
+    runs only if an override names it. Its KEY may be one of the `aliases`, short names of keys; the caller has
+    `objects` for these groups. Raises ConfigError if a key or a choice does not exist or has no effect on an
+    evaluation, or a value cannot be read; or the saved config is refused."""
     plain = check_saved(saved)
     for name in [name for name in ("algorithm", "model", "dataset") if name not in objects]:
         group = plain.get(name)
@@ -121,19 +112,20 @@ def changed_config(
             raise ConfigError(
                 f"{name}: the checkpoint's config does not say which {name} the run had; take another checkpoint"
             )
-    all_overrides = parsed(with_sets(overrides))
+    all_overrides = compose.parsed(compose.with_sets(overrides))
     for override in all_overrides:
         if override.key_or_group.partition(".")[0].partition("/")[0] in OF_TRAINING:
             raise ConfigError(f"{override.input_line}: has no effect on an evaluation; leave it out")
         if override.is_sweep_override() or override.is_delete():
             raise ConfigError(f"{override.input_line}: must be one value; type {override.key_or_group}=VALUE")
-    choices, values = sorted_out(all_overrides)
+    choices, values = compose.sorted_out(all_overrides)
     for choice in choices:
-        check_choice(choice)
+        compose.check_choice(choice)
     selected = {choice.key_or_group: str(choice.value()) for choice in choices}
     named = {aliases.get(override.key_or_group, override.key_or_group): override.value() for override in values}
     try:
-        config = composed_by_hydra(["~experiment", *(f"{group}={option}" for group, option in selected.items())])
+        selection = [f"{group}={option}" for group, option in selected.items()]
+        config = compose.composed_by_hydra(["~experiment", *selection])
         OmegaConf.set_struct(config, False)  # a network's arguments have any names
         for name in {*map(str, config)} & plain.keys() - {*OF_THE_MACHINE, *TRUST, *OF_TRAINING, *selected}:
             config[name] = plain[name]
@@ -147,9 +139,9 @@ def changed_config(
                 OmegaConf.update(config, key, f"${{{followed}}}")
         _find_data(config)
         for key, value in named.items():
-            check_key(key, keys)
+            compose.check_key(key, keys)
             OmegaConf.update(config, key, value)
-        check_plugins(config, named)
+        compose.check_plugins(config, named)
         target = OmegaConf.select(config, f"{NETWORK}._target_")
         if target is not None and "model" not in selected and not {NETWORK, f"{NETWORK}._target_"} & named.keys():
             raise ConfigError(
@@ -163,8 +155,7 @@ def changed_config(
 
 
 def _find_data(config: DictConfig) -> None:
-    """Takes this machine's dataset.root where the folder of the training is not there; and downloads
-    into no folder that only the checkpoint names."""
+    """Takes this machine's dataset.root for a missing one; downloads into no folder that the checkpoint names."""
     config.dataset.pop("shards", None)  # of older checkpoints
     root, usual = config.dataset.get("root"), os.environ.get("METALEARN_DATA", DATA)
     if root is None or root == usual:

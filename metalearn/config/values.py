@@ -39,9 +39,7 @@ def keys_of(node: DictConfig, prefix: str = "") -> set[str]:
 
 def to_container(config: DictConfig, *, resolve: bool = True) -> Config:
     """The config as plain dicts, with every interpolation replaced by its value if `resolve`."""
-    container = OmegaConf.to_container(config, resolve=resolve)
-    assert isinstance(container, dict)
-    return {str(key): value for key, value in container.items()}
+    return OmegaConf.to_container(config, resolve=resolve)  # type: ignore[return-value]
 
 
 def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
@@ -79,13 +77,11 @@ FREE_KEYS = (
 
 FOLLOWS_WAYS = ("model.ways", "model.network.num_classes")  # keys that follow dataset.ways
 SET_BY_TASKS = ("model.inputs", *FOLLOWS_WAYS)  # keys that the tasks may set after the config is composed
+_LONGEST_FOLDER_NAME = 120  # the most bytes of a folder's name
 
 UNNAMED = (*FREE_KEYS, "seed", "device", "threads", "experiment", "sweep", "hydra")
 """Keys that are in no name of a run. The seed and the experiment are in its path; if the processor or its threads
 change, the same command is refused, and begins no other run."""
-
-_LONGEST_FOLDER_NAME = 120  # the most bytes of a folder's name
-
 
 SEARCHED = "METALEARN_SEARCHED"
 """The environment variable that tells the jobs of a multirun, wherever they run, which keys have several values."""
@@ -125,10 +121,8 @@ def _as_name(value: object) -> str:
 
 
 def run_group(experiment: str, algorithm: str, dataset: str) -> str:
-    """The name of the folder that holds a run's folder: the experiment.
-
-    It is ALGORITHM-DATASET where the default experiment runs with another algorithm or dataset than its own.
-    """
+    """The name of the folder that holds a run's folder: the experiment; ALGORITHM-DATASET where the default experiment
+    runs with another algorithm or dataset than its own."""
     default, *parts = DEFAULT
     return f"{algorithm}-{dataset}" if experiment == default and [algorithm, dataset] != parts else experiment
 

@@ -92,7 +92,7 @@ def test_only_a_launcher_and_a_sweep_hear_that_it_was_the_disk(monkeypatch: pyte
             (tmp_path / "gone/file").touch()
         return 0
 
-    assert exit_code_of_process(run) == FAILED and ending_of(run).code == DISK
+    assert exit_code_of_process(run) == FAILED and ending_of(run)[0] == DISK
     monkeypatch.setenv(LAUNCHER, "1")
     assert exit_code_of_process(run) == DISK and DISK in FINAL
     for number, kind in ((errno.EROFS, DiskError), (errno.EFBIG, RunError), (errno.EACCES, RunError)):
@@ -138,7 +138,7 @@ def test_a_failing_disk_is_blamed_not_the_data() -> None:
         except CacheError as error:
             raise DataError("a picture cannot be read") from error
 
-    codes = [ending_of(lambda number=number: reading(number)).code for number in (errno.EIO, errno.ENOENT)]
+    codes = [ending_of(lambda number=number: reading(number))[0] for number in (errno.EIO, errno.ENOENT)]
     assert codes == [DISK, BAD_CONFIG]
 
 

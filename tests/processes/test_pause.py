@@ -130,7 +130,7 @@ def test_only_the_validation_of_a_pause_gives_way_to_a_worse_one(monkeypatch: py
 def test_a_run_draws_before_its_result_is_written(tmp_path: Path) -> None:
     """Who finds a result is done, and would draw nothing."""
     killed = (
-        "import os, runpy; from metalearn.app import run; run.write_result = lambda *_: os._exit(9); "
+        "import os, runpy; from metalearn.app import run; run.folder.write_result = lambda *_: os._exit(9); "
         f"runpy.run_path({str(ROOT / 'train.py')!r}, run_name='__main__')"
     )
     own = ("trainer.steps=2", "logger.plots=true", "logger.report=true", f"hydra.run.dir={tmp_path}/run")

@@ -306,7 +306,7 @@ def test_the_help_of_a_training_fits_on_a_screen_or_two(
     mine.parent.mkdir()
     mine.write_text("# of mine\n_target_: mine.mine\nrate: 1.0  # a rate of mine\n")
     monkeypatch.setattr(sys, "argv", ["metalearn"])
-    monkeypatch.setattr("metalearn.config.options._own", [])
+    monkeypatch.setattr("metalearn.config.options.own_folders", [])
     flag = f"--config-dir={tmp_path}"
     assert main(["train", "--help", flag]) == 0
     short = capsys.readouterr().out

@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
+from metalearn.cli.demo import watched
 from metalearn.cli.main import main
-from metalearn.cli.runs import watched
 from tests.metalearn.reporting.test_index import put
 from tests.runs import Program, until
 
