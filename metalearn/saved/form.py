@@ -20,7 +20,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
-from metalearn.storage.files import beside, creating, exchanged, read_object, whole_folder
+from metalearn.storage.files import beside, creating, read_object, whole_folder
 
 if TYPE_CHECKING:  # commands ask for the kind of a folder before they set the threads, which torch reads at its import
     from torch import Tensor
@@ -84,11 +84,8 @@ class NotSavedError(ValueError):
 def replacing(key: str, folder: Path, kind: Kind) -> Iterator[Path]:
     """Gives a folder to fill, which takes the place of what is saved in `folder`, if nothing fails. Other files
     there go along, and links as links. Where nothing of this kind is saved, it is a new folder, as of `whole_folder`.
-    A replacement that a kill has cut short is undone first. Of two processes that replace it at once, one is refused.
-
-    Raises:
-        ConfigError: something else is there, or it cannot be written.
-    """
+    A replacement that a kill has cut short is undone first. Raises ConfigError if something else is there, or it cannot
+    be written."""
     final = folder.resolve()
     replaced, temporary = replaced_by(final), beside(final)
     with creating(key, folder):
@@ -110,10 +107,9 @@ def replacing(key: str, folder: Path, kind: Kind) -> Iterator[Path]:
                     shutil.copytree(path, temporary / path.name, symlinks=True)
                 else:
                     shutil.copy2(path, temporary / path.name, follow_symlinks=False)
-            if not exchanged(temporary, final):
-                # After a kill between these two, readers find the old one where it is now.
-                final.rename(replaced)
-                temporary.rename(final)
+            # After a kill between these two, readers find the old one where it is now.
+            final.rename(replaced)
+            temporary.rename(final)
         finally:
             shutil.rmtree(temporary, ignore_errors=True)
         shutil.rmtree(replaced, ignore_errors=True)

@@ -21,7 +21,6 @@ import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from io import BufferedReader
 from pathlib import Path
-from typing import Any, NamedTuple
 
 from platformdirs import user_cache_path
 
@@ -46,23 +45,15 @@ class CacheError(Exception):
     """A cache that cannot be used; the message names the folder or file, and says what to type."""
 
 
-class Cached(NamedTuple):
-    """A file of the cache, open for reading; and whether it has been made just now."""
-
-    file: BufferedReader
-    path: Path
-    made: bool
-
-
 def cache_folder() -> Path:
     """Where files are kept: `METALEARN_CACHE`, else `metalearn` in the user's cache folder."""
     folder = os.environ.get("METALEARN_CACHE")
     return Path(folder).absolute() if folder else user_cache_path("metalearn")
 
 
-def get(name: str, make: Callable[[], Parts], *, head: bytes = b"") -> Cached:
-    """The file `name` of the cache, with one suffix, such as `.npy`. If it is not there, or not fit for use, or does
-    not begin with `head`, `make` gives its content.
+def get(name: str, make: Callable[[], Parts], *, head: bytes = b"") -> tuple[BufferedReader, Path, bool]:
+    """The file `name` of the cache, with one suffix, such as `.npy`: open, its path, and whether it has been made just
+    now. If it is not there, or not fit for use, or does not begin with `head`, `make` gives its content.
 
     If several processes start together, one makes the file and the others wait. It appears complete or not at all.
     Raises CacheError if the cache folder cannot be used.
@@ -76,7 +67,7 @@ def get(name: str, make: Callable[[], Parts], *, head: bytes = b"") -> Cached:
                 holding.enter_context(held(path.with_suffix(".lock"), f"{path} is being made"))
                 file, damage = _look(path, head)  # another process may have made it
         if file is not None:
-            return Cached(file, path, made=False)
+            return file, path, False
         if damage:
             log.warning("%s %s: it is made again", path, damage)
         parts, digest = make(), hashlib.sha256()
@@ -93,7 +84,7 @@ def get(name: str, make: Callable[[], Parts], *, head: bytes = b"") -> Cached:
             finally:
                 temporary.unlink(missing_ok=True)
             _write_record(path, digest.hexdigest(), path.stat())
-            return Cached(path.open("rb"), path, made=True)
+            return path.open("rb"), path, True
 
 
 @contextlib.contextmanager
@@ -113,7 +104,7 @@ def _look(path: Path, head: bytes) -> tuple[BufferedReader | None, str]:
         file = path.open("rb")
     except FileNotFoundError:
         return None, ""
-    record, status = read_record(path), os.fstat(file.fileno())
+    record, status = read_json(record_of(path)), os.fstat(file.fileno())
     if not record:
         damage = "has no record of its digest"
     elif status.st_size > SMALL and record.get("stamp") == _stamp(status):
@@ -139,11 +130,6 @@ def _look(path: Path, head: bytes) -> tuple[BufferedReader | None, str]:
 def record_of(path: Path) -> Path:
     """The record of a file."""
     return path.with_suffix(".json")
-
-
-def read_record(path: Path) -> dict[str, Any]:
-    """The record of a file; empty if there is no valid one."""
-    return read_json(record_of(path))
 
 
 def _stamp(status: os.stat_result) -> list[int]:
@@ -197,16 +183,14 @@ def command_of(compiler: Sequence[str], version: str) -> list[str]:
 
 
 def library_of(what: str, name: str, sources: Sequence[Path], defines: Sequence[str] = ()) -> ctypes.CDLL | None:
-    """The library that the machine's compiler makes of sources, from the cache or freshly compiled.
+    """The library that the machine's compiler makes of sources, from the cache or freshly compiled; None where there is
+    no compiler, or if it fails, which a line of the log says.
 
     Args:
         what: for messages, such as `the layers' kernels`.
         name: of its file, which also has a hash of all that it depends on.
         sources: C files, and the headers that they read.
         defines: macros, such as `REAL=float`.
-
-    Returns:
-        None where there is no compiler, or if it fails, which a line of the log says.
     """
     compiler = compiler_of_machine()
     if compiler is None:
@@ -216,28 +200,27 @@ def library_of(what: str, name: str, sources: Sequence[Path], defines: Sequence[
         command = [*command_of(compiler, version), *(f"-D{define}" for define in defines)]
         parts = (*(source.read_text(encoding="utf-8") for source in sources), *command, version, _processor())
         file = f"{name}-{hashlib.sha256(chr(0).join(parts).encode()).hexdigest()[:16]}.so"
-
         files = [str(source) for source in sources if source.suffix == ".c"]
 
-        def compiled(folder: str) -> Path:
-            words = [*command, *files, "-o", str(Path(folder) / file)]
-            done = subprocess.run(words, capture_output=True, text=True, timeout=COMPILE_SECONDS)
-            if done.returncode < 0 or "signal" in done.stderr:  # for want of memory, say: other kernels have other bits
-                done = subprocess.run(words, capture_output=True, text=True, timeout=COMPILE_SECONDS)
-            done.check_returncode()
-            return Path(folder) / file
-
-        def make() -> list[bytes]:
+        def compiled() -> list[bytes]:
             with tempfile.TemporaryDirectory() as folder:
-                return [compiled(folder).read_bytes()]
+                words = [*command, *files, "-o", f"{folder}/{file}"]
+                done = subprocess.run(words, capture_output=True, text=True, timeout=COMPILE_SECONDS)
+                # A signal, for want of memory, say: it is tried again, since other kernels have other bits.
+                if done.returncode < 0 or "signal" in done.stderr:
+                    done = subprocess.run(words, capture_output=True, text=True, timeout=COMPILE_SECONDS)
+                done.check_returncode()
+                return [Path(folder, file).read_bytes()]
 
         try:
-            with get(file, make).file as library:
+            with get(file, compiled)[0] as library:
                 return ctypes.CDLL(library.name)
         except (CacheError, OSError) as error:
             log.warning("%s cannot be kept or loaded: every start compiles them (%s)", what, error)
-        with tempfile.TemporaryDirectory() as folder:  # once loaded, the file may go
-            return ctypes.CDLL(str(compiled(folder)))
+        with tempfile.NamedTemporaryFile(suffix=".so") as loaded:  # once loaded, the file may go
+            loaded.write(compiled()[0])
+            loaded.flush()
+            return ctypes.CDLL(loaded.name)
     except (OSError, subprocess.SubprocessError) as error:
         detail = getattr(error, "stderr", None) or error
         log.warning("%s could not be made by %s (%s)", what, shlex.join(compiler), detail)
