@@ -17,8 +17,7 @@ from metalearn.reporting.provenance import made_with, own_version
 from metalearn.runs.checkpoint import LEARNER, fill_learner, read_learner, read_named
 from metalearn.runs.metrics import KEY, METRIC_NAMES
 from metalearn.saved import exporter, hub
-from metalearn.saved.card import FOLDER, Card, Reached, use
-from metalearn.saved.exporter import described
+from metalearn.saved.exporter import FOLDER, Card, described, use
 from metalearn.saved.form import kind_of
 from metalearn.storage.files import read_json
 
@@ -92,7 +91,7 @@ def export(
     test, reached, figure = facts["test"], None, "not known"
     if test:
         metric = next(metric for metric in METRIC_NAMES if metric in test)
-        reached = Reached(metric, test[metric], f"test tasks of {dataset or 'own'}")
+        reached = (metric, test[metric], f"test tasks of {dataset or 'own'}")
         ways = "" if learner.trained_ways is None else f", {learner.trained_ways}-way"
         figure = f"{metric} {test[metric]:.4g} ± {test['ci95']:.2g} over {test['tasks']} tasks{ways}"
     pictures, origin = learner.form is not None and learner.trained_ways is not None, made_with()

@@ -1,9 +1,8 @@
 """A learner, the tasks that it is adapted to, and how both are saved and loaded. Nothing that a folder holds is run."""
 
-import contextlib
 import os
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -32,23 +31,13 @@ from metalearn.config.saved import NETWORK, OWN, changed_config, check_saved
 from metalearn.config.values import quoted, to_container
 from metalearn.errors import ConfigError, NotAdmittedError, one_of, true_or_false, whole_number
 from metalearn.models.module import noted_inputs
-from metalearn.nn.surroundings import (
-    Inputs,
-    computing_with,
-    filled,
-    inputs_of,
-    packed,
-    shape_of,
-    type_of,
-    with_gradients,
-)
-from metalearn.nn.surroundings import described as words_for
+from metalearn.nn import surroundings
+from metalearn.nn.surroundings import computing_with, type_of, with_gradients
 from metalearn.reporting.provenance import made_with
 from metalearn.runs.checkpoint import Snapshot, fill_learner, fitted, read_named
 from metalearn.runs.metrics import KEY, Seen, figures_of, from_meta, to_meta
 from metalearn.saved import exporter, form, hub
-from metalearn.saved.card import FOLDER, Card, use
-from metalearn.saved.exporter import NetworkToExport, described, read_form
+from metalearn.saved.exporter import FOLDER, Card, NetworkToExport, described, read_form, use
 from metalearn.saved.form import MANIFEST, USES, Kind, kind_of
 from metalearn.storage.files import is_folder, whole_folder
 from metalearn.tasks.common.pictures import PictureForm
@@ -110,12 +99,7 @@ class AdaptedTask:
         form.fill(folder, TASK, batch._asdict(), {"labels": labels, "steps": steps, "flat": flat})
 
     def export(
-        self,
-        path: str | os.PathLike[str],
-        *,
-        format: str = "onnx",  # noqa: A002 (the option's name)
-        licence: str | None = None,
-        key: str = "path",
+        self, path: str | os.PathLike[str], *, format: str = "onnx", licence: str | None = None, key: str = "path"
     ) -> list[str]:
         """Writes a new folder with one program of the adapted network, which runs without this one, and its model card;
         returns what there is to say, in lines.
@@ -320,11 +304,7 @@ class Learner:
         return self.adapted_to(SupportSet(Batch(self.shown(examples), y), steps, tuple(numbers)))
 
     def adapted_to(self, support: SupportSet) -> Classification | Regression:
-        """As `adapt`, from a support set as the network takes it.
-
-        Raises:
-            ValueError: it does not fit.
-        """
+        """As `adapt`, from a support set as the network takes it. Raises ValueError if it does not fit."""
         batch, steps, labels, _ = support
         outputs = _tried(lambda: self.try_on(batch), batch.x)
         if labels is not None:
@@ -404,7 +384,7 @@ class Learner:
     def _filled(self, x: Tensor) -> Tensor:
         """Inputs [1, n, …] to try the network with."""
         inputs = noted_inputs(self.taught.config)
-        return x if inputs is None else filled(inputs, x[0]).unsqueeze(0)
+        return x if inputs is None else surroundings.filled(inputs, x[0]).unsqueeze(0)
 
     def _check_learns_tasks(self) -> None:
         if self.taught.algorithm.evaluated_on != "tasks":
@@ -442,22 +422,15 @@ class Learner:
             yield
 
     def read(self, inputs: Any) -> Any:
-        """Pictures as a list, or numbers as a tensor [n, …].
-
-        Raises:
-            ValueError: they are neither.
-        """
+        """Pictures as a list, or numbers as a tensor [n, …]. Raises ValueError if they are neither."""
         if self.form:
             return listed(inputs, "images")
         several = noted_inputs(self.taught.config)
         return _parts(inputs, several) if several and len(several) > 1 else _numbers(inputs, "x")[0]
 
     def shown(self, examples: Any) -> Tensor:
-        """What `read` has returned, as the network takes it: [1, n, …].
-
-        Raises:
-            ValueError: a picture cannot be read or is too large, or something is no picture.
-        """
+        """What `read` has returned, as the network takes it: [1, n, …]. Raises ValueError if a picture cannot be read, or
+        something is no picture."""
         return self.on_device((prepared(examples, self.form) if self.form else examples).unsqueeze(0))
 
     def on_device(self, x: Tensor) -> Tensor:
@@ -474,11 +447,8 @@ def learner_of(
     name: str, params: Params, taught: Taught, *, form: PictureForm | None, shape: tuple[int, ...] | None,
     validation: dict[str, Any],
 ) -> Learner:  # fmt: skip
-    """A learner of tasks like those of a source. Inputs have this `shape`; None if it is not known.
-
-    Raises:
-        ConfigError: the network does not take the inputs.
-    """
+    """A learner of tasks like those of a source. Inputs have this `shape`; None if it is not known. Raises ConfigError
+    if the network does not take the inputs."""
     config, source, model, algorithm, _ = taught
     shots, trained = config.dataset.get("shots"), source.classes("test")
     learner = Learner(
@@ -510,20 +480,19 @@ def _labels(labels: Any) -> list[Label]:
     # Elements of an array or tensor must compare and hash as numbers do.
     values = listed(labels.tolist() if hasattr(labels, "tolist") else labels, "labels")
     values = [value.item() if isinstance(value, Tensor) and value.ndim == 0 else value for value in values]
+    kinds: dict[Label, type] = {}
     for number, value in enumerate(values):
         try:
-            hash(value)
+            kind = kinds.setdefault(value, type(value))  # 1, 1.0 and True are one key of a dictionary
         except TypeError as error:
             raise ValueError(
                 f"labels[{number}]={value!r}: a {type(value).__name__} cannot be a label; give texts or numbers"
             ) from error
         if value != value:
             raise ValueError(f"labels[{number}]={value!r}: is missing; leave that example out")
-    kinds: dict[Label, type] = {}
-    for number, value in enumerate(values):  # 1, 1.0 and True are one key of a dictionary
-        if kinds.setdefault(value, type(value)) is not type(value):
+        if kind is not type(value):
             raise ValueError(
-                f"labels[{number}]={value!r}: equals a label of type {kinds[value].__name__}; give labels of one type"
+                f"labels[{number}]={value!r}: equals a label of type {kind.__name__}; give labels of one type"
             )
     return values
 
@@ -539,19 +508,20 @@ def _numbers(values: Any, name: str) -> Tensor:
     return torch.from_numpy(array.reshape(1, len(array), *(array.shape[1:] or (1,))))
 
 
-def _parts(values: Any, inputs: Inputs) -> Tensor:
+def _parts(values: Any, inputs: surroundings.Inputs) -> Tensor:
     """Several arrays [n, …], which must be the inputs of the training, as one tensor [n, f]."""
     arrays = values if isinstance(values, Mapping) else dict(enumerate(values)) if isinstance(values, tuple) else {}
     try:
         named = {str(name): torch.as_tensor(np.asarray(value)).unsqueeze(0) for name, value in arrays.items()}
         if any(not value.isfinite().all() for value in named.values()):
             raise ValueError("has numbers that are not finite")
-        shapes = {part.name: part.shape for part in inputs_of(named)}
-        if shapes != {part.name: part.shape for part in inputs}:
-            raise ValueError(f"has {words_for(inputs_of(named))}")
-        return packed({part.name: named[part.name] for part in inputs})[0]
+        parts = surroundings.inputs_of(named)
+        if {part.name: part.shape for part in parts} != {part.name: part.shape for part in inputs}:
+            raise ValueError(f"has {surroundings.described(parts)}")
+        return surroundings.packed({part.name: named[part.name] for part in inputs})[0]
     except (TypeError, ValueError) as error:
-        raise ValueError(f"x: {error}; give {words_for(inputs)}, as the tasks of the training have them") from error
+        expected = surroundings.described(inputs)
+        raise ValueError(f"x: {error}; give {expected}, as the tasks of the training have them") from error
 
 
 def _tried(compute: Callable[[], Result], x: Tensor) -> Result:
@@ -658,11 +628,7 @@ def from_pretrained(
 
 
 def checked_folder(key: str, path: Path) -> Path:
-    """The folder that holds the parameters.
-
-    Raises:
-        ConfigError: `path` is no folder, or holds nothing to load.
-    """
+    """The folder that holds the parameters. Raises ConfigError if `path` is no folder, or holds nothing to load."""
     if not is_folder(path):
         raise ConfigError(
             f"{key}={path}: there is no such folder; type the folder of a run, such as outputs/maml_glyphs/seed0"
@@ -742,7 +708,7 @@ def _learner(
             "algorithm=protonet, for example"
         )
     # Only the shapes are needed, and a network of ours can give them without memory for its parameters.
-    with torch.device("meta") if model.stages else contextlib.nullcontext():
+    with torch.device("meta") if model.stages else nullcontext():
         drawn = algorithm.init(torch.Generator("cpu").manual_seed(0))
     shapes = {name: drawn[name].to(type_of(config.precision)) for name in sorted(drawn)}
     params = {name: value.to(device) for name, value in fit(saved.params, shapes).items()}
@@ -760,7 +726,7 @@ def _learner(
         )
     shape: tuple[int, ...] | None = None if form is None else (form.channels, form.size, form.size)
     if OWN in config.dataset:
-        shape = shape_of(objects.inputs_in(config.dataset))
+        shape = surroundings.shape_of(objects.inputs_in(config.dataset))
     taught = Taught(config, source, model, algorithm, from_meta(saved.meta))
     validation = saved.meta.get("validation") or {}
     learner = learner_of(name, params, taught, form=form, shape=shape, validation=validation)

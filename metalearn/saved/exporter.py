@@ -1,5 +1,6 @@
 """The one exporter: of a learner, an adapted task, a classifier or a table. It writes a folder for other machines, in
-the form that this program reads, or with one program that runs without it: ONNX, or torch's own export."""
+the form that this program reads, or with one program that runs without it: ONNX, or torch's own export. Each has a
+model card: README.md with the fields of Hugging Face's hub, and what a reader of a model wants to know."""
 
 import importlib.util
 import json
@@ -11,20 +12,73 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+import yaml  # type: ignore[import-untyped]
 from torch import Tensor, nn
 
-from metalearn.errors import ConfigError, first_line, install, one_of
+from metalearn.errors import ConfigError, first_line, install, one_of, printable
 from metalearn.nn.surroundings import computing_with
-from metalearn.saved.card import FOLDER, FORMATS, ONNX, TORCH, Card, use
 from metalearn.saved.form import CARD, META, NotSavedError, check_fields
 from metalearn.storage.files import whole_folder
 from metalearn.tasks.common.pictures import PictureForm, Pixels
+
+FOLDER, ONNX, TORCH = FORMATS = "folder", "onnx", "torch-export"
+"""Formats of what is exported: this program reads the first; the others are programs that run without it."""
 
 FILES = {ONNX: "model.onnx", TORCH: "model.pt2"}  # the file of a program
 PREPROCESSING = "preprocessing.json"
 
 LARGEST_DIFFERENCE = 1e-4  # of an output, between an exported program and ours
 _NEEDED = ("onnx", "onnxscript", "onnxruntime")
+
+_LICENCES = (
+    "apache-2.0", "mit", "bsd-2-clause", "bsd-3-clause", "cc0-1.0", "cc-by-4.0", "cc-by-sa-4.0", "cc-by-nc-4.0",
+    "gpl-3.0", "lgpl-3.0", "mpl-2.0", "unlicense",
+)  # fmt: skip
+"""Those that the hub knows by such a name, of the ones that are common."""
+
+
+class Card(NamedTuple):
+    """What a model card says."""
+
+    title: str  # of the model
+    task: str  # the hub's name of what it does, such as image-classification
+    tags: Sequence[str]  # those of the hub
+    licence: str | None  # None: it is not known
+    facts: Mapping[str, str]  # lines by their names; backquotes mark code
+    use: Mapping[str, str]  # how to use the model, in Markdown, by the format in which it is exported
+    reached: tuple[str, float, str] | None = None  # a metric, its value, and on what, for the hub's table
+
+    def text(self, file_format: str) -> str:
+        """README.md of a model in this format."""
+        tags = [*self.tags, *([] if file_format == FOLDER else [file_format])]
+        front: dict[str, Any] = {"library_name": "metalearn-train", "pipeline_tag": self.task, "tags": tags}
+        if self.licence is not None:
+            first = self.licence.split()[0].lower() if self.licence.strip() else ""
+            other = {"license": "other", "license_name": self.licence}
+            front = ({"license": first} if first in _LICENCES else other) | front
+        if self.reached is not None:
+            metric, value, data = self.reached
+            result = {
+                "task": {"type": self.task}, "dataset": {"type": "own", "name": data},
+                "metrics": [{"type": metric, "value": round(value, 4)}],
+            }  # fmt: skip
+            front["model-index"] = [{"name": self.title, "results": [result]}]
+        lines = [f"- **{name}**: {_line(text)}" for name, text in self.facts.items() if text]
+        text = "\n".join([f"# {_line(self.title)}", "", *lines, "", "## Use", "", self.use[file_format]])
+        return f"---\n{yaml.safe_dump(front, sort_keys=False, allow_unicode=True)}---\n\n{text}\n"
+
+
+def _line(text: str) -> str:
+    """A text as one line of Markdown, in which a name is neither HTML nor a link."""
+    return " ".join(printable(text).split()).replace("<", "&lt;").replace("[", "\\[")
+
+
+def use(name: str, **words: str) -> str:
+    """How to use a model, in Markdown: the text in `use/NAME.md`, with these words in capitals replaced."""
+    text = (Path(__file__).parent / "use" / f"{name}.md").read_text(encoding="utf-8").removesuffix("\n")
+    for word, value in words.items():
+        text = text.replace(word, value)
+    return text
 
 
 class NetworkToExport(NamedTuple):
@@ -49,7 +103,7 @@ def export(
 
     Args:
         key: what messages call `out`.
-        file_format: one of `metalearn.saved.card.FORMATS`.
+        file_format: one of `FORMATS`.
         fill: writes the saved form into an empty folder.
         program: gives the program; None: there is only the folder.
         about: the name and the content of the file that says what a program reads and answers.
