@@ -5,9 +5,10 @@ import csv
 import math
 import os
 import warnings
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -28,27 +29,12 @@ _COLOURS = {None: "0.3", True: "#1a7f37", False: "#cf222e"}
 """The colour of a query's label: not known whether it is right, right, wrong."""
 
 
-class Accuracy(NamedTuple):
-    """`correct` of `pictures`, and the 95% interval of the fraction."""
-
-    correct: int
-    pictures: int
-    low: float
-    high: float
-
-    @property
-    def value(self) -> float:
-        return self.correct / self.pictures
-
-    def __str__(self) -> str:
-        return f"{self.value:.2%} (95% interval {self.low:.2%} to {self.high:.2%}, {self.pictures} pictures)"
-
-
-def accuracy(predictions: "Sequence[Prediction]", truth: "Sequence[Label]") -> Accuracy:
-    """The fraction of right predictions. Its interval counts the pictures as independent draws and the support set as
-    fixed: another support set has another accuracy."""
-    correct = sum(prediction.label == label for prediction, label in zip(predictions, truth, strict=True))
-    return Accuracy(correct, len(truth), *wilson(correct, len(truth)))
+def accuracy(predictions: "Sequence[Prediction]", truth: "Sequence[Label]") -> dict[str, Any]:
+    """The fraction of right predictions, by names. Its interval counts the pictures as independent draws and the
+    support set as fixed: another support set has another accuracy."""
+    correct, count = sum(one.label == label for one, label in zip(predictions, truth, strict=True)), len(truth)
+    interval = [*wilson(correct, count)]
+    return {"accuracy": correct / count, "interval95": interval, "correct": correct, "pictures": count}
 
 
 def wilson(correct: int, count: int) -> tuple[float, float]:
@@ -63,20 +49,16 @@ def confusion(
     predictions: "Sequence[Prediction]", truth: "Sequence[Label]", labels: "Sequence[Label]"
 ) -> list[list[int]]:
     """The number of pictures by true label (rows) and predicted label (columns)."""
-    place = {label: number for number, label in enumerate(labels)}
-    table = [[0] * len(labels) for _ in labels]
-    for prediction, label in zip(predictions, truth, strict=True):
-        table[place[label]][place[prediction.label]] += 1
-    return table
+    counts = Counter((label, prediction.label) for prediction, label in zip(predictions, truth, strict=True))
+    return [[counts[label, answer] for answer in labels] for label in labels]
 
 
 def write_predictions(
     path: Path, files: Sequence[str], predictions: "Sequence[Prediction]", labels: Sequence[str]
 ) -> None:
     """Writes a line for each picture: file, label, its probability, and the probability of each label."""
-    rows = []
-    for name, (label, by_label) in zip(files, predictions, strict=True):
-        rows.append([name, label, *(f"{by_label[column]:.6f}" for column in (label, *labels))])
+    each = zip(files, predictions, strict=True)
+    rows = [[name, label, *(f"{by_label[one]:.6f}" for one in (label, *labels))] for name, (label, by_label) in each]
     _write_csv(path, [*TABLE, *labels], rows)
 
 

@@ -1,33 +1,42 @@
 """The classifier: `fit`, `predict`, `predict_proba` and `score` as scikit-learn's estimators have them."""
 
 import hashlib
-import inspect
 import logging
 import os
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from metalearn.api.pictures import all_seen, listed, seen, support_in
-from metalearn.classifier import validation
 from metalearn.classifier.backbones import DEFAULT, OF_CODE, Backbone, backbone_of, features_from_cache, features_of
 from metalearn.classifier.heads import AUTO, HEADS, State, centred, class_means
-from metalearn.classifier.saved import MOST_CLASSES, MOST_SHOWN, Saved, Weights
+from metalearn.classifier.saved import (
+    CLASSIFIER,
+    MOST_CLASSES,
+    MOST_SHOWN,
+    REPORT,
+    SHOWN,
+    WEIGHTS,
+    classifier_page,
+    read,
+)
+from metalearn.classifier.validation import FOLDS, report_of
 from metalearn.errors import ConfigError, DataError, one_of, real_number, whole_number
+from metalearn.models.common.pretrained import LICENCE, NAMED
 from metalearn.reporting.page import picture_of
 from metalearn.reporting.provenance import made_with
-from metalearn.saved import exporter, hub
-from metalearn.saved.card import FOLDER, ONNX, TORCH, Card, Reached, use
-from metalearn.saved.exporter import NetworkToExport
-from metalearn.saved.form import CARD
+from metalearn.saved import exporter, form, hub
+from metalearn.saved.exporter import FOLDER, ONNX, TORCH, Card, NetworkToExport, use
+from metalearn.storage.files import whole_folder
 from metalearn.tasks.common.pictures import PictureForm, first_few, one_form
 
 log = logging.getLogger("metalearn")
@@ -43,16 +52,13 @@ class Collected(NamedTuple):
 
 def collect(root: Path, form: PictureForm, *, key: str, strict: bool, least: int = 2) -> Collected:
     """All pictures of the class folders below `root`. What cannot be read is passed over with a line, and so is each
-    copy of a picture.
+    copy of a picture. Raises DataError if there are too few classes, or a picture lies in two of them; or, if `strict`,
+    something would be passed over.
 
     Args:
         key: how messages name the folder, as `FOLDER=`.
         strict: refuse what would be passed over.
         least: how many classes there must be.
-
-    Raises:
-        DataError: there are fewer than two classes, or a picture lies in two of them; or, if `strict`, something would
-            be passed over.
     """
     support = support_in(root, key, least, strict=strict)
     assert support.classes is not None
@@ -78,11 +84,8 @@ def collect(root: Path, form: PictureForm, *, key: str, strict: bool, least: int
 
 
 def without_copies(pictures: Iterable[tuple[str, Any, Tensor]], where: str) -> tuple[Collected, list[str]]:
-    """The pictures without copies within a class, and the names of the copies.
-
-    Raises:
-        DataError: a picture is in two classes, so that no answer is right.
-    """
+    """The pictures without copies within a class, and the names of the copies. Raises DataError if a picture is in two
+    classes, so that no answer is right."""
     kept, copies, first = Collected([], [], []), [], dict[bytes, tuple[str, Any]]()
     for name, label, picture in pictures:
         digest = hashlib.sha256(picture.numpy().tobytes()).digest()
@@ -105,17 +108,11 @@ _SAME = 1 - 1e-7  # cosine similarity from which two pictures are the same one: 
 
 
 class Answer(NamedTuple):
-    """What a picture shows.
+    """What a picture shows."""
 
-    Attributes:
-        label: the class; None if it is none of them.
-        probability: that of the most probable class.
-        probabilities: of all classes, in the order of `classes_`.
-    """
-
-    label: Any
-    probability: float
-    probabilities: NDArray[np.float64]
+    label: Any  # the class; None if it is none of them
+    probability: float  # that of the most probable class
+    probabilities: NDArray[np.float64]  # of all classes, in the order of `classes_`
 
 
 class PictureClassifier:
@@ -143,7 +140,7 @@ class PictureClassifier:
 
     def __init__(
         self, backbone: str | nn.Module | Backbone = DEFAULT, *, weights: str | None = None, head: str = AUTO,
-        folds: int = validation.FOLDS, seed: int = 0, threshold: float | str | None = AUTO,
+        folds: int = FOLDS, seed: int = 0, threshold: float | str | None = AUTO,
     ) -> None:  # fmt: skip
         self.backbone, self.weights, self.head, self.folds, self.seed = backbone, weights, head, folds, seed
         self.threshold = threshold
@@ -185,9 +182,10 @@ class PictureClassifier:
         order = torch.argsort(y, stable=True)  # so that the folds are the same, in whatever order the classes came
         self.classes_ = np.array(classes)
         self._features, self._y, self._names = features[order], y[order], [names[i] for i in order.tolist()]
-        heads, named = list(HEADS) if self.head == AUTO else [self.head], [str(label) for label in classes]
-        over = validation.Validation(self._y, named, self._names, heads, self.folds, self.seed)
-        self.report_: dict[str, Any] = validation.report_of(self._features, over)
+        self.report_: dict[str, Any] = report_of(
+            self._features, self._y, classes=[str(label) for label in classes], names=self._names,
+            heads=list(HEADS) if self.head == AUTO else [self.head], folds=self.folds, seed=self.seed,
+        )  # fmt: skip
         self._learn(self.report_["head"])
         self._origin = made_with()
 
@@ -225,7 +223,6 @@ class PictureClassifier:
     @property
     def pictures(self) -> int:
         """How many pictures it has learned from."""
-        self._check_fitted()
         return len(self._y)
 
     # Asking
@@ -271,7 +268,6 @@ class PictureClassifier:
 
     def _learned_as(self, features: Tensor) -> list[int | None]:
         """The places of the same pictures among those that it has learned from; None for another one."""
-        self._check_fitted()
         learned, places = centred(self._features, self._centre), list[int | None]()
         for z in centred(features, self._centre):  # one by one: all at once would take memory of n × its pictures
             alike = learned @ z
@@ -378,28 +374,41 @@ class PictureClassifier:
             ValueError: it has not learned, there is something else at `path`, or it cannot be written.
         """
         self._check_fitted()
-        backbone = self.opened()
-        weights = None if backbone.packaged or not backbone.state else Weights(backbone.state, backbone.licence)
-        self._saved().write(Path(path), replace=replace, weights=weights, command=command)
-        if replace and (Path(path) / CARD).exists():
-            log.warning("%s: %s tells of the classifier before; type metalearn export for a new one", path, CARD)
+        backbone, folder = self.opened(), Path(path)
+        old = replace and form.kind_of(folder) == CLASSIFIER.name
+        with form.replacing("path", folder, CLASSIFIER) if replace else whole_folder("path", folder) as temporary:
+            before = form.load_meta(folder, CLASSIFIER)["commands"] if old else []
+            commands, weights = [*before, *([command] if command else [])], {} if backbone.packaged else backbone.state
+            self._fill(temporary, weights, backbone.licence, commands, folder.resolve().name)
+        if replace and (folder / form.CARD).exists():
+            log.warning("%s: %s tells of the classifier before; type metalearn export for a new one", path, form.CARD)
 
-    def _saved(self) -> Saved:
-        backbone, settings = self.opened(), {name: getattr(self, name) for name in SETTINGS}
-        return Saved(
-            backbone.name, backbone.named, backbone.digest, settings, self.classes_.tolist(), self._names,
-            self.report_, self._origin, self._features, self._y, self._shown,
-        )  # fmt: skip
+    def _fill(
+        self, folder: Path, weights: Mapping[str, Tensor], licence: str | None, commands: Sequence[str] | None = None,
+        title: str = "",
+    ) -> None:  # fmt: skip
+        """Writes it into an empty folder, with these `weights` of its network, and their licence. `commands` are all
+        that have made it, for the page. Without commands, which name folders of this machine, it has no page and no
+        pictures."""
+        backbone, tensors = self.opened(), {"features": self._features, "labels": self._y}
+        if weights:
+            whole = {key: value.contiguous() for key, value in weights.items()}
+            save_file(whole, folder / WEIGHTS, {NAMED: backbone.named, LICENCE: licence or ""})
+        classes, report = self.classes_.tolist(), self.report_
+        if commands is not None:
+            text = classifier_page(title, report, classes, backbone.name, self._shown, commands, self.threshold)
+            (folder / REPORT).write_text(text, encoding="ascii")
+            tensors |= {f"{SHOWN}{self._names.index(name)}": value for name, value in self._shown.items()}
+        form.fill(folder, CLASSIFIER, tensors, {
+            "backbone": backbone.name, "weights": backbone.named, "digest": backbone.digest,
+            "settings": {name: getattr(self, name) for name in SETTINGS}, "classes": classes, "names": self._names,
+            "report": report, "origin": self._origin, "commands": [*(commands or ())],
+        })  # fmt: skip
 
     def export(
-        self,
-        path: str | os.PathLike[str],
-        *,
-        format: str = "folder",  # noqa: A002 (the option's name)
-        licence: str | None = None,
-        name: str | None = None,
-        key: str = "path",
-    ) -> list[str]:
+        self, path: str | os.PathLike[str], *, format: str = "folder", licence: str | None = None,
+        name: str | None = None, key: str = "path",
+    ) -> list[str]:  # fmt: skip
         """Writes a new folder for other machines, with a model card; returns what there is to say about it, in lines.
 
         Args:
@@ -423,7 +432,7 @@ class PictureClassifier:
                     f"format={FOLDER}: {backbone.name} cannot be rebuilt from its weights alone; type --format "
                     f"{ONNX} or --format {TORCH}"
                 )
-            self._saved().fill(folder, Weights(backbone.state, licence), None)
+            self._fill(folder, backbone.state, licence)
 
         def program() -> NetworkToExport:
             learned = (report["head"], report["sharpness"], self._state, self._centre, self._means)
@@ -453,7 +462,7 @@ class PictureClassifier:
                 f"{report['accuracy']:.1%} of pictures not learned from (95% interval {low:.1%} to {high:.1%}, "
                 f"{report['pictures']} pictures by cross-validation, chance {1 / report['classes']:.1%})"
             )
-            reached = Reached("accuracy", report["accuracy"], "cross-validation over the pictures of the classes")
+            reached = ("accuracy", report["accuracy"], "cross-validation over the pictures of the classes")
         counts = torch.bincount(self._y, minlength=len(self.classes_)).tolist()
         by_class = (f"{label} ({count})" for label, count in zip(self.classes_, counts, strict=True))
         facts = {
@@ -514,7 +523,6 @@ class PictureClassifier:
 
     def data_digest(self) -> str:
         """The SHA-256 of the features and labels that it has learned from, in whatever order."""
-        self._check_fitted()
         rows = zip(self._features, self._y.tolist(), strict=True)
         each = sorted(row.numpy().tobytes() + str(self.classes_[y]).encode(errors="surrogateescape") for row, y in rows)
         return hashlib.sha256(b"".join(each)).hexdigest()
@@ -535,25 +543,24 @@ class PictureClassifier:
         Raises:
             ValueError: the folder is damaged, or the weights are not those that it was made with.
         """
-        saved, its_weights = Saved.read(Path(path), key)
-        if backbone is None and saved.backbone.startswith(OF_CODE):
-            raise ConfigError(
-                f"{key}={path}: was made with {saved.backbone}; give it in Python: load(…, backbone=network)"
-            )
+        saved, its_weights = read(Path(path), key)
+        name = saved["backbone"]
+        if backbone is None and name.startswith(OF_CODE):
+            raise ConfigError(f"{key}={path}: was made with {name}; give it in Python: load(…, backbone=network)")
         if weights is None and backbone is None and its_weights is not None:
             weights = str(its_weights)
-        if saved.backbone != DEFAULT and weights is None and backbone is None:
+        if name != DEFAULT and weights is None and backbone is None:
             raise ConfigError(
-                f"{key}={path}: was made with {saved.backbone} and weights that are not in it; name them: "
-                f"weights={saved.weights}"
+                f"{key}={path}: was made with {name} and weights that are not in it; name them: "
+                f"weights={saved['weights']}"
             )
-        made = cls(backbone or saved.backbone, weights=weights, **saved.settings)
-        if made.opened().digest != saved.digest or made.opened().width != saved.features.shape[1]:
-            raise ConfigError(f"{key}={path}: was made with other weights of {saved.backbone}; name those")
-        made.classes_, made.report_, made._origin = np.array(saved.classes), saved.report, saved.origin
-        made._features, made._y, made._names = saved.features, saved.labels, saved.names
-        made._shown = dict(saved.shown)
-        made._learn(saved.report["head"])
+        made = cls(backbone or name, weights=weights, **saved["settings"])
+        if made.opened().digest != saved["digest"] or made.opened().width != saved["features"].shape[1]:
+            raise ConfigError(f"{key}={path}: was made with other weights of {name}; name those")
+        made.classes_, made.report_, made._origin = np.array(saved["classes"]), saved["report"], saved["origin"]
+        made._features, made._y, made._names = saved["features"], saved["labels"], saved["names"]
+        made._shown = saved["shown"]
+        made._learn(saved["report"]["head"])
         return made
 
     # As scikit-learn wants it
@@ -562,9 +569,7 @@ class PictureClassifier:
 
     def get_params(self, deep: bool = True) -> dict[str, Any]:
         """The arguments of the constructor."""
-        return {
-            name: getattr(self, name) for name in inspect.signature(type(self).__init__).parameters if name != "self"
-        }
+        return {name: getattr(self, name) for name in ("backbone", "weights", *SETTINGS)}
 
     def set_params(self, **params: Any) -> "PictureClassifier":
         """Sets arguments of the constructor."""

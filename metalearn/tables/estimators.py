@@ -136,7 +136,7 @@ class _Reader(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no types
         self,
         path: str | os.PathLike[str],
         *,
-        format: str = "onnx",  # noqa: A002 (the option's name)
+        format: str = "onnx",
         licence: str | None = None,
         key: str = "path",
     ) -> list[str]:
