@@ -36,8 +36,6 @@ LICENCES = {
 }
 """Licences of the data behind the datasets of `conf/`."""
 
-_FIGURES = (*METRIC_NAMES, "ci95", "tasks", "transductive")
-
 
 def export(
     run: str | os.PathLike[str], out: str | os.PathLike[str], *, licence: str | None = None, network: str | None = None,
@@ -143,4 +141,5 @@ def _test_of(folder: Path, step: int) -> dict[str, Any] | None:
         return None
     if (result.get("val") or {}).get("step") != step or not result.get("test"):
         return None
-    return {name: result["test"][name] for name in (*_FIGURES, KEY) if name in result["test"]}
+    names = (*METRIC_NAMES, "ci95", "tasks", "transductive", KEY)
+    return {name: result["test"][name] for name in names if name in result["test"]}

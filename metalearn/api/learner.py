@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 from omegaconf import DictConfig, ListConfig
 from PIL import Image
-from torch import Tensor, nn
+from torch import Tensor
 
 from distributed.reduce import tree_sum
 from distributed.strategies.common.work import join
@@ -128,9 +128,12 @@ class AdaptedTask:
                     "only answers; take a learner of another algorithm, such as protonet"
                 )
             x = learner.shown([Image.fromarray(picture) for picture in exporter.noise(learner.form)])[0].float()
-            network = _AdaptedNetwork(self)
-            ours = torch.cat([network(part)[0] for part in exporter.in_batches(x)])
-            return NetworkToExport(network, x, [ours], f"algorithm={learner.name}", ["probabilities"], folded=True)
+
+            def answer(pictures: Tensor) -> tuple[Tensor]:
+                return (self._probabilities(learner.on_device(pictures[None])).float(),)
+
+            ours = torch.cat([answer(part)[0] for part in exporter.in_batches(x)])
+            return NetworkToExport(answer, x, [ours], f"algorithm={learner.name}", ["probabilities"], folded=True)
 
         facts = {
             "Classes": exporter.first_few_of(labels), "Algorithm": learner.name,
@@ -429,8 +432,8 @@ class Learner:
         return _parts(inputs, several) if several and len(several) > 1 else _numbers(inputs, "x")[0]
 
     def shown(self, examples: Any) -> Tensor:
-        """What `read` has returned, as the network takes it: [1, n, …]. Raises ValueError if a picture cannot be read, or
-        something is no picture."""
+        """What `read` has returned, as the network takes it: [1, n, …]. Raises ValueError if a picture cannot be read,
+        or something is no picture."""
         return self.on_device((prepared(examples, self.form) if self.form else examples).unsqueeze(0))
 
     def on_device(self, x: Tensor) -> Tensor:
@@ -739,14 +742,3 @@ def _learner(
                 "same network, with the same buffers"
             )
     return learner
-
-
-class _AdaptedNetwork(nn.Module):
-    """From pictures [n, channels, size, size] to the probabilities [n, classes]; both float32."""
-
-    def __init__(self, task: Classification) -> None:
-        super().__init__()
-        self._task = task
-
-    def forward(self, pictures: Tensor) -> tuple[Tensor]:
-        return (self._task._probabilities(self._task._learner.on_device(pictures[None])).float(),)

@@ -84,13 +84,25 @@ def use(name: str, **words: str) -> str:
 class NetworkToExport(NamedTuple):
     """A network that becomes a program."""
 
-    network: nn.Module  # from pictures, or rows of a table, float [n, …], as `x`, to a tuple of outputs [n, …]
+    # From pictures, or rows of a table, float [n, …], as `x`, to a tuple of outputs [n, …].
+    network: nn.Module | Callable[[Tensor], tuple[Tensor, ...]]
     x: Tensor  # four of these
     ours: Sequence[Tensor]  # what each output must be for them, computed `in_batches`
     name: str  # what messages call the network
     outputs: Sequence[str]  # their names
     inputs: str = "pictures"  # the name of the input
     folded: bool = False  # compute beforehand what does not depend on the input
+
+
+class _OfFunction(nn.Module):
+    """A function as a module, which torch exports."""
+
+    def __init__(self, function: Callable[[Tensor], tuple[Tensor, ...]]) -> None:
+        super().__init__()
+        self._function = function
+
+    def forward(self, x: Tensor) -> tuple[Tensor, ...]:
+        return self._function(x)
 
 
 def export(
@@ -149,6 +161,7 @@ def write_program(program: NetworkToExport, path: Path, file_format: str) -> flo
     that is above 1. Raises ConfigError if the difference is above `LARGEST_DIFFERENCE`, or torch cannot export the
     network."""
     network, x, ours, name, outputs, inputs, folded = program
+    network = network if isinstance(network, nn.Module) else _OfFunction(network)
     try:
         # torch.export asks a flag that torch cannot tell after a run in full precision; on a CPU it has no effect.
         with computing_with("tf32"), torch.no_grad():

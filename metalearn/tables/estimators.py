@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, Self
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor, nn
+from torch import Tensor
 
 from metalearn.algorithms.pfn import answers
 from metalearn.api.learner import Learner, load
@@ -19,8 +19,7 @@ from metalearn.errors import ConfigError, fraction, install
 from metalearn.models.table import table
 from metalearn.reporting.provenance import made_with
 from metalearn.saved import exporter, form
-from metalearn.saved.card import FOLDER, ONNX, TORCH, Card, use
-from metalearn.saved.exporter import NetworkToExport
+from metalearn.saved.exporter import FOLDER, ONNX, TORCH, Card, NetworkToExport, use
 from metalearn.saved.form import Kind, SavedFolder
 from metalearn.storage.files import whole_folder
 from metalearn.tasks.priors.source import PriorTasks
@@ -133,12 +132,7 @@ class _Reader(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no types
         form.fill(folder, TABLE, {"cells": self._cells, "targets": self._targets}, meta)
 
     def export(
-        self,
-        path: str | os.PathLike[str],
-        *,
-        format: str = "onnx",
-        licence: str | None = None,
-        key: str = "path",
+        self, path: str | os.PathLike[str], *, format: str = "onnx", licence: str | None = None, key: str = "path"
     ) -> list[str]:
         """Writes a new folder with one program, which runs without this one: the network with the keys and values of
         the known rows. columns.json says how columns become its numbers. Returns what there is to say, in lines.
@@ -161,10 +155,9 @@ class _Reader(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no types
                 raise ConfigError(f"format={format}: programs are made on the CPU; give the estimator device='cpu'")
             x = self._cells[torch.arange(4) % len(self._cells)].clone()
             x[3, 0] = torch.nan
-            network = _Network(self)
             with torch.no_grad():
-                ours = network(x)
-            return NetworkToExport(network, x, ours, f"path={self._run}", outputs, inputs="rows", folded=True)
+                ours = self._program(x)
+            return NetworkToExport(self._program, x, ours, f"path={self._run}", outputs, inputs="rows", folded=True)
 
         words = "rows: float64 [n, columns]; NaN is a missing value, or a new category"
         means = {"classes": self.classes_.tolist()} if of_classes else {"quantiles": list(LEVELS)}
@@ -185,6 +178,18 @@ class _Reader(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no types
             about=(COLUMNS, {"input": words, "columns": self._columns, **means}),
             card=Card(out.name, task, ["prior-fitted network"], licence, facts, uses),
         )  # fmt: skip
+
+    def _program(self, rows: Tensor) -> tuple[Tensor, ...]:
+        """From rows float64 [n, columns] to the probabilities [n, classes], or to the mean [n] and the quantiles
+        [n, levels]."""
+        learner, reads = self._opened(), self._reads()
+        x = in_spreads(rows, self._scaling)[None]
+        with learner.computing():
+            outputs = [reads.answer(learner.params, context, x)[0].double() for context in self._contexts]
+        if isinstance(self, PFNClassifier):
+            return (self._probabilities(outputs).float(),)
+        assert isinstance(self, PFNRegressor)
+        return self._means(outputs), self._quantiles(outputs, LEVELS)
 
     def texts(self) -> list[str]:
         """The names of the columns whose values stand for categories."""
@@ -326,8 +331,10 @@ class PFNClassifier(ClassifierMixin, _Reader):  # type: ignore[misc]
 
     def predict_proba(self, X: Any) -> NDArray[np.float64]:  # noqa: N803
         """The probability of each class: [n, classes]."""
-        parts = [logits[:, : len(self.classes_)].softmax(dim=1) for logits in self._outputs(X)]
-        return np.asarray(torch.stack(parts).mean(dim=0).numpy())
+        return np.asarray(self._probabilities(self._outputs(X)).numpy())
+
+    def _probabilities(self, outputs: list[Tensor]) -> Tensor:
+        return _mean([logits[:, : len(self.classes_)].softmax(dim=1) for logits in outputs])
 
     def predict(self, X: Any) -> Array:  # noqa: N803
         """The most probable class of each row."""
@@ -365,18 +372,22 @@ class PFNRegressor(RegressorMixin, _Reader):  # type: ignore[misc]
 
     def predict(self, X: Any) -> NDArray[np.float64]:  # noqa: N803
         """The mean of the predictive distribution of each row, [n]."""
-        predictive: Any = self._reads().predictive
-        parts = [predictive.mean(outputs[None])[0, :, 0] for outputs in self._outputs(X)]
-        return np.asarray(self._in_units(torch.stack(parts).mean(dim=0)).numpy())
+        return np.asarray(self._means(self._outputs(X)).numpy())
 
     def predict_quantiles(self, X: Any, levels: Sequence[float]) -> NDArray[np.float64]:  # noqa: N803
         """The quantiles [n, levels] of the predictive distribution of each row; levels lie between 0 and 1."""
         for level in levels:
             fraction("levels", level)
+        return np.asarray(self._quantiles(self._outputs(X), levels).numpy())
+
+    def _means(self, outputs: list[Tensor]) -> Tensor:
+        predictive: Any = self._reads().predictive
+        return self._in_units(_mean([predictive.mean(part[None])[0, :, 0] for part in outputs]))
+
+    def _quantiles(self, outputs: list[Tensor], levels: Sequence[float]) -> Tensor:
         predictive: Any = self._reads().predictive
         asked = torch.tensor(list(levels), dtype=torch.float64)
-        parts = [predictive.quantiles(outputs[None], asked)[0] for outputs in self._outputs(X)]
-        return np.asarray(self._in_units(torch.stack(parts).mean(dim=0)).numpy())
+        return self._in_units(_mean([predictive.quantiles(part[None], asked)[0] for part in outputs]))
 
     def _in_units(self, answered: Tensor) -> Tensor:
         """What the network answers, in the units of the targets."""
@@ -389,11 +400,8 @@ class PFNRegressor(RegressorMixin, _Reader):  # type: ignore[misc]
 
 
 def estimator(path: str | os.PathLike[str], *, plugins: Sequence[str] = ()) -> PFNClassifier | PFNRegressor:
-    """The estimator for what a run predicts, classes or real numbers; the arguments are those of both.
-
-    Raises:
-        ValueError: what `metalearn.load` refuses, or no run of algorithm=pfn.
-    """
+    """The estimator for what a run predicts, classes or real numbers; the arguments are those of both. Raises
+    ValueError for what `metalearn.load` refuses."""
     learner = load(path, plugins=plugins)
     reads = learner.taught.model.in_context
     kind = PFNClassifier if reads is None or reads.predictive is None else PFNRegressor
@@ -403,11 +411,7 @@ def estimator(path: str | os.PathLike[str], *, plugins: Sequence[str] = ()) -> P
 
 
 def fitted(path: str | os.PathLike[str], *, plugins: Sequence[str] = ()) -> PFNClassifier | PFNRegressor:
-    """The estimator, of either kind, that `save` has put into a folder.
-
-    Raises:
-        ValueError: as `PFNClassifier.load`.
-    """
+    """The estimator, of either kind, that `save` has put into a folder. Raises ValueError as `PFNClassifier.load`."""
     saved = _saved(Path(path))
     return estimator(Path(path) / NETWORK, plugins=plugins)._show_saved(saved)
 
@@ -465,9 +469,6 @@ def _columns(X: Any) -> list[dict[str, Any]]:  # noqa: N803
     return columns
 
 
-_TRUTHS = {"true": "True", "false": "False"}
-
-
 def _text(value: Any) -> str | None:
     """A cell that is no number as a text, the same whatever type a reader has given it; None for a missing one."""
     import pandas as pd
@@ -477,7 +478,7 @@ def _text(value: Any) -> str | None:
     if isinstance(value, float | np.floating) and float(value).is_integer():
         value = int(value)  # of whole numbers among missing ones, pandas makes real ones
     text = str(value)
-    return _TRUTHS.get(text.lower(), text)
+    return text.title() if text.lower() in ("true", "false") else text
 
 
 def _as_days(column: Any) -> NDArray[np.float64] | None:
@@ -555,6 +556,12 @@ def _parts(targets: Tensor) -> list[Tensor]:
     return [order[first::count] for first in range(count)]
 
 
+def _mean(parts: list[Tensor]) -> Tensor:
+    """Of the answers by each part of the known rows."""
+    # No torch.mean: in ONNX its name would be that of the output.
+    return torch.stack(parts).sum(dim=0) / len(parts)
+
+
 FARTHEST = 1e6
 """How many spreads from the mean a value may lie; what is beyond is brought there, so that float32 has its square."""
 
@@ -573,12 +580,10 @@ def _scaling_of(cells: Tensor, standardizes: bool) -> Scaling:
 def _mean_and_spread(cells: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Over rows [n, d], without missing values; and which columns vary. The spread of others is 1."""
     x = cells.numpy()
-    present = ~np.isnan(x)
-    largest = np.where(present, np.abs(x), 0.0).max(axis=0, initial=0.0)
+    x = np.where(np.isnan(x).all(axis=0), 0.0, x)  # numpy warns of columns without numbers
+    largest = np.nanmax(np.abs(x), axis=0)
     unit = np.where(largest > 0, largest, 1.0)  # the squares of 1e200 are no numbers
-    scaled, count = np.where(present, x / unit, 0.0), present.sum(axis=0).clip(min=1)
-    mean = scaled.sum(axis=0) / count
-    spread = np.sqrt((np.where(present, scaled - mean, 0.0) ** 2).sum(axis=0) / count)
+    mean, spread = np.nanmean(x / unit, axis=0), np.nanstd(x / unit, axis=0)
     varies = spread > 1e-12 * np.abs(mean)
     parts = (mean * unit, np.where(varies, spread * unit, 1.0), varies)
     return torch.from_numpy(parts[0]), torch.from_numpy(parts[1]), torch.from_numpy(parts[2])
@@ -598,25 +603,3 @@ def in_spreads(x: Tensor, scaling: Scaling) -> Tensor:
     if scaling.scale is not None:
         x = ((x - scaling.scale[0]) / scaling.scale[1]).clamp(-FARTHEST, FARTHEST)
     return x.float() if x.shape[1] else x.new_zeros(len(x), 1).float()
-
-
-class _Network(nn.Module):
-    """From rows float64 [n, columns] to the probabilities [n, classes], or to the mean [n] and the quantiles
-    [n, levels]."""
-
-    def __init__(self, model: _Reader) -> None:
-        super().__init__()
-        self._model = model
-
-    def forward(self, rows: Tensor) -> tuple[Tensor, ...]:
-        model, learner, reads = self._model, self._model._opened(), self._model._reads()
-        x, levels = in_spreads(rows, model._scaling)[None], torch.tensor(LEVELS, dtype=torch.float64)
-        with learner.computing():
-            parts = [reads.answer(learner.params, context, x).double() for context in model._contexts]
-        if reads.predictive is None:
-            probabilities = [answered[0, :, : len(model.classes_)].softmax(dim=1) for answered in parts]
-            return (torch.stack(probabilities).mean(dim=0).float(),)
-        means = [reads.predictive.mean(answered)[0, :, 0] for answered in parts]
-        quantiles = [reads.predictive.quantiles(answered, levels)[0] for answered in parts]
-        # No torch.mean: in ONNX its name would be that of the output.
-        return tuple(model._in_units(torch.stack(values).sum(dim=0) / len(values)) for values in (means, quantiles))
