@@ -1,6 +1,5 @@
 """What is exported of a run, of a learner and of an adapted task."""
 
-import os
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -19,7 +18,7 @@ from metalearn.runs.metrics import KEY, METRIC_NAMES
 from metalearn.saved import exporter, hub
 from metalearn.saved.exporter import FOLDER, Card, described, use
 from metalearn.saved.form import kind_of
-from metalearn.storage.files import read_json
+from metalearn.storage.files import StrPath, read_json
 
 LICENCES = {
     "omniglot": "MIT (Lake, Salakhutdinov and Tenenbaum 2015)",
@@ -38,7 +37,7 @@ LICENCES = {
 
 
 def export(
-    run: str | os.PathLike[str], out: str | os.PathLike[str], *, licence: str | None = None, network: str | None = None,
+    run: StrPath, out: StrPath, *, licence: str | None = None, network: str | None = None,
     plugins: Sequence[str] = (), without: Sequence[str] = (), keys: tuple[str, str] = ("path", "out"),
 ) -> dict[str, Any]:  # fmt: skip
     """Publishes a run's best checkpoint, or a checkpoint, in the folder `out`; returns the facts in its meta.json.
@@ -111,9 +110,7 @@ def export(
     return facts
 
 
-def push_to_hub(
-    folder: str | os.PathLike[str], repo_id: str, *, private: bool = False, timeout: float = hub.SECONDS
-) -> str:
+def push_to_hub(folder: StrPath, repo_id: str, *, private: bool = False, timeout: float = hub.SECONDS) -> str:
     """Uploads a folder that `metalearn export` or `Learner.save` has written to a repository of Hugging Face's hub,
     which is made if it is not there; returns its address. Your token is that of `hf auth login`, or `HF_TOKEN`.
 

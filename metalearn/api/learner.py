@@ -39,7 +39,7 @@ from metalearn.runs.metrics import KEY, Seen, figures_of, from_meta, to_meta
 from metalearn.saved import exporter, form, hub
 from metalearn.saved.exporter import FOLDER, Card, NetworkToExport, described, read_form, use
 from metalearn.saved.form import MANIFEST, USES, Kind, kind_of
-from metalearn.storage.files import is_folder, whole_folder
+from metalearn.storage.files import StrPath, is_folder, whole_folder
 from metalearn.tasks.common.pictures import PictureForm
 from metalearn.training.chunks import check_evaluation, chunk_functions
 from metalearn.training.settings import tasks_in_chunks
@@ -79,13 +79,11 @@ class AdaptedTask:
     _learner: "Learner" = field(repr=False)
     _support: SupportSet = field(repr=False)
 
-    def save(self, path: str | os.PathLike[str]) -> None:
+    def save(self, path: StrPath) -> None:
         """Saves it in a new folder, for `metalearn.load_task` in any process: the learner, as `Learner.save` does, and
         the support set, to which it adapts again when it is loaded. So any algorithm will do, and no code is saved.
-
-        Raises:
-            ValueError: there is something at `path`, it cannot be written, or a label is neither a text nor a number.
-        """
+        Raises ValueError if there is something at `path`, it cannot be written, or a label is neither a text nor a
+        number."""
         with whole_folder("path", Path(path)) as folder:
             self._fill(folder)
 
@@ -99,7 +97,7 @@ class AdaptedTask:
         form.fill(folder, TASK, batch._asdict(), {"labels": labels, "steps": steps, "flat": flat})
 
     def export(
-        self, path: str | os.PathLike[str], *, format: str = "onnx", licence: str | None = None, key: str = "path"
+        self, path: StrPath, *, format: str = "onnx", licence: str | None = None, key: str = "path"
     ) -> list[str]:
         """Writes a new folder with one program of the adapted network, which runs without this one, and its model card;
         returns what there is to say, in lines.
@@ -157,13 +155,9 @@ class Classification(AdaptedTask):
 
     @with_gradients()
     def predict(self, inputs: Any) -> list[Prediction]:
-        """The prediction for each of the pictures, or for each of the inputs [n, …], in their order.
-
-        If the learner is transductive, it depends on all inputs of the call.
-
-        Raises:
-            ValueError: a picture cannot be read or is too large, something is no picture, or inputs do not fit.
-        """
+        """The prediction for each of the pictures, or for each of the inputs [n, …], in their order. If the learner is
+        transductive, it depends on all inputs of the call. Raises ValueError if a picture cannot be read or is too
+        large, something is no picture, or inputs do not fit."""
         learner = self._learner
         queries = learner.read(inputs)
         if not len(queries):
@@ -193,11 +187,8 @@ class Regression(AdaptedTask):
     @with_gradients()
     def predict(self, x: Any) -> NDArray[np.floating[Any]]:
         """The values at `x` [n] or [n, …]: [n] if the targets were [n], else [n, outputs], in the learner's precision.
-        Of several labels, the probability of each.
-
-        Raises:
-            ValueError: `x` holds something else than finite numbers, or another number of inputs.
-        """
+        Of several labels, the probability of each. Raises ValueError if `x` holds something else than finite numbers,
+        or another number of inputs."""
         inputs = self._learner.shown(self._learner.read(x))
         with self._learner.computing():
             values: NDArray[np.floating[Any]] = _tried(lambda: self._values(inputs), inputs)[0].cpu().numpy()
@@ -327,11 +318,8 @@ class Learner:
     ) -> dict[str, Any]:  # fmt: skip
         """The figures over `count` tasks (default: `test_tasks`) of a split, by default of the tasks that it has
         learned from: `accuracy`, `mse` or `mae`, `ci95`, `loss`, `by_step` and others. With `seen_classes="report"`
-        they have `seen_classes`, which counts the split's classes that it was trained on.
-
-        Raises:
-            ValueError: a name that does not exist, tasks that do not fit the network, no number of tasks, or classes
-                that it was trained on.
+        they have `seen_classes`, which counts the split's classes that it was trained on. Raises ValueError for a name
+        that does not exist, tasks that do not fit the network, no number of tasks, or classes that it was trained on.
         """
         one_of("split", split, ("train", "val", "test"))
         one_of("seen_classes", seen_classes, (REFUSE, REPORT))
@@ -355,13 +343,10 @@ class Learner:
             values = join([evaluate(self.params, split, some) for some in numbers])
         return figures_of(values, source, split, algorithm.evaluated_on, model.reach) | counted
 
-    def save(self, path: str | os.PathLike[str]) -> None:
+    def save(self, path: StrPath) -> None:
         """Saves it in a new folder, for `metalearn.load` in any process: `params.safetensors` has all parameters, and
-        `meta.json` says how they are used. No code is saved: of a part that was an object, it has the name.
-
-        Raises:
-            ValueError: there is something at `path`, it cannot be written, or the learner learns no tasks.
-        """
+        `meta.json` says how they are used. No code is saved: of a part that was an object, it has the name. Raises
+        ValueError if there is something at `path`, it cannot be written, or the learner learns no tasks."""
         self._check_learns_tasks()
         config = to_container(self.taught.config)
         facts = {
@@ -536,19 +521,13 @@ def _tried(compute: Callable[[], Result], x: Tensor) -> Result:
 
 @with_gradients()
 def load_task(
-    path: str | os.PathLike[str], *, network: objects.Network | None = None,
+    path: StrPath, *, network: objects.Network | None = None,
     algorithm: Algorithm | Callable[..., Algorithm] | None = None,
     loss: Loss | Callable[[Tensor, Tensor], Tensor] | None = None, plugins: Sequence[str] = (), device: str = "cpu",
 ) -> Classification | Regression:  # fmt: skip
-    """A task that its `save` has saved, of any origin: nothing in the folder is run. The learner adapts to it again.
-
-    Args:
-        path: the folder.
-        network, algorithm, loss, plugins, device: as for `metalearn.load`.
-
-    Raises:
-        ValueError: there is no such folder, it is damaged or refused, or something that the learner needs is missing.
-    """
+    """A task that its `save` has saved in the folder `path`, of any origin: nothing in it is run. The learner adapts to
+    it again; the other arguments are those of `metalearn.load`. Raises ValueError if there is no such folder, it is
+    damaged or refused, or something that the learner needs is missing."""
     folder = Path(path)
     try:
         saved = form.load(folder, TASK)
@@ -562,7 +541,7 @@ def load_task(
 
 @with_gradients()
 def load(
-    path: str | os.PathLike[str], *, network: objects.Network | None = None,
+    path: StrPath, *, network: objects.Network | None = None,
     algorithm: Algorithm | Callable[..., Algorithm] | None = None,
     loss: Loss | Callable[[Tensor, Tensor], Tensor] | None = None, plugins: Sequence[str] = (),
     transductive: bool | None = None, device: str = "cpu", key: str = "path",
@@ -613,7 +592,7 @@ def load(
 
 
 def from_pretrained(
-    name_or_folder: str | os.PathLike[str], *, revision: str | None = None, timeout: float = hub.SECONDS, **options: Any
+    name_or_folder: StrPath, *, revision: str | None = None, timeout: float = hub.SECONDS, **options: Any
 ) -> Learner:
     """A learner in a folder, or in a repository of Hugging Face's hub, of any origin: only files of the kinds that
     `export` writes are fetched, and checked as `load` does; no code of it runs. They stay in the hub's cache.

@@ -17,10 +17,11 @@ from metalearn.saved.form import digest_of
 from metalearn.tasks.common.pictures import PictureForm, decoded, first_few, formed, one_form, picture_folders, reason
 from metalearn.types import TaskSource
 
+# Datasets of ink on paper: the whole drawing is shown, and ink is 1. The others show photographs.
 DRAWINGS = ("omniglot", "glyphs", "kanji", "scripts")
-"""Datasets of ink on paper: the whole drawing is shown, and ink is 1. The others show photographs."""
-
 LARGEST_SIZE = 1024  # the most pixels of a side of a network's picture
+TABLE = ("file", "label", "probability")  # the first columns of predictions.csv; the others are named by classes
+PARTS = ("train", "val", "valid", "validation", "test")  # folders of downloads: each has the same class folders
 
 Picture = Image.Image | str | os.PathLike[str] | bytes | IO[bytes] | NDArray[Any] | Tensor
 """A picture: one of Pillow's; the path of a file, its bytes, or an open file; an array [h, w], [h, w, c] or [c, h, w]
@@ -116,11 +117,6 @@ def _from_array(image: object) -> Image.Image:
     if image.ndim not in (2, 3) or (image.ndim == 3 and image.shape[2] not in kinds):
         raise ValueError(f"an array of shape {image.shape} must be [h, w], [h, w, 3] or [3, h, w]")
     return Image.fromarray(np.ascontiguousarray(image[:, :, 0] if image.ndim == 3 and image.shape[2] == 1 else image))
-
-
-TABLE = ("file", "label", "probability")  # the first columns of predictions.csv; the others are named by classes
-PARTS = ("train", "val", "valid", "validation", "test")
-"""Folders of the usual layout of downloads: each has the same class folders."""
 
 
 class Found(NamedTuple):

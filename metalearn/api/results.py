@@ -19,14 +19,11 @@ if TYPE_CHECKING:  # a classifier needs `wilson` alone
     from metalearn.api.learner import Label, Prediction
 
 _NORMAL = 1.959964  # the standard normal distribution has 95% of its mass within this distance of 0
-MOST_ROWS, MOST_SUPPORT, MOST_QUERIES = 30, 3, 10
-"""The most labels on a page, and the most support pictures and queries of each label."""
-
+MOST_ROWS, MOST_SUPPORT, MOST_QUERIES = 30, 3, 10  # of a page: labels, and support pictures and queries of each
 _LONGEST = 24  # the most characters of a name that are drawn
 _MARGIN, _ROW = 2.4, 1.35  # the left margin of a page, for names, and the distance between rows, in inches
 _THUMBNAIL = 96  # pixels of the longer side of a picture on a page
-_COLOURS = {None: "0.3", True: "#1a7f37", False: "#cf222e"}
-"""The colour of a query's label: not known whether it is right, right, wrong."""
+_COLOURS = {None: "0.3", True: "#1a7f37", False: "#cf222e"}  # of a query: not known whether it is right, right, wrong
 
 
 def accuracy(predictions: "Sequence[Prediction]", truth: "Sequence[Label]") -> dict[str, Any]:

@@ -2,7 +2,6 @@
 
 import hashlib
 import logging
-import os
 import sys
 import tempfile
 from collections import Counter
@@ -17,7 +16,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from metalearn.api.pictures import all_seen, listed, seen, support_in
-from metalearn.classifier.backbones import DEFAULT, OF_CODE, Backbone, backbone_of, features_from_cache, features_of
+from metalearn.classifier.backbones import DEFAULT, OF_CODE, Backbone, backbone_of, features_from_cache
 from metalearn.classifier.heads import AUTO, HEADS, State, centred, class_means
 from metalearn.classifier.saved import (
     CLASSIFIER,
@@ -36,7 +35,7 @@ from metalearn.reporting.page import picture_of
 from metalearn.reporting.provenance import made_with
 from metalearn.saved import exporter, form, hub
 from metalearn.saved.exporter import FOLDER, ONNX, TORCH, Card, NetworkToExport, use
-from metalearn.storage.files import whole_folder
+from metalearn.storage.files import StrPath, whole_folder
 from metalearn.tasks.common.pictures import PictureForm, first_few, one_form
 
 log = logging.getLogger("metalearn")
@@ -148,11 +147,8 @@ class PictureClassifier:
     # Learning
 
     def fit(self, X: Iterable[Any], y: Iterable[Any]) -> "PictureClassifier":  # noqa: N803 (scikit-learn's name)
-        """Learns from pictures and their labels. Copies of a picture within a class count once.
-
-        Raises:
-            ValueError: an argument of the constructor, fewer than two classes, a picture that cannot be read, or one
-                with two labels.
+        """Learns from pictures and their labels. Copies of a picture within a class count once. Raises ValueError for
+        an argument of the constructor, fewer than two classes, a picture that cannot be read, or one with two labels.
         """
         pictures, labels = listed(X, "X"), [_plain(label) for label in listed(y, "y")]
         if len(pictures) != len(labels):
@@ -288,7 +284,7 @@ class PictureClassifier:
         backbone = self.opened()
         seen = all_seen(listed(pictures, "X"), backbone.form, "X")
         # A service asks for one picture at a time: the cache would get a file for each, for ever.
-        return features_of(backbone, seen) if len(seen) == 1 else features_from_cache(backbone, seen)
+        return backbone.features(seen) if len(seen) == 1 else features_from_cache(backbone, seen)
 
     def _probabilities(self, features: Tensor) -> tuple[NDArray[np.float64], Tensor]:
         """The probabilities [n, classes], and the similarity of each picture to the nearest class mean."""
@@ -344,11 +340,8 @@ class PictureClassifier:
         return by_name.get(one_form(label), label) if isinstance(label, str) else label
 
     def remove(self, classes: Sequence[Any]) -> "PictureClassifier":
-        """Forgets classes. A class that is a number may be named by its text.
-
-        Raises:
-            ValueError: a class that it does not have, or fewer than two are left.
-        """
+        """Forgets classes. A class that is a number may be named by its text. Raises ValueError for a class that it
+        does not have, or if fewer than two are left."""
         self._check_fitted()
         gone = [self._class_named(label) for label in classes]
         for label in gone:
@@ -362,7 +355,7 @@ class PictureClassifier:
 
     # In files
 
-    def save(self, path: str | os.PathLike[str], *, replace: bool = False, command: str = "") -> None:
+    def save(self, path: StrPath, *, replace: bool = False, command: str = "") -> None:
         """Writes a folder with what `load` needs, and `report.html`, a page of the cross-validation.
         Weights that a package brings are not in it; `export` writes them too.
 
@@ -406,7 +399,7 @@ class PictureClassifier:
         })  # fmt: skip
 
     def export(
-        self, path: str | os.PathLike[str], *, format: str = "folder", licence: str | None = None,
+        self, path: StrPath, *, format: str = "folder", licence: str | None = None,
         name: str | None = None, key: str = "path",
     ) -> list[str]:  # fmt: skip
         """Writes a new folder for other machines, with a model card; returns what there is to say about it, in lines.
@@ -437,7 +430,7 @@ class PictureClassifier:
         def program() -> NetworkToExport:
             learned = (report["head"], report["sharpness"], self._state, self._centre, self._means)
             shown = [torch.from_numpy(picture) for picture in exporter.noise(backbone.form)]
-            probabilities, near = self._probabilities(torch.cat([backbone.features(x[None]) for x in shown]))
+            probabilities, near = self._probabilities(backbone.features(shown))
             return NetworkToExport(
                 ExportedNetwork(backbone, *learned).eval(), torch.stack(shown).permute(0, 3, 1, 2).float() / 255,
                 (torch.from_numpy(probabilities), near), backbone.name, OUTPUTS,
@@ -486,18 +479,9 @@ class PictureClassifier:
     def push_to_hub(
         self, repo_id: str, *, private: bool = False, licence: str | None = None, timeout: float = hub.SECONDS
     ) -> str:
-        """Exports it to a repository of Hugging Face's hub (the extra `hub`), which is made if it is
-        not there; returns its address. Your token is that of `hf auth login`, or `HF_TOKEN`.
-
-        Args:
-            repo_id: such as `you/animals`.
-            private: of a new repository: only you see it.
-            licence: as for `export`.
-            timeout: seconds for all of it.
-
-        Raises:
-            ValueError: it has not learned; or the hub refuses it, or does not answer in time.
-        """
+        """Exports it to a repository of Hugging Face's hub (the extra `hub`); returns its address. The arguments are
+        those of `metalearn.push_to_hub`, and the `licence` of `export`. Raises ValueError if it has not learned, or the
+        hub refuses it or does not answer in time."""
         with tempfile.TemporaryDirectory() as parent:
             folder = Path(parent) / "classifier"
             for line in self.export(folder, licence=licence, name=repo_id):
@@ -506,19 +490,11 @@ class PictureClassifier:
 
     @classmethod
     def from_pretrained(
-        cls, name_or_folder: str | os.PathLike[str], *, revision: str | None = None, timeout: float = hub.SECONDS
+        cls, name_or_folder: StrPath, *, revision: str | None = None, timeout: float = hub.SECONDS
     ) -> "PictureClassifier":
-        """A classifier in a folder, or in a repository of Hugging Face's hub, of any origin: nothing in it is run. Only
-        files of the kinds that `save` writes are fetched, and checked as `load` does. They stay in the hub's cache.
-
-        Args:
-            name_or_folder: a folder that is there, or else a repository, such as `you/animals`.
-            revision: a branch, tag or commit of the repository.
-            timeout: seconds for all of it.
-
-        Raises:
-            ValueError: it cannot be fetched in time, or is refused.
-        """
+        """A classifier in a folder, or in a repository of Hugging Face's hub, of any origin: nothing in it is run. The
+        arguments are those of `metalearn.from_pretrained`. Raises ValueError if it cannot be fetched in time, or is
+        refused."""
         return cls.load(hub.fetch(name_or_folder, revision=revision, timeout=timeout), key="name_or_folder")
 
     def data_digest(self) -> str:
@@ -529,7 +505,7 @@ class PictureClassifier:
 
     @classmethod
     def load(
-        cls, path: str | os.PathLike[str], *, weights: str | None = None, backbone: nn.Module | Backbone | None = None,
+        cls, path: StrPath, *, weights: str | None = None, backbone: nn.Module | Backbone | None = None,
         key: str = "path",
     ) -> "PictureClassifier":  # fmt: skip
         """A classifier that `save` has written, of any origin: nothing in it is run.

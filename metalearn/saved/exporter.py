@@ -21,20 +21,17 @@ from metalearn.saved.form import CARD, META, NotSavedError, check_fields
 from metalearn.storage.files import whole_folder
 from metalearn.tasks.common.pictures import PictureForm, Pixels
 
+# Formats of what is exported: this program reads the first; the others are programs that run without it.
 FOLDER, ONNX, TORCH = FORMATS = "folder", "onnx", "torch-export"
-"""Formats of what is exported: this program reads the first; the others are programs that run without it."""
-
 FILES = {ONNX: "model.onnx", TORCH: "model.pt2"}  # the file of a program
 PREPROCESSING = "preprocessing.json"
-
 LARGEST_DIFFERENCE = 1e-4  # of an output, between an exported program and ours
 _NEEDED = ("onnx", "onnxscript", "onnxruntime")
 
-_LICENCES = (
+_LICENCES = (  # those that the hub knows by such a name, of the ones that are common
     "apache-2.0", "mit", "bsd-2-clause", "bsd-3-clause", "cc0-1.0", "cc-by-4.0", "cc-by-sa-4.0", "cc-by-nc-4.0",
     "gpl-3.0", "lgpl-3.0", "mpl-2.0", "unlicense",
 )  # fmt: skip
-"""Those that the hub knows by such a name, of the ones that are common."""
 
 
 class Card(NamedTuple):

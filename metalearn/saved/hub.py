@@ -10,7 +10,7 @@ from threading import Thread
 from typing import Any, TypeVar
 
 from metalearn.errors import ConfigError, install
-from metalearn.storage.files import is_folder
+from metalearn.storage.files import StrPath, is_folder
 
 SECONDS = 600.0  # for all that a call sends and gets
 FILES = ("*.safetensors", "*.json", "*.md")
@@ -32,7 +32,7 @@ def push(folder: Path, repo_id: str, *, private: bool, timeout: float) -> str:
     return _within(timeout, f"repo_id={repo_id}", upload)
 
 
-def fetch(name_or_folder: str | os.PathLike[str], *, revision: str | None, timeout: float) -> Path:
+def fetch(name_or_folder: StrPath, *, revision: str | None, timeout: float) -> Path:
     """A folder that is there, if there is no `revision`; or else a repository, which is fetched into the hub's cache.
     Raises ConfigError if there is no such repository, or the hub does not answer within `timeout` seconds."""
     if revision is None and is_folder(Path(name_or_folder)):

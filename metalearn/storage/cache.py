@@ -27,18 +27,15 @@ from platformdirs import user_cache_path
 from metalearn.errors import ConfigError, RunError
 from metalearn.storage.files import held, read_json, write_atomically
 
+# Bytes. A file up to this size is read whole at every start, to check its digest. A larger one is read whole only if
+# its size or its time of change is not that of the record.
 SMALL = 64 * 2**20
-"""Bytes. A file up to this size is read whole at every start, to check its digest. A larger one is read whole only if
-its size or its time of change is not that of the record."""
-
-LEFTOVER = re.compile(r"\.[\w-]+\.(so|npy|json)(\.\w+)?\.tmp")
-"""The names of files that a killed process has not finished."""
-
+LEFTOVER = re.compile(r"\.[\w-]+\.(so|npy|json)(\.\w+)?\.tmp")  # names of files that a killed process has not finished
 ADVICE = "name another folder: METALEARN_CACHE=/path/to/cache"
 
-log = logging.getLogger("metalearn")
-
 Parts = Sequence[bytes | memoryview]
+
+log = logging.getLogger("metalearn")
 
 
 class CacheError(Exception):
@@ -53,11 +50,9 @@ def cache_folder() -> Path:
 
 def get(name: str, make: Callable[[], Parts], *, head: bytes = b"") -> tuple[BufferedReader, Path, bool]:
     """The file `name` of the cache, with one suffix, such as `.npy`: open, its path, and whether it has been made just
-    now. If it is not there, or not fit for use, or does not begin with `head`, `make` gives its content.
-
-    If several processes start together, one makes the file and the others wait. It appears complete or not at all.
-    Raises CacheError if the cache folder cannot be used.
-    """
+    now. If it is not there, or not fit for use, or does not begin with `head`, `make` gives its content. If several
+    processes start together, one makes the file and the others wait. It appears complete or not at all. Raises
+    CacheError if the cache folder cannot be used."""
     path = cache_folder() / name
     with contextlib.ExitStack() as holding:
         with _using(path):
@@ -152,15 +147,14 @@ def remove(path: Path) -> bool:
     return True
 
 
+COMPILE_SECONDS = 120
 FLAGS = ("-std=c11", "-O3", "-march=native", "-ffp-contract=fast", "-fno-math-errno", "-fno-trapping-math",
          "-funroll-loops", "-shared", "-fPIC")  # fmt: skip
 # Not -ffast-math: sums keep their order, and NaN stays visible, so that a run that diverges is found out.
 GCC = "Free Software Foundation"  # what GCC's `--version` says, and clang's does not
+# For some processors (AMD Zen 3, among others) GCC keeps products apart from sums where a sum runs along a loop,
+# but not in every copy of the same loop. Then units of two widths have two roundings, and threads change bits.
 GCC_FLAGS = ("--param=avoid-fma-max-bits=0",)
-"""For some processors (AMD Zen 3, among others) GCC keeps products apart from sums where a sum runs along a loop,
-but not in every copy of the same loop. Then units of two widths have two roundings, and threads change bits."""
-
-COMPILE_SECONDS = 120
 
 
 def compiler_of_machine() -> list[str] | None:

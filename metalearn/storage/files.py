@@ -21,12 +21,12 @@ from metalearn.errors import ConfigError, DiskError, RunError
 
 log = logging.getLogger("metalearn")
 
-_LEFT_SECONDS = 3600
-
+StrPath = str | os.PathLike[str]
 STANDS = "what was saved before stands, and the same command resumes the run"
 
+# What a disk that is full or fails answers, or one that is not mounted any more; and file systems without locks.
 _FAULTS = {errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS, errno.ESTALE, errno.ENOTCONN}
-"""What a disk that is full or fails answers, or one that is not mounted any more."""
+_NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
 
 
 def read_object(path: Path) -> dict[str, Any]:
@@ -94,7 +94,7 @@ def whole_folder(key: str, folder: Path) -> Iterator[Path]:
 def beside(folder: Path) -> Path:
     """Where a process fills what becomes `folder`. What killed ones have left there an hour ago is removed."""
     for path in folder.parent.glob(f".{glob.escape(folder.name)}.*.tmp"):
-        if time.time() - path.stat().st_mtime > _LEFT_SECONDS:
+        if time.time() - path.stat().st_mtime > 3600:
             shutil.rmtree(path, ignore_errors=True)
     return folder.with_name(f".{folder.name}.{os.getpid()}.tmp")
 
@@ -161,17 +161,11 @@ def write_atomically(path: Path, text: str, *, mode: int = 0o666) -> None:
         temporary.replace(path)
 
 
-_NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)  # what file systems without locks answer
-
-
 @contextmanager
 def held(path: Path, what: str, *, wait: bool = True) -> Iterator[None]:
     """Holds the lock file `path`. On a file system without locks a message warns that others are not kept out. Raises
-    TimeoutError if another process holds it, and it is not to `wait` for that, without a time limit.
-
-    Args:
-        what: what the process that holds it does, for the message to one that waits, such as "x is being made".
-    """
+    TimeoutError if another process holds it, and it is not to `wait` for that, without a time limit. `what` says what
+    the process that holds it does, for the message to one that waits, such as "x is being made"."""
     # In place of a missing flock, filelock would make a file that a killed process leaves held.
     lock = FileLock(path, fallback_to_soft=False)
     try:

@@ -21,7 +21,7 @@ from metalearn.reporting.provenance import made_with
 from metalearn.saved import exporter, form
 from metalearn.saved.exporter import FOLDER, ONNX, TORCH, Card, NetworkToExport, use
 from metalearn.saved.form import Kind, SavedFolder
-from metalearn.storage.files import whole_folder
+from metalearn.storage.files import StrPath, whole_folder
 from metalearn.tasks.priors.source import PriorTasks
 from metalearn.types import Batch, InContext
 
@@ -36,9 +36,7 @@ except ImportError as error:
 
 Array = NDArray[Any]
 
-GROUPS, TASKS = 1000, 64
-"""The groups of a prior's tasks, or other tasks, that show what sizes of tables a network was trained on."""
-
+GROUPS, TASKS = 1000, 64  # groups of a prior's tasks, or other tasks, that show the sizes of tables in the training
 MOST_ROWS = 1000  # known rows that are read together: memory and time grow with their square and cube
 MOST_TEXTS = 20  # a column of up to this many different texts may hold categories, however few the rows are
 NETWORK = "network"  # the folder of the learner within that of a fitted estimator
@@ -49,11 +47,11 @@ TABLE = Kind("table", 1, {
 numbers stand for, and one of dates a `unit`; they are `named` if they came from a data frame. numpy's type of the
 labels is `labels_as`."""
 
+# The folders `classes` and `numbers`: learners that docs/how-to/pfn.md says how to train.
 SHIPPED = Path(__file__).parent / "networks"
-"""The folders `classes` and `numbers`: learners that docs/how-to/pfn.md says how to train."""
-
 TABLE_MODEL = "metalearn.models.table.table"
 COLUMNS = "columns.json"  # how the columns of a table become the numbers that a program reads
+FARTHEST = 1e6  # spreads from the mean; what lies beyond is brought there, so that float32 has its square
 LEVELS = (0.05, 0.5, 0.95)  # quantiles that the program of a regressor gives
 FOR_NUMBERS = "for numbers, take PFNRegressor, --network numbers, or a run of model.head=bars"
 
@@ -63,9 +61,7 @@ log = logging.getLogger("metalearn")
 class _Reader(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no types
     """What both estimators share: the network, and how cells become numbers."""
 
-    def __init__(
-        self, path: str | os.PathLike[str] | None = None, *, plugins: Sequence[str] = (), device: str = "cpu"
-    ) -> None:
+    def __init__(self, path: StrPath | None = None, *, plugins: Sequence[str] = (), device: str = "cpu") -> None:
         self.path, self.plugins, self.device = path, plugins, device
 
     def _learn(self, columns: list[dict[str, Any]], cells: Tensor, targets: Tensor) -> None:
@@ -106,14 +102,10 @@ class _Reader(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no types
         self._columns, self._cells, self._targets = columns, cells, targets
         self._scaling, self._target, self._contexts = scaling, target, contexts
 
-    def save(self, path: str | os.PathLike[str]) -> None:
+    def save(self, path: StrPath) -> None:
         """Saves what was fitted in a new folder: the network, as `Learner.save` does, and the known rows, which are
-        your data.
-
-        Raises:
-            ValueError: it is not fitted, there is something at `path`, it cannot be written, or a label is neither a
-                text nor a number.
-        """
+        your data. Raises ValueError if it is not fitted, there is something at `path`, it cannot be written, or a label
+        is neither a text nor a number."""
         check_is_fitted(self)
         with whole_folder("path", Path(path)) as folder:
             self._fill(folder)
@@ -132,19 +124,17 @@ class _Reader(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no types
         form.fill(folder, TABLE, {"cells": self._cells, "targets": self._targets}, meta)
 
     def export(
-        self, path: str | os.PathLike[str], *, format: str = "onnx", licence: str | None = None, key: str = "path"
+        self, path: StrPath, *, format: str = "onnx", licence: str | None = None, key: str = "path"
     ) -> list[str]:
         """Writes a new folder with one program, which runs without this one: the network with the keys and values of
-        the known rows. columns.json says how columns become its numbers. Returns what there is to say, in lines.
+        the known rows. columns.json says how columns become its numbers. Returns what there is to say, in lines. Raises
+        ValueError if it is not fitted, a package is missing, the program differs from this one by more than 1e-4, or
+        the folder cannot be written.
 
         Args:
             format: `onnx` (the extra `onnx`) or `torch-export`; or `folder`, as `save`, with a card.
             licence: of the network and the known rows, for the model card.
             key: how messages name the path.
-
-        Raises:
-            ValueError: it is not fitted, a package is missing, the program differs from this one by more than 1e-4, or
-                the folder cannot be written.
         """
         check_is_fitted(self)
         out, of_classes = Path(path), isinstance(self, ClassifierMixin)
@@ -197,16 +187,9 @@ class _Reader(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no types
         return [column["name"] for column in self._columns if "categories" in column]
 
     @classmethod
-    def load(cls, path: str | os.PathLike[str], *, plugins: Sequence[str] = (), device: str = "cpu") -> Self:
-        """What `save` has saved, fitted.
-
-        Args:
-            path: the folder.
-            plugins, device: as for the class.
-
-        Raises:
-            ValueError: there is no such folder, it holds something else, or a file is damaged.
-        """
+    def load(cls, path: StrPath, *, plugins: Sequence[str] = (), device: str = "cpu") -> Self:
+        """What `save` has saved in the folder `path`, fitted; `plugins` and `device` are those of the class. Raises
+        ValueError if there is no such folder, it holds something else, or a file is damaged."""
         saved = _saved(Path(path))
         return cls(Path(path) / NETWORK, plugins=plugins, device=device)._show_saved(saved)
 
@@ -241,7 +224,7 @@ class _Reader(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no types
         return outputs
 
     @property
-    def _run(self) -> str | os.PathLike[str]:
+    def _run(self) -> StrPath:
         """Where the network is."""
         kind = "classes" if isinstance(self, ClassifierMixin) else "numbers"
         return SHIPPED / kind if self.path is None else self.path
@@ -301,11 +284,8 @@ class PFNClassifier(ClassifierMixin, _Reader):  # type: ignore[misc]
     """
 
     def fit(self, X: Any, y: Any) -> Self:  # noqa: N803
-        """Shows the known rows and their labels to the network.
-
-        Raises:
-            ValueError: what scikit-learn refuses, no such run, or more classes than the network was made for.
-        """
+        """Shows the known rows and their labels to the network. Raises ValueError for what scikit-learn refuses, if
+        there is no such run, or for more classes than the network was made for."""
         X, y = _checked(self, X, y)  # noqa: N806
         self._reads()
         try:
@@ -349,11 +329,8 @@ class PFNRegressor(RegressorMixin, _Reader):  # type: ignore[misc]
     """
 
     def fit(self, X: Any, y: Any) -> Self:  # noqa: N803
-        """Shows the known rows and their targets to the network.
-
-        Raises:
-            ValueError: what scikit-learn refuses, or no such run.
-        """
+        """Shows the known rows and their targets to the network. Raises ValueError for what scikit-learn refuses, or if
+        there is no such run."""
         import pandas as pd
 
         self._reads()
@@ -399,7 +376,7 @@ class PFNRegressor(RegressorMixin, _Reader):  # type: ignore[misc]
         return self.predict_quantiles(X, [(1 - coverage) / 2, (1 + coverage) / 2])
 
 
-def estimator(path: str | os.PathLike[str], *, plugins: Sequence[str] = ()) -> PFNClassifier | PFNRegressor:
+def estimator(path: StrPath, *, plugins: Sequence[str] = ()) -> PFNClassifier | PFNRegressor:
     """The estimator for what a run predicts, classes or real numbers; the arguments are those of both. Raises
     ValueError for what `metalearn.load` refuses."""
     learner = load(path, plugins=plugins)
@@ -410,7 +387,7 @@ def estimator(path: str | os.PathLike[str], *, plugins: Sequence[str] = ()) -> P
     return made
 
 
-def fitted(path: str | os.PathLike[str], *, plugins: Sequence[str] = ()) -> PFNClassifier | PFNRegressor:
+def fitted(path: StrPath, *, plugins: Sequence[str] = ()) -> PFNClassifier | PFNRegressor:
     """The estimator, of either kind, that `save` has put into a folder. Raises ValueError as `PFNClassifier.load`."""
     saved = _saved(Path(path))
     return estimator(Path(path) / NETWORK, plugins=plugins)._show_saved(saved)
@@ -560,10 +537,6 @@ def _mean(parts: list[Tensor]) -> Tensor:
     """Of the answers by each part of the known rows."""
     # No torch.mean: in ONNX its name would be that of the output.
     return torch.stack(parts).sum(dim=0) / len(parts)
-
-
-FARTHEST = 1e6
-"""How many spreads from the mean a value may lie; what is beyond is brought there, so that float32 has its square."""
 
 
 def _scaling_of(cells: Tensor, standardizes: bool) -> Scaling:
