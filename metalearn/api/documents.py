@@ -20,14 +20,9 @@ class ReadDocument:
         self._stream, self._symbols, self._device = stream, symbols, device
 
     def bits(self, more: Any) -> float:
-        """The mean bits of a symbol of `more`, as if it was read next; of a text, of a byte.
-
-        Args:
-            more: a text, which is taken in UTF-8, or bytes; or whole numbers [n] below `symbols`.
-
-        Raises:
-            ValueError: it is empty, or holds something else.
-        """
+        """The mean bits of a symbol of `more`, as if it was read next; of a text, of a byte. `more` is a text, which is
+        taken in UTF-8, or bytes; or whole numbers [n] below `symbols`. Raises ValueError if it is empty, or holds
+        something else."""
         return float(self._stream.copy().read(self._taken(more)).mean()) / math.log(2)
 
     def read(self, more: Any) -> "ReadDocument":
@@ -37,15 +32,13 @@ class ReadDocument:
         return ReadDocument(stream, self._symbols, self._device)
 
     def continuation(self, symbols: int, *, temperature: float = 1.0, seed: int = 0) -> Any:
-        """How it might go on: text of bytes, in which what is no UTF-8 is replaced; or whole numbers [n].
+        """How it might go on: text of bytes, in which what is no UTF-8 is replaced; or whole numbers [n]. Raises
+        ValueError for a number below 1, or a temperature that is not above 0.
 
         Args:
             symbols: how many.
             temperature: below 1, likely symbols are drawn more often.
             seed: of what is drawn.
-
-        Raises:
-            ValueError: a number below 1, or a temperature that is not above 0.
         """
         whole_number("symbols", symbols, at_least=1)
         positive(temperature=temperature)

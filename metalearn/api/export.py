@@ -40,16 +40,14 @@ def export(
     run: StrPath, out: StrPath, *, licence: str | None = None, network: str | None = None,
     plugins: Sequence[str] = (), without: Sequence[str] = (), keys: tuple[str, str] = ("path", "out"),
 ) -> dict[str, Any]:  # fmt: skip
-    """Publishes a run's best checkpoint, or a checkpoint, in the folder `out`; returns the facts in its meta.json.
+    """Publishes a run's best checkpoint, or a checkpoint, in the folder `out`; returns the facts in its meta.json. Raises
+    ConfigError if there is nothing that can be loaded, or `out` is not empty or cannot be written.
 
     Args:
         licence: the licence of the data, if this program does not know it.
         network, plugins: as for `metalearn.load`, which needs them again to load what is published.
         without: keys of the config whose paths stay here: the network is made with None there, and tried.
         keys: what messages call `run` and `out`.
-
-    Raises:
-        ConfigError: nothing that can be loaded, or `out` is not empty or cannot be written.
     """
     run_key, out_key = keys
     folder = checked_folder(run_key, Path(run))
@@ -112,15 +110,13 @@ def export(
 
 def push_to_hub(folder: StrPath, repo_id: str, *, private: bool = False, timeout: float = hub.SECONDS) -> str:
     """Uploads a folder that `metalearn export` or `Learner.save` has written to a repository of Hugging Face's hub,
-    which is made if it is not there; returns its address. Your token is that of `hf auth login`, or `HF_TOKEN`.
+    which is made if it is not there; returns its address. Your token is that of `hf auth login`, or `HF_TOKEN`. Raises
+    ValueError if the folder holds no published model that can be used, or the hub refuses it or does not answer.
 
     Args:
         repo_id: such as `you/protonet`.
         private: of a new repository: only you see it.
         timeout: seconds for all of it.
-
-    Raises:
-        ValueError: the folder holds no published model that can be used; or the hub refuses it, or does not answer.
     """
     try:
         read_learner(Path(folder))

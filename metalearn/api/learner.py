@@ -45,10 +45,9 @@ from metalearn.training.chunks import check_evaluation, chunk_functions
 from metalearn.training.settings import tasks_in_chunks
 from metalearn.types import Algorithm, Batch, Loss, Model, Params, TaskSource, ways_differ
 
+# The most pixels or numbers of queries that are computed together, which bounds the memory; a transductive learner
+# computes all of them together.
 _NUMBERS_TOGETHER = 2**18
-"""The most pixels or numbers of queries that are computed together, which bounds the memory; a transductive learner
-computes all of them together."""
-
 LEARNER = "learner"  # the folder of the learner within that of a task
 TASK = Kind("task", 1, {"labels": list | None, "steps": int | None, "flat": bool}, Batch._fields)
 
@@ -100,16 +99,14 @@ class AdaptedTask:
         self, path: StrPath, *, format: str = "onnx", licence: str | None = None, key: str = "path"
     ) -> list[str]:
         """Writes a new folder with one program of the adapted network, which runs without this one, and its model card;
-        returns what there is to say, in lines.
+        returns what there is to say, in lines. Raises ValueError if the learner takes no pictures, a package is
+        missing, torch cannot export the algorithm, the program differs from `predict` by more than 1e-4, or the folder
+        cannot be written.
 
         Args:
             format: `onnx` (the extra `onnx`) or `torch-export`; or `folder`, as `save`, with a card.
             licence: of the program, for the card.
             key: how messages name the path.
-
-        Raises:
-            ValueError: the learner takes no pictures, a package is missing, torch cannot export the algorithm, the
-                program differs from `predict` by more than 1e-4, or the folder cannot be written.
         """
         learner, labels, out = self._learner, [str(label) for label in self._support.labels or ()], Path(path)
 
@@ -595,16 +592,14 @@ def from_pretrained(
     name_or_folder: StrPath, *, revision: str | None = None, timeout: float = hub.SECONDS, **options: Any
 ) -> Learner:
     """A learner in a folder, or in a repository of Hugging Face's hub, of any origin: only files of the kinds that
-    `export` writes are fetched, and checked as `load` does; no code of it runs. They stay in the hub's cache.
+    `export` writes are fetched, and checked as `load` does; no code of it runs. They stay in the hub's cache. Raises
+    ValueError if it cannot be fetched in time, or is refused.
 
     Args:
         name_or_folder: a folder that is there, or else a repository, such as `you/protonet`.
         revision: a branch, tag or commit of the repository.
         timeout: seconds for all of it.
         options: as for `load`.
-
-    Raises:
-        ValueError: it cannot be fetched in time, or is refused.
     """
     return load(hub.fetch(name_or_folder, revision=revision, timeout=timeout), key="name_or_folder", **options)
 

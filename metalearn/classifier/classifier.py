@@ -289,13 +289,15 @@ class PictureClassifier:
     def _probabilities(self, features: Tensor) -> tuple[NDArray[np.float64], Tensor]:
         """The probabilities [n, classes], and the similarity of each picture to the nearest class mean."""
         self._check_fitted()
-        probabilities, near = [self._means.new_empty(0, len(self.classes_))], [self._means.new_empty(0)]
-        score, sharpness = HEADS[self.report_["head"]].score, self.report_["sharpness"]
-        for row in features.split(1):  # a product of several rows may round otherwise
-            z = centred(row, self._centre)
-            probabilities.append(torch.softmax(score(self._state, z) * sharpness, dim=1))
-            near.append((z @ self._means.T).amax(dim=1))
+        # One by one: a product of several rows may round otherwise.
+        probabilities, near = zip(*map(self._asked, features.split(1)), strict=True)
         return torch.cat(probabilities).numpy(), torch.cat(near)
+
+    def _asked(self, features: Tensor) -> tuple[Tensor, Tensor]:
+        """As `_probabilities`, computed at once."""
+        z = centred(features, self._centre)
+        scores = HEADS[self.report_["head"]].score(self._state, z)
+        return torch.softmax(scores * self.report_["sharpness"], dim=1), (z @ self._means.T).amax(dim=1)
 
     def _check_fitted(self) -> None:
         if not hasattr(self, "_state"):
@@ -356,15 +358,13 @@ class PictureClassifier:
     # In files
 
     def save(self, path: StrPath, *, replace: bool = False, command: str = "") -> None:
-        """Writes a folder with what `load` needs, and `report.html`, a page of the cross-validation.
-        Weights that a package brings are not in it; `export` writes them too.
+        """Writes a folder with what `load` needs, and `report.html`, a page of the cross-validation. Weights that a
+        package brings are not in it; `export` writes them too. Raises ValueError if it has not learned, there is
+        something else at `path`, or it cannot be written.
 
         Args:
             replace: `path` may hold a classifier, which is replaced.
             command: what has been typed to make it; the page shows it.
-
-        Raises:
-            ValueError: it has not learned, there is something else at `path`, or it cannot be written.
         """
         self._check_fitted()
         backbone, folder = self.opened(), Path(path)
@@ -403,6 +403,8 @@ class PictureClassifier:
         name: str | None = None, key: str = "path",
     ) -> list[str]:  # fmt: skip
         """Writes a new folder for other machines, with a model card; returns what there is to say about it, in lines.
+        Raises ValueError if it has not learned, a package is missing, the program differs from this one by more than
+        1e-4, or the folder cannot be written.
 
         Args:
             format: `folder`, which `load` reads without anything else; `onnx` or `torch-export`: a program of the
@@ -410,13 +412,9 @@ class PictureClassifier:
             licence: of the network's weights, if it is not known.
             name: what the card calls it; None: as the folder.
             key: how messages name the path.
-
-        Raises:
-            ValueError: it has not learned, a package is missing, the program differs from this one by more than 1e-4,
-                or the folder cannot be written.
         """
         self._check_fitted()
-        backbone, report, out = self.opened(), self.report_, Path(path)
+        backbone, out = self.opened(), Path(path)
         licence = licence or backbone.licence
 
         def fill(folder: Path) -> None:
@@ -428,13 +426,14 @@ class PictureClassifier:
             self._fill(folder, backbone.state, licence)
 
         def program() -> NetworkToExport:
-            learned = (report["head"], report["sharpness"], self._state, self._centre, self._means)
             shown = [torch.from_numpy(picture) for picture in exporter.noise(backbone.form)]
             probabilities, near = self._probabilities(backbone.features(shown))
-            return NetworkToExport(
-                ExportedNetwork(backbone, *learned).eval(), torch.stack(shown).permute(0, 3, 1, 2).float() / 255,
-                (torch.from_numpy(probabilities), near), backbone.name, OUTPUTS,
-            )  # fmt: skip
+            x = torch.stack(shown).permute(0, 3, 1, 2).float() / 255
+
+            def answer(pictures: Tensor) -> tuple[Tensor, ...]:
+                return tuple(output.float() for output in self._asked(backbone.network(pictures)))
+
+            return NetworkToExport(answer, x, (torch.from_numpy(probabilities), near), backbone.name, OUTPUTS)
 
         about = exporter.picture_input(
             backbone.form, self.classes_.tolist(), threshold=self._refused_below(),
@@ -508,16 +507,14 @@ class PictureClassifier:
         cls, path: StrPath, *, weights: str | None = None, backbone: nn.Module | Backbone | None = None,
         key: str = "path",
     ) -> "PictureClassifier":  # fmt: skip
-        """A classifier that `save` has written, of any origin: nothing in it is run.
+        """A classifier that `save` has written, of any origin: nothing in it is run. Raises ValueError if the folder is
+        damaged, or the weights are not those that it was made with.
 
         Args:
             path: its folder.
             weights: of a network by name, if the folder does not have them.
             backbone: the network, if it is one of code.
             key: how messages name the folder.
-
-        Raises:
-            ValueError: the folder is damaged, or the weights are not those that it was made with.
         """
         saved, its_weights = read(Path(path), key)
         name = saved["backbone"]
@@ -594,22 +591,3 @@ def _plain(label: Any) -> Any:
     if isinstance(value, float) and not value.is_integer():
         raise ValueError(f"y={value!r}: Unknown label type: continuous; give classes, as texts or whole numbers")
     return value
-
-
-class ExportedNetwork(nn.Module):
-    """The whole classifier: from pictures float32 [n, 3, size, size] in [0, 1] to the probabilities [n, classes] and
-    the similarity [n] to the nearest class mean, both float32."""
-
-    def __init__(self, backbone: Backbone, head: str, sharpness: float, state: State, centre: Tensor, means: Tensor):
-        super().__init__()
-        self.network, self.score, self.sharpness = backbone.network, HEADS[head].score, sharpness
-        # Clones: a view that is smaller than its storage is not saved as it is.
-        self.state = nn.ParameterDict({k: nn.Parameter(v.clone(), requires_grad=False) for k, v in state.items()})
-        self.register_buffer("centre", centre.clone())
-        self.register_buffer("means", means.clone())
-
-    def forward(self, pictures: Tensor) -> tuple[Tensor, Tensor]:
-        z = centred(self.network(pictures), self.get_buffer("centre"))
-        scores = self.score(dict(self.state.items()), z)
-        near = (z @ self.get_buffer("means").T).amax(dim=1)
-        return torch.softmax(scores * self.sharpness, dim=1).float(), near.float()
