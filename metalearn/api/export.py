@@ -2,6 +2,7 @@
 
 import tempfile
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -40,8 +41,8 @@ def export(
     run: StrPath, out: StrPath, *, licence: str | None = None, network: str | None = None,
     plugins: Sequence[str] = (), without: Sequence[str] = (), keys: tuple[str, str] = ("path", "out"),
 ) -> dict[str, Any]:  # fmt: skip
-    """Publishes a run's best checkpoint, or a checkpoint, in the folder `out`; returns the facts in its meta.json. Raises
-    ConfigError if there is nothing that can be loaded, or `out` is not empty or cannot be written.
+    """Publishes a run's best checkpoint, or a checkpoint, in the folder `out`; returns the facts in its meta.json.
+    Raises ConfigError if there is nothing that can be loaded, or `out` is not empty or cannot be written.
 
     Args:
         licence: the licence of the data, if this program does not know it.
@@ -66,11 +67,10 @@ def export(
     }  # fmt: skip
     if KEY in meta:
         facts[KEY] = meta[KEY]
-    weights = carried_weights(config)
-
-    def write(folder: Path) -> None:
-        fill_learner(folder, learner.params, config, facts, weights=weights, without=without)
-
+    write = partial(
+        fill_learner, params=learner.params, config=config, facts=facts, weights=carried_weights(config),
+        without=without,
+    )  # fmt: skip
     if without:
         with tempfile.TemporaryDirectory() as tried:
             write(Path(tried))

@@ -56,23 +56,21 @@ def write_predictions(
     """Writes a line for each picture: file, label, its probability, and the probability of each label."""
     each = zip(files, predictions, strict=True)
     rows = [[name, label, *(f"{by_label[one]:.6f}" for one in (label, *labels))] for name, (label, by_label) in each]
-    _write_csv(path, [*TABLE, *labels], rows)
+    write_csv(path, [*TABLE, *labels], rows)
 
 
-def write_confusion(path: Path, table: Sequence[Sequence[int]], labels: Sequence[str]) -> None:
-    """Writes a line for each true label, with a column for each predicted one."""
-    _write_csv(path, ["true label", *labels], [[label, *row] for label, row in zip(labels, table, strict=True)])
-
-
-def _write_csv(path: Path, head: Sequence[object], rows: Sequence[Sequence[object]]) -> None:
+def write_csv(path: Path, head: Sequence[object], rows: Sequence[Sequence[object]]) -> None:
+    """Writes a table."""
     with path.open("w", newline="", encoding="utf-8", errors="surrogateescape") as file:  # names may be no UTF-8
         csv.writer(file).writerows([head, *rows])
 
 
 def confusion_matrix(path: Path, table: Sequence[Sequence[int]], labels: Sequence[str]) -> Path:
     """Draws the numbers of pictures by true (rows) and predicted label (columns)."""
+    from matplotlib.figure import Figure  # takes half a second, and no display, as pyplot may
+
     size = min(4 + 0.35 * len(labels), 24)
-    figure = _figure(size + 1, size, layout="constrained")
+    figure = Figure(figsize=(size + 1, size), layout="constrained")
     axes, counts = figure.subplots(), np.asarray(table)
     shares = counts / np.maximum(counts.sum(axis=1, keepdims=True), 1)
     axes.imshow(shares, cmap="Blues", vmin=0, vmax=1)
@@ -93,6 +91,8 @@ def page(path: Path, support: Found, queries: Found, predictions: "Sequence[Pred
 
     A query's frame is green if its label is right, red if it is wrong, grey if that is not known.
     """
+    from matplotlib.figure import Figure
+
     assert support.classes is not None
     labels = list(dict.fromkeys(support.classes))
     rows = [
@@ -107,7 +107,7 @@ def page(path: Path, support: Found, queries: Found, predictions: "Sequence[Pred
     most = min(MOST_QUERIES, max(len(numbers) for _, _, numbers in rows))
     # The unit of the axes is an inch; y goes down.
     width, height = _MARGIN + shots + 1 + max(most, 5), _ROW * len(rows) + 0.5
-    figure = _figure(width, height)
+    figure = Figure(figsize=(width, height))
     axes = figure.add_axes((0, 0, 1, 1))
     axes.set(xlim=(-_MARGIN, width - _MARGIN), ylim=(height - 0.5, -0.5), autoscale_on=False)
     axes.axis("off")
@@ -150,12 +150,6 @@ def _short(name: str) -> str:
     """A name that can be drawn: one line, its end if it is long."""
     clean = "".join(sign if sign.isprintable() else "?" for sign in os.fsencode(name).decode(errors="replace"))
     return clean if len(clean) <= _LONGEST else "…" + clean[-_LONGEST + 1 :]
-
-
-def _figure(width: float, height: float, **options: Any) -> Any:
-    from matplotlib.figure import Figure  # takes half a second, and no display, as pyplot may
-
-    return Figure(figsize=(width, height), **options)
 
 
 def _save(figure: Any, path: Path) -> Path:

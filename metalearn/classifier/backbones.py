@@ -23,12 +23,10 @@ from metalearn.tasks.common.pictures import PictureForm
 
 DEFAULT = "efficientnet_lite0"  # the backbone that pip brings with its weights
 OF_CODE = "module "  # begins the names of backbones that code has made
+IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+_BY_NAME = "pretrained"  # stands for the weights that timm brings for a name
 
 log = logging.getLogger("metalearn")
-
-IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
-
-_BY_NAME = "pretrained"  # stands for the weights that timm brings for a name
 
 
 @dataclass(frozen=True, eq=False)

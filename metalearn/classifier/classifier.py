@@ -6,6 +6,7 @@ import sys
 import tempfile
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -16,18 +17,9 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from metalearn.api.pictures import all_seen, listed, seen, support_in
+from metalearn.classifier import saved
 from metalearn.classifier.backbones import DEFAULT, OF_CODE, Backbone, backbone_of, features_from_cache
 from metalearn.classifier.heads import AUTO, HEADS, State, centred, class_means
-from metalearn.classifier.saved import (
-    CLASSIFIER,
-    MOST_CLASSES,
-    MOST_SHOWN,
-    REPORT,
-    SHOWN,
-    WEIGHTS,
-    classifier_page,
-    read,
-)
 from metalearn.classifier.validation import FOLDS, report_of
 from metalearn.errors import ConfigError, DataError, one_of, real_number, whole_number
 from metalearn.models.common.pretrained import LICENCE, NAMED
@@ -101,7 +93,6 @@ def without_copies(pictures: Iterable[tuple[str, Any, Tensor]], where: str) -> t
 
 
 OUTPUTS = ("probabilities", "similarity")
-
 SETTINGS = ("head", "folds", "seed", "threshold")  # arguments of the constructor that are saved as they are
 _SAME = 1 - 1e-7  # cosine similarity from which two pictures are the same one: other processors give other last bits
 
@@ -191,7 +182,7 @@ class PictureClassifier:
         pictures have says of none which it is."""
         counts = Counter(self._names)
         once = {name: place for place, name in enumerate(self._names) if counts[name] == 1}
-        z, wrong = centred(self._features, self._centre), self.report_.get("wrong", ())[:MOST_SHOWN]
+        z, wrong = centred(self._features, self._centre), self.report_.get("wrong", ())[: saved.MOST_SHOWN]
         for entry in wrong:
             if (place := once.get(entry["picture"])) is not None:
                 alike = z @ z[place]
@@ -204,7 +195,7 @@ class PictureClassifier:
         firsts = [int(torch.where(self._y == label, near, -torch.inf).argmax()) for label in range(len(self.classes_))]
         self.report_["typical"] = {str(self.classes_[self._y[place]]): self._names[place] for place in firsts}
         names = {name for entry in wrong for name in (entry["picture"], entry.get("nearest"))}
-        names |= {*list(self.report_["typical"].values())[:MOST_CLASSES]}
+        names |= {*list(self.report_["typical"].values())[: saved.MOST_CLASSES]}
         for name in names & pictures.keys():
             self._shown[name] = torch.tensor(picture_of(pictures[name].permute(2, 0, 1) / 255))
         self._shown = {name: value for name, value in self._shown.items() if name in names & once.keys()}
@@ -368,9 +359,9 @@ class PictureClassifier:
         """
         self._check_fitted()
         backbone, folder = self.opened(), Path(path)
-        old = replace and form.kind_of(folder) == CLASSIFIER.name
-        with form.replacing("path", folder, CLASSIFIER) if replace else whole_folder("path", folder) as temporary:
-            before = form.load_meta(folder, CLASSIFIER)["commands"] if old else []
+        old = replace and form.kind_of(folder) == saved.CLASSIFIER.name
+        with form.replacing("path", folder, saved.CLASSIFIER) if replace else whole_folder("path", folder) as temporary:
+            before = form.load_meta(folder, saved.CLASSIFIER)["commands"] if old else []
             commands, weights = [*before, *([command] if command else [])], {} if backbone.packaged else backbone.state
             self._fill(temporary, weights, backbone.licence, commands, folder.resolve().name)
         if replace and (folder / form.CARD).exists():
@@ -386,13 +377,13 @@ class PictureClassifier:
         backbone, tensors = self.opened(), {"features": self._features, "labels": self._y}
         if weights:
             whole = {key: value.contiguous() for key, value in weights.items()}
-            save_file(whole, folder / WEIGHTS, {NAMED: backbone.named, LICENCE: licence or ""})
+            save_file(whole, folder / saved.WEIGHTS, {NAMED: backbone.named, LICENCE: licence or ""})
         classes, report = self.classes_.tolist(), self.report_
         if commands is not None:
-            text = classifier_page(title, report, classes, backbone.name, self._shown, commands, self.threshold)
-            (folder / REPORT).write_text(text, encoding="ascii")
-            tensors |= {f"{SHOWN}{self._names.index(name)}": value for name, value in self._shown.items()}
-        form.fill(folder, CLASSIFIER, tensors, {
+            text = saved.classifier_page(title, report, classes, backbone.name, self._shown, commands, self.threshold)
+            (folder / saved.REPORT).write_text(text, encoding="ascii")
+            tensors |= {f"{saved.SHOWN}{self._names.index(name)}": value for name, value in self._shown.items()}
+        form.fill(folder, saved.CLASSIFIER, tensors, {
             "backbone": backbone.name, "weights": backbone.named, "digest": backbone.digest,
             "settings": {name: getattr(self, name) for name in SETTINGS}, "classes": classes, "names": self._names,
             "report": report, "origin": self._origin, "commands": [*(commands or ())],
@@ -417,29 +408,25 @@ class PictureClassifier:
         backbone, out = self.opened(), Path(path)
         licence = licence or backbone.licence
 
-        def fill(folder: Path) -> None:
-            if not backbone.state:
-                raise ConfigError(
-                    f"format={FOLDER}: {backbone.name} cannot be rebuilt from its weights alone; type --format "
-                    f"{ONNX} or --format {TORCH}"
-                )
-            self._fill(folder, backbone.state, licence)
+        if format == FOLDER and not backbone.state:
+            raise ConfigError(
+                f"format={FOLDER}: {backbone.name} cannot be rebuilt from its weights alone; type --format {ONNX} or "
+                f"--format {TORCH}"
+            )
 
         def program() -> NetworkToExport:
-            shown = [torch.from_numpy(picture) for picture in exporter.noise(backbone.form)]
-            probabilities, near = self._probabilities(backbone.features(shown))
-            x = torch.stack(shown).permute(0, 3, 1, 2).float() / 255
+            x = torch.from_numpy(np.stack(exporter.noise(backbone.form))).permute(0, 3, 1, 2).float() / 255
 
             def answer(pictures: Tensor) -> tuple[Tensor, ...]:
                 return tuple(output.float() for output in self._asked(backbone.network(pictures)))
 
-            return NetworkToExport(answer, x, (torch.from_numpy(probabilities), near), backbone.name, OUTPUTS)
+            return NetworkToExport(answer, x, backbone.name, OUTPUTS)
 
         about = exporter.picture_input(
             backbone.form, self.classes_.tolist(), threshold=self._refused_below(),
             output="probabilities [n, classes]; similarity [n]",
         )  # fmt: skip
-        card = self._card(name or out.name, licence)
+        card, fill = self._card(name or out.name, licence), partial(self._fill, weights=backbone.state, licence=licence)
         lines = exporter.export(key, out, format, fill=fill, program=program, about=about, card=card)
         if licence is None:
             lines.append("licence: that of the network's weights is not known to this program; type --licence TEXT")
@@ -516,8 +503,8 @@ class PictureClassifier:
             backbone: the network, if it is one of code.
             key: how messages name the folder.
         """
-        saved, its_weights = read(Path(path), key)
-        name = saved["backbone"]
+        content, its_weights = saved.read(Path(path), key)
+        name = content["backbone"]
         if backbone is None and name.startswith(OF_CODE):
             raise ConfigError(f"{key}={path}: was made with {name}; give it in Python: load(…, backbone=network)")
         if weights is None and backbone is None and its_weights is not None:
@@ -527,13 +514,13 @@ class PictureClassifier:
                 f"{key}={path}: was made with {name} and weights that are not in it; name them: "
                 f"weights={saved['weights']}"
             )
-        made = cls(backbone or name, weights=weights, **saved["settings"])
-        if made.opened().digest != saved["digest"] or made.opened().width != saved["features"].shape[1]:
+        made = cls(backbone or name, weights=weights, **content["settings"])
+        if made.opened().digest != content["digest"] or made.opened().width != content["features"].shape[1]:
             raise ConfigError(f"{key}={path}: was made with other weights of {name}; name those")
-        made.classes_, made.report_, made._origin = np.array(saved["classes"]), saved["report"], saved["origin"]
-        made._features, made._y, made._names = saved["features"], saved["labels"], saved["names"]
-        made._shown = saved["shown"]
-        made._learn(saved["report"]["head"])
+        made.classes_, made.report_, made._origin = np.array(content["classes"]), content["report"], content["origin"]
+        made._features, made._y, made._names = content["features"], content["labels"], content["names"]
+        made._shown = content["shown"]
+        made._learn(content["report"]["head"])
         return made
 
     # As scikit-learn wants it

@@ -141,7 +141,8 @@ def report(
         print(f"no accuracy: {printable(queries.why)}")
     else:
         table = results.confusion(predictions, queries.classes, labels)
-        results.write_confusion(out / "confusion.csv", table, labels)
+        rows = [[label, *row] for label, row in zip(labels, table, strict=True)]
+        results.write_csv(out / "confusion.csv", ["true label", *labels], rows)
         results.confusion_matrix(out / "confusion.png", table, labels)
         figures = results.accuracy(predictions, queries.classes)
         figures |= {"in_support": repeated, "transductive": transductive}

@@ -81,10 +81,8 @@ def use(name: str, **words: str) -> str:
 class NetworkToExport(NamedTuple):
     """A network that becomes a program."""
 
-    # From pictures, or rows of a table, float [n, …], as `x`, to a tuple of outputs [n, …].
-    network: nn.Module | Callable[[Tensor], tuple[Tensor, ...]]
+    answer: Callable[[Tensor], tuple[Tensor, ...]]  # from pictures, or rows of a table, float [n, …], to outputs [n, …]
     x: Tensor  # four of these
-    ours: Sequence[Tensor]  # what each output must be for them, computed `in_batches`
     name: str  # what messages call the network
     outputs: Sequence[str]  # their names
     inputs: str = "pictures"  # the name of the input
@@ -96,10 +94,7 @@ class _OfFunction(nn.Module):
 
     def __init__(self, function: Callable[[Tensor], tuple[Tensor, ...]]) -> None:
         super().__init__()
-        self._function = function
-
-    def forward(self, x: Tensor) -> tuple[Tensor, ...]:
-        return self._function(x)
+        self.forward = function
 
 
 def export(
@@ -148,22 +143,19 @@ def noise(form: PictureForm) -> list[Pixels]:
     return [x[(places * len(x)).astype(int)][:, (places * len(x)).astype(int)] for x in coarse]
 
 
-def in_batches(x: Tensor) -> tuple[Tensor, Tensor]:
-    """The pictures [4, …] that a program is tried with, in batches of two sizes."""
-    return x[:1], x[1:]
-
-
 def write_program(program: NetworkToExport, path: Path, file_format: str) -> float:
     """Writes the program; returns the largest difference of an output from ours, as a part of the largest of it where
     that is above 1. Raises ConfigError if the difference is above `LARGEST_DIFFERENCE`, or torch cannot export the
     network."""
-    network, x, ours, name, outputs, inputs, folded = program
-    network = network if isinstance(network, nn.Module) else _OfFunction(network)
+    answer, x, name, outputs, inputs, folded = program
+    batches = x[:1], x[1:]  # of two sizes
+    with torch.no_grad():
+        ours = [torch.cat(parts) for parts in zip(*map(answer, batches), strict=True)]
     try:
         # torch.export asks a flag that torch cannot tell after a run in full precision; on a CPU it has no effect.
         with computing_with("tf32"), torch.no_grad():
             shapes = ({0: torch.export.Dim("n", min=1)},)
-            graph = torch.export.export(network, (x[:2],), dynamic_shapes=shapes)
+            graph = torch.export.export(_OfFunction(answer), (x[:2],), dynamic_shapes=shapes)
             if folded:
                 from torch.fx.experimental.const_fold import split_const_subgraphs
 
@@ -184,13 +176,13 @@ def write_program(program: NetworkToExport, path: Path, file_format: str) -> flo
                 assert made is not None
                 made.save(path)
                 session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
-                of_batches = [session.run(None, {inputs: part.numpy()}) for part in in_batches(x)]
+                of_batches = [session.run(None, {inputs: part.numpy()}) for part in batches]
                 theirs = [torch.from_numpy(np.concatenate(parts)) for parts in zip(*of_batches, strict=True)]
             else:
                 with warnings.catch_warnings(action="ignore"):  # of torch, about groups of constants
                     torch.export.save(graph, path)
                 run = torch.export.load(path).module()
-                theirs = [torch.cat(parts) for parts in zip(*map(run, in_batches(x)), strict=True)]
+                theirs = [torch.cat(parts) for parts in zip(*map(run, batches), strict=True)]
     except Exception as error:  # torch, onnx and onnxruntime raise many types
         raise ConfigError(f"format={file_format}: {name} cannot be exported: {first_line(error)}") from error
     sizes = [max(1.0, b.abs().max().item()) for b in ours]  # a mean may have any unit

@@ -21,12 +21,11 @@ Result = TypeVar("Result")
 def push(folder: Path, repo_id: str, *, private: bool, timeout: float) -> str:
     """Uploads a saved folder to a repository, which is made if it is not there; returns its address. Raises ConfigError
     if the hub refuses it, or does not answer within `timeout` seconds."""
-    api = _api()
+    api, message = _api(), "Upload by metalearn"
 
     def upload() -> str:
         address = str(api.create_repo(repo_id, private=private, exist_ok=True))
-        options = {"allow_patterns": list(FILES), "commit_message": "Upload by metalearn"}
-        api.upload_folder(repo_id=repo_id, folder_path=folder, **options)
+        api.upload_folder(repo_id=repo_id, folder_path=folder, allow_patterns=list(FILES), commit_message=message)
         return address
 
     return _within(timeout, f"repo_id={repo_id}", upload)

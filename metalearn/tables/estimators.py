@@ -1,5 +1,5 @@
 """Prior-fitted networks as scikit-learn's estimators: `fit` shows known rows to a trained network, which learns nothing
-more. Needs scikit-learn: the extra `tables`."""
+more. Needs scikit-learn and pandas: the extra `tables`."""
 
 import logging
 import os
@@ -26,12 +26,13 @@ from metalearn.tasks.priors.source import PriorTasks
 from metalearn.types import Batch, InContext
 
 try:
+    import pandas as pd
     from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin
     from sklearn.utils.multiclass import check_classification_targets
     from sklearn.utils.validation import check_is_fitted, check_X_y, validate_data
 except ImportError as error:
     raise ImportError(
-        f"metalearn.PFNClassifier and PFNRegressor need scikit-learn; type {install('tables')}"
+        f"metalearn.PFNClassifier and PFNRegressor need scikit-learn and pandas; type {install('tables')}"
     ) from error
 
 Array = NDArray[Any]
@@ -145,9 +146,7 @@ class _Reader(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no types
                 raise ConfigError(f"format={format}: programs are made on the CPU; give the estimator device='cpu'")
             x = self._cells[torch.arange(4) % len(self._cells)].clone()
             x[3, 0] = torch.nan
-            with torch.no_grad():
-                ours = self._program(x)
-            return NetworkToExport(self._program, x, ours, f"path={self._run}", outputs, inputs="rows", folded=True)
+            return NetworkToExport(self._program, x, f"path={self._run}", outputs, inputs="rows", folded=True)
 
         words = "rows: float64 [n, columns]; NaN is a missing value, or a new category"
         means = {"classes": self.classes_.tolist()} if of_classes else {"quantiles": list(LEVELS)}
@@ -331,8 +330,6 @@ class PFNRegressor(RegressorMixin, _Reader):  # type: ignore[misc]
     def fit(self, X: Any, y: Any) -> Self:  # noqa: N803
         """Shows the known rows and their targets to the network. Raises ValueError for what scikit-learn refuses, or if
         there is no such run."""
-        import pandas as pd
-
         self._reads()
         cells = pd.Series(np.asarray(y).ravel())
         if cells.dtype.kind not in "biufc":
@@ -419,37 +416,30 @@ def _is_frame(X: Any) -> bool:  # noqa: N803
 
 def _columns(X: Any) -> list[dict[str, Any]]:  # noqa: N803
     """The name of each column, and, of those that do not hold numbers, the values as texts in their order."""
-    import pandas as pd
-
     columns: list[dict[str, Any]] = []
     for name, cells in pd.DataFrame(X).items():
         columns.append({"name": str(name)})
         if cells.isna().all():
             columns[-1]["categories"] = []  # whatever a new row has there, counts as missing
             log.warning("X: column %s is empty in the known rows: it is left out", name)
-            continue
-        if _as_days(cells) is not None:
+        elif _as_days(cells) is not None:
             columns[-1]["unit"] = "days since 1970-01-01"
-            continue
-        if _as_numbers(cells) is not None:
-            continue
-        values = {text: value for value in cells if (text := _text(value)) is not None}
-        try:
-            columns[-1]["categories"] = sorted(values, key=lambda text, of=values: of[text])  # type: ignore[misc]
-        except TypeError:  # of several types
-            columns[-1]["categories"] = sorted(values)
-        if len(values) > max(MOST_TEXTS, len(X) / 2):
-            log.warning(
-                "X: column %s has %d different texts in %d rows, which are no categories: leave it out, or give what "
-                "they mean as numbers", name, len(values), len(X),
-            )  # fmt: skip
+        elif _as_numbers(cells) is None:
+            values = {text: value for value in cells if (text := _text(value)) is not None}
+            try:
+                columns[-1]["categories"] = sorted(values, key=lambda text, of=values: of[text])  # type: ignore[misc]
+            except TypeError:  # of several types
+                columns[-1]["categories"] = sorted(values)
+            if len(values) > max(MOST_TEXTS, len(X) / 2):
+                log.warning(
+                    "X: column %s has %d different texts in %d rows, which are no categories: leave it out, or give "
+                    "what they mean as numbers", name, len(values), len(X),
+                )  # fmt: skip
     return columns
 
 
 def _text(value: Any) -> str | None:
     """A cell that is no number as a text, the same whatever type a reader has given it; None for a missing one."""
-    import pandas as pd
-
     if pd.api.types.is_scalar(value) and pd.isna(value):
         return None
     if isinstance(value, float | np.floating) and float(value).is_integer():
@@ -460,34 +450,26 @@ def _text(value: Any) -> str | None:
 
 def _as_days(column: Any) -> NDArray[np.float64] | None:
     """Dates as days since 1970, NaN for what is missing; None if it holds something else."""
-    import pandas as pd
-
     if not pd.api.types.infer_dtype(column).startswith("date"):
         return None
     since = pd.to_datetime(column, utc=True) - pd.Timestamp("1970-01-01", tz="UTC")
-    days: NDArray[np.float64] = (since / pd.Timedelta(days=1)).to_numpy(np.float64)
-    return days
+    return np.asarray(since / pd.Timedelta(days=1), np.float64)
 
 
 def _as_numbers(column: Any) -> NDArray[np.float64] | None:
     """A column as numbers, durations in days, NaN for what is missing; None if it holds something else."""
-    import pandas as pd
-
     if pd.api.types.infer_dtype(column).startswith("timedelta"):
         column = pd.to_timedelta(column) / pd.Timedelta(days=1)
     if column.dtype.kind not in "iufO":
         return None
     try:
-        numbers: NDArray[np.float64] = column.to_numpy(dtype=np.float64, na_value=np.nan)
-        return numbers
+        return np.asarray(column.to_numpy(dtype=np.float64, na_value=np.nan))
     except (TypeError, ValueError):
         return None
 
 
 def _numbers(X: Any, columns: Sequence[dict[str, Any]]) -> Tensor:  # noqa: N803
     """The cells [n, d] as numbers, float64, with NaN for what is missing or new."""
-    import pandas as pd
-
     numbered: list[NDArray[np.float64]] = []
     for (name, cells), column in zip(pd.DataFrame(X).items(), columns, strict=True):
         if "categories" not in column:
