@@ -362,7 +362,8 @@ class PictureClassifier:
         old = replace and form.kind_of(folder) == saved.CLASSIFIER.name
         with form.replacing("path", folder, saved.CLASSIFIER) if replace else whole_folder("path", folder) as temporary:
             before = form.load_meta(folder, saved.CLASSIFIER)["commands"] if old else []
-            commands, weights = [*before, *([command] if command else [])], {} if backbone.packaged else backbone.state
+            commands = [*before, *([command] if command else [])]
+            weights = {} if backbone.packaged else backbone.state
             self._fill(temporary, weights, backbone.licence, commands, folder.resolve().name)
         if replace and (folder / form.CARD).exists():
             log.warning("%s: %s tells of the classifier before; type metalearn export for a new one", path, form.CARD)
@@ -372,8 +373,8 @@ class PictureClassifier:
         title: str = "",
     ) -> None:  # fmt: skip
         """Writes it into an empty folder, with these `weights` of its network, and their licence. `commands` are all
-        that have made it, for the page. Without commands, which name folders of this machine, it has no page and no
-        pictures."""
+        that have made it, and `title` is that of the page. Without commands, which name folders of this machine, it has
+        no page and no pictures."""
         backbone, tensors = self.opened(), {"features": self._features, "labels": self._y}
         if weights:
             whole = {key: value.contiguous() for key, value in weights.items()}
@@ -407,7 +408,6 @@ class PictureClassifier:
         self._check_fitted()
         backbone, out = self.opened(), Path(path)
         licence = licence or backbone.licence
-
         if format == FOLDER and not backbone.state:
             raise ConfigError(
                 f"format={FOLDER}: {backbone.name} cannot be rebuilt from its weights alone; type --format {ONNX} or "
@@ -426,7 +426,8 @@ class PictureClassifier:
             backbone.form, self.classes_.tolist(), threshold=self._refused_below(),
             output="probabilities [n, classes]; similarity [n]",
         )  # fmt: skip
-        card, fill = self._card(name or out.name, licence), partial(self._fill, weights=backbone.state, licence=licence)
+        card = self._card(name or out.name, licence)
+        fill = partial(self._fill, weights=backbone.state, licence=licence)
         lines = exporter.export(key, out, format, fill=fill, program=program, about=about, card=card)
         if licence is None:
             lines.append("licence: that of the network's weights is not known to this program; type --licence TEXT")

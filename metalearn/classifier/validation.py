@@ -52,7 +52,7 @@ def report_of(
     far_first = right[near[asked].argsort(stable=True)]
     refused = sorted({len(right) * part // _PARTS for part in range(_PARTS)})
     wrong = torch.nonzero(asked).flatten()[~right].tolist()
-    unknown = strangers(features, y, k, near)
+    threshold, caught, lost = strangers(features, y, k, near) or (None, None, None)
     curve = learning_curve(features, y, k, head, seed=seed)
     return {
         "head": head, "classes": k, "learned_from": len(y),
@@ -68,8 +68,7 @@ def report_of(
         "by_head": {name: _fraction(value) for name, value in correct.items()},
         "sharpness": sharpness,
         "calibration_error": calibration_error(torch.softmax(scores * sharpness, dim=1), truth),
-        "threshold": None if unknown is None else unknown[0],
-        "strangers": None if unknown is None else {"found": unknown[1], "wrong": unknown[2]},
+        "threshold": threshold, "strangers": None if threshold is None else {"found": caught, "wrong": lost},
         "by_shots": {str(shots): value for shots, value in curve.items()},
         "with_twice": with_twice(curve, _fraction(right)),
     }  # fmt: skip
