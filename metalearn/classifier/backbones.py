@@ -7,7 +7,7 @@ import importlib
 import io
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -94,22 +94,19 @@ def of_module(
     name = f"{OF_CODE}{type(network).__name__}"
     note = f"its own weights; pictures of {size} × {size} less the mean {[*mean]}, by {[*std]}; its output"
     form = PictureForm(size, 3, whole, False, crop, resample)
-    return _backbone(name, "", used, form, (mean, std), note, None, rebuilt=False)
+    return _backbone(name, "", used, form, (mean, std), note, None, {})
 
 
 def _backbone(
     name: str, named: str, network: nn.Module, form: PictureForm, colours: Sequence[Sequence[float]], note: str,
-    licence: str | None, *, rebuilt: bool = True, packaged: bool = False,
+    licence: str | None, state: Mapping[str, Tensor], *, packaged: bool = False,
 ) -> Backbone:  # fmt: skip
-    """A backbone of a network from normalised pictures [n, 3, h, w] to features [n, width], or to maps of them.
-
-    `rebuilt`: whether its name and weights are enough to build it.
-    """
+    """A backbone of a network from normalised pictures [n, 3, h, w] to features [n, width], or to maps of them."""
     whole_number("size", form.size, at_least=1, at_most=LARGEST_SIZE)
     one_of("resample", form.resample, ("lanczos", "bicubic", "bilinear", "box", "hamming", "nearest"))
     if not 0 < form.crop <= 1 or len(colours) != 2 or any(len(values) != 3 for values in colours):
         raise ConfigError(f"backbone={name}: crop={form.crop} must be in (0, 1], mean and std must have 3 numbers")
-    whole, state = _Normalised(network, *colours).eval().requires_grad_(False), network.state_dict()
+    whole, weights = _Normalised(network, *colours).eval().requires_grad_(False), network.state_dict()
     try:
         with torch.inference_mode():
             features = whole(torch.zeros(1, 3, form.size, form.size))
@@ -123,11 +120,11 @@ def _backbone(
         raise ConfigError(f"backbone={name}: its features of a black picture are not finite; take other weights")
     note = f"{name}, {note}; licence: {licence or 'not known'}"
     digest = hashlib.sha256(repr((form, colours)).encode())
-    for key in sorted(state):
+    for key in sorted(weights):
         digest.update(key.encode())
-        digest.update(state[key].contiguous().cpu().view(-1).view(torch.uint8).numpy().tobytes())
-    kept, width = state if rebuilt else {}, features.shape[1]
-    return Backbone(name, named, kept, packaged, digest.hexdigest(), form, width, note, licence, whole)
+        digest.update(weights[key].contiguous().cpu().view(-1).view(torch.uint8).numpy().tobytes())
+    width = features.shape[1]
+    return Backbone(name, named, state, packaged, digest.hexdigest(), form, width, note, licence, whole)
 
 
 def features_from_cache(backbone: Backbone, pictures: Sequence[Tensor]) -> Tensor:
@@ -166,8 +163,7 @@ def _efficientnet_lite0(weights: str | None) -> Backbone:
     files.load_whole(network, state, brought, DEFAULT)
     network.eval().requires_grad_(False)
     form, packaged, maps = PictureForm(lite0.SIZE, 3), weights is None, lite0.Lite0Maps(network)
-    backbone = _backbone(DEFAULT, "", maps, form, lite0.COLOURS, note, licence or None, packaged=packaged)
-    return replace(backbone, state=state)
+    return _backbone(DEFAULT, "", maps, form, lite0.COLOURS, note, licence or None, state, packaged=packaged)
 
 
 def _of_torchvision(name: str, weights: str | None) -> Backbone:
@@ -193,7 +189,7 @@ def _of_torchvision(name: str, weights: str | None) -> Backbone:
     size = asked.crop_size[0]
     form = PictureForm(size, 3, crop=size / asked.resize_size[0], resample=asked.interpolation.value)
     note, licence = note.removeprefix(f"{name}: "), files.header_of(source).get(files.LICENCE) or None
-    return _backbone(name, named, network, form, (asked.mean, asked.std), note, licence)
+    return _backbone(name, named, network, form, (asked.mean, asked.std), note, licence, network.state_dict())
 
 
 def _of_timm(name: str, weights: str | None) -> Backbone:
@@ -224,8 +220,8 @@ def _of_timm(name: str, weights: str | None) -> Backbone:
     form = PictureForm(high, 3, mode == "squash", False, data["crop_pct"], data["interpolation"])
     licence = asked.get("license") if named else files.header_of(weights or "").get(files.LICENCE)
     note = f"{'timm’s weights' if named else weights}; its features before the classifier"
-    colours = (data["mean"], data["std"])
-    return _backbone(f"timm:{name}", _BY_NAME if named else "", network, form, colours, note, licence or None)
+    colours, origin, state = (data["mean"], data["std"]), _BY_NAME if named else "", network.state_dict()
+    return _backbone(f"timm:{name}", origin, network, form, colours, note, licence or None, state)
 
 
 class _Normalised(nn.Module):

@@ -83,13 +83,11 @@ def replacing(key: str, folder: Path, kind: Kind) -> Iterator[Path]:
         try:
             yield temporary
             saved = {MANIFEST, *(name.partition("/")[0] for name in _object(final / MANIFEST))}
-            for path in final.iterdir():
-                if path.name in saved or (temporary / path.name).exists():
-                    continue
-                if path.is_dir() and not path.is_symlink():
-                    shutil.copytree(path, temporary / path.name, symlinks=True)
-                else:
-                    shutil.copy2(path, temporary / path.name, follow_symlinks=False)
+            saved |= {path.name for path in temporary.iterdir()}
+            shutil.copytree(
+                final, temporary, ignore=lambda place, _: saved if place == str(final) else (), symlinks=True,
+                dirs_exist_ok=True,
+            )  # fmt: skip
             # After a kill between these two, readers find the old one where it is now.
             final.rename(replaced)
             temporary.rename(final)

@@ -211,9 +211,8 @@ class _Reader(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no types
         is_frame = _is_frame(X)
         if is_frame and not len(X):
             raise ConfigError("X: has no rows")
-        checked = validate_data(
-            self, X, reset=False, dtype=None, ensure_all_finite="allow-nan", skip_check_array=is_frame
-        )
+        options = {"dtype": None, "ensure_all_finite": "allow-nan", "skip_check_array": is_frame}
+        checked = validate_data(self, X, reset=False, **options)
         x, learner = _shown(_numbers(X if is_frame else checked, self._columns), self._scaling), self._opened()
         with learner.computing(), torch.no_grad():
             rows, reads = learner.on_device(x[None]), self._reads()
