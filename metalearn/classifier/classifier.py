@@ -513,7 +513,7 @@ class PictureClassifier:
         if name != DEFAULT and weights is None and backbone is None:
             raise ConfigError(
                 f"{key}={path}: was made with {name} and weights that are not in it; name them: "
-                f"weights={saved['weights']}"
+                f"weights={content['weights']}"
             )
         made = cls(backbone or name, weights=weights, **content["settings"])
         if made.opened().digest != content["digest"] or made.opened().width != content["features"].shape[1]:
