@@ -27,8 +27,8 @@ _COLOURS = {None: "0.3", True: "#1a7f37", False: "#cf222e"}  # of a query: not k
 
 
 def accuracy(predictions: "Sequence[Prediction]", truth: "Sequence[Label]") -> dict[str, Any]:
-    """The fraction of right predictions, by names. Its interval counts the pictures as independent draws and the
-    support set as fixed: another support set has another accuracy."""
+    """The fraction of right predictions, as accuracy.json has it. Its interval counts the pictures as independent draws
+    and the support set as fixed: another support set has another accuracy."""
     correct, count = sum(one.label == label for one, label in zip(predictions, truth, strict=True)), len(truth)
     interval = [*wilson(correct, count)]
     return {"accuracy": correct / count, "interval95": interval, "correct": correct, "pictures": count}
