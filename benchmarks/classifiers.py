@@ -25,7 +25,6 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from metalearn.api.pictures import all_seen
 from metalearn.api.results import wilson
-from metalearn.classifier.backbones import features_of
 from metalearn.classifier.classifier import PictureClassifier
 from metalearn.classifier.heads import HEADS, centred
 from metalearn.cli.arguments import whole
@@ -128,7 +127,7 @@ def measure_seed(options: argparse.Namespace, seed: int) -> tuple[dict[str, tupl
     ours = PictureClassifier(seed=seed).fit(support.images, support.y.tolist())
     seconds = time.process_time() - began
     backbone = ours.opened()
-    q = features_of(backbone, all_seen(asked.images, backbone.form, "X"))
+    q = backbone.features(all_seen(asked.images, backbone.form, "X"))
     z = ours._features
     problem = Problem(support, asked, z, q)
     predicted = _asked(ours, q)

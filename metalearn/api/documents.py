@@ -13,23 +13,16 @@ from metalearn.types import Stream
 
 
 class ReadDocument:
-    """A document that was read so far, and what it has taught. Nothing of it changes.
-
-    `symbols` is how many the network knows: 256 stands for bytes.
-    """
+    """A document that was read so far, and what it has taught. Nothing of it changes. `symbols` is how many the network
+    knows: 256 stands for bytes."""
 
     def __init__(self, stream: Stream, symbols: int, device: torch.device) -> None:
         self._stream, self._symbols, self._device = stream, symbols, device
 
     def bits(self, more: Any) -> float:
-        """The mean bits of a symbol of `more`, as if it was read next; of a text, of a byte.
-
-        Args:
-            more: a text, which is taken in UTF-8, or bytes; or whole numbers [n] below `symbols`.
-
-        Raises:
-            ValueError: it is empty, or holds something else.
-        """
+        """The mean bits of a symbol of `more`, as if it was read next; of a text, of a byte. `more` is a text, which is
+        taken in UTF-8, or bytes; or whole numbers [n] below `symbols`. Raises ValueError if it is empty, or holds
+        something else."""
         return float(self._stream.copy().read(self._taken(more)).mean()) / math.log(2)
 
     def read(self, more: Any) -> "ReadDocument":
@@ -39,15 +32,13 @@ class ReadDocument:
         return ReadDocument(stream, self._symbols, self._device)
 
     def continuation(self, symbols: int, *, temperature: float = 1.0, seed: int = 0) -> Any:
-        """How it might go on: text of bytes, in which what is no UTF-8 is replaced; or whole numbers [n].
+        """How it might go on: text of bytes, in which what is no UTF-8 is replaced; or whole numbers [n]. Raises
+        ValueError for a number below 1, or a temperature that is not above 0.
 
         Args:
             symbols: how many.
             temperature: below 1, likely symbols are drawn more often.
             seed: of what is drawn.
-
-        Raises:
-            ValueError: a number below 1, or a temperature that is not above 0.
         """
         whole_number("symbols", symbols, at_least=1)
         positive(temperature=temperature)
@@ -59,27 +50,19 @@ class ReadDocument:
         return bytes(drawn).decode("utf-8", errors="replace") if self._symbols == BYTES else np.array(drawn)
 
     def _taken(self, text: Any) -> Tensor:
-        return symbols_of(text, self._symbols).to(self._device)
-
-
-def symbols_of(text: Any, symbols: int) -> Tensor:
-    """A text as numbers [n].
-
-    Raises:
-        ValueError: it is empty, or holds something else than a network of `symbols` symbols knows.
-    """
-    if isinstance(text, str | bytes):
-        if symbols != BYTES:
-            raise ValueError(f"text: this network knows {symbols} symbols, not bytes; give numbers below {symbols}")
-        numbers = torch.tensor(list(text.encode() if isinstance(text, str) else text), dtype=torch.int64)
-    else:
+        """A text as numbers [n]. Raises ValueError if it is empty, or has something else than the network knows."""
+        symbols = self._symbols
+        if isinstance(text, str | bytes):
+            if symbols != BYTES:
+                raise ValueError(f"text: this network knows {symbols} symbols, not bytes; give numbers below {symbols}")
+            text = np.frombuffer(text.encode() if isinstance(text, str) else text, np.uint8)
         array = np.asarray(text)
         if array.ndim != 1 or not (np.issubdtype(array.dtype, np.integer) or not array.size):
             raise ValueError(f"text: has the shape {list(array.shape)} of {array.dtype}; give a text, or numbers [n]")
-        numbers = torch.tensor(array, dtype=torch.int64)
-    if not len(numbers):
-        raise ValueError("text: is empty; give at least one symbol")
-    if not 0 <= int(numbers.min()) <= int(numbers.max()) < symbols:
-        raise ValueError(f"text: its numbers run from {int(numbers.min())} to {int(numbers.max())}, and this network "
-                         f"knows 0 to {symbols - 1}")  # fmt: skip
-    return numbers
+        if not len(array):
+            raise ValueError("text: is empty; give at least one symbol")
+        if not 0 <= array.min() <= array.max() < symbols:
+            raise ValueError(
+                f"text: its numbers run from {array.min()} to {array.max()}, and this network knows 0 to {symbols - 1}"
+            )
+        return torch.tensor(array, dtype=torch.int64, device=self._device)

@@ -1,8 +1,8 @@
 """What is exported of a run, of a learner and of an adapted task."""
 
-import os
 import tempfile
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +17,9 @@ from metalearn.reporting.provenance import made_with, own_version
 from metalearn.runs.checkpoint import LEARNER, fill_learner, read_learner, read_named
 from metalearn.runs.metrics import KEY, METRIC_NAMES
 from metalearn.saved import exporter, hub
-from metalearn.saved.card import FOLDER, Card, Reached, use
-from metalearn.saved.exporter import described
+from metalearn.saved.exporter import FOLDER, Card, described, use
 from metalearn.saved.form import kind_of
-from metalearn.storage.files import read_json
+from metalearn.storage.files import StrPath, read_json
 
 LICENCES = {
     "omniglot": "MIT (Lake, Salakhutdinov and Tenenbaum 2015)",
@@ -37,23 +36,19 @@ LICENCES = {
 }
 """Licences of the data behind the datasets of `conf/`."""
 
-_FIGURES = (*METRIC_NAMES, "ci95", "tasks", "transductive")
-
 
 def export(
-    run: str | os.PathLike[str], out: str | os.PathLike[str], *, licence: str | None = None, network: str | None = None,
+    run: StrPath, out: StrPath, *, licence: str | None = None, network: str | None = None,
     plugins: Sequence[str] = (), without: Sequence[str] = (), keys: tuple[str, str] = ("path", "out"),
 ) -> dict[str, Any]:  # fmt: skip
     """Publishes a run's best checkpoint, or a checkpoint, in the folder `out`; returns the facts in its meta.json.
+    Raises ConfigError if there is nothing that can be loaded, or `out` is not empty or cannot be written.
 
     Args:
         licence: the licence of the data, if this program does not know it.
         network, plugins: as for `metalearn.load`, which needs them again to load what is published.
         without: keys of the config whose paths stay here: the network is made with None there, and tried.
         keys: what messages call `run` and `out`.
-
-    Raises:
-        ConfigError: nothing that can be loaded, or `out` is not empty or cannot be written.
     """
     run_key, out_key = keys
     folder = checked_folder(run_key, Path(run))
@@ -72,11 +67,10 @@ def export(
     }  # fmt: skip
     if KEY in meta:
         facts[KEY] = meta[KEY]
-    weights = carried_weights(config)
-
-    def write(folder: Path) -> None:
-        fill_learner(folder, learner.params, config, facts, weights=weights, without=without)
-
+    write = partial(
+        fill_learner, params=learner.params, config=config, facts=facts, weights=carried_weights(config),
+        without=without,
+    )  # fmt: skip
     if without:
         with tempfile.TemporaryDirectory() as tried:
             write(Path(tried))
@@ -92,7 +86,7 @@ def export(
     test, reached, figure = facts["test"], None, "not known"
     if test:
         metric = next(metric for metric in METRIC_NAMES if metric in test)
-        reached = Reached(metric, test[metric], f"test tasks of {dataset or 'own'}")
+        reached = (metric, test[metric], f"test tasks of {dataset or 'own'}")
         ways = "" if learner.trained_ways is None else f", {learner.trained_ways}-way"
         figure = f"{metric} {test[metric]:.4g} ± {test['ci95']:.2g} over {test['tasks']} tasks{ways}"
     pictures, origin = learner.form is not None and learner.trained_ways is not None, made_with()
@@ -114,19 +108,15 @@ def export(
     return facts
 
 
-def push_to_hub(
-    folder: str | os.PathLike[str], repo_id: str, *, private: bool = False, timeout: float = hub.SECONDS
-) -> str:
+def push_to_hub(folder: StrPath, repo_id: str, *, private: bool = False, timeout: float = hub.SECONDS) -> str:
     """Uploads a folder that `metalearn export` or `Learner.save` has written to a repository of Hugging Face's hub,
-    which is made if it is not there; returns its address. Your token is that of `hf auth login`, or `HF_TOKEN`.
+    which is made if it is not there; returns its address. Your token is that of `hf auth login`, or `HF_TOKEN`. Raises
+    ValueError if the folder holds no published model that can be used, or the hub refuses it or does not answer.
 
     Args:
         repo_id: such as `you/protonet`.
         private: of a new repository: only you see it.
         timeout: seconds for all of it.
-
-    Raises:
-        ValueError: the folder holds no published model that can be used; or the hub refuses it, or does not answer.
     """
     try:
         read_learner(Path(folder))
@@ -144,4 +134,5 @@ def _test_of(folder: Path, step: int) -> dict[str, Any] | None:
         return None
     if (result.get("val") or {}).get("step") != step or not result.get("test"):
         return None
-    return {name: result["test"][name] for name in (*_FIGURES, KEY) if name in result["test"]}
+    names = (*METRIC_NAMES, "ci95", "tasks", "transductive", KEY)
+    return {name: result["test"][name] for name in names if name in result["test"]}

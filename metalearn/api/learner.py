@@ -1,9 +1,8 @@
 """A learner, the tasks that it is adapted to, and how both are saved and loaded. Nothing that a folder holds is run."""
 
-import contextlib
 import os
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -14,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 from omegaconf import DictConfig, ListConfig
 from PIL import Image
-from torch import Tensor, nn
+from torch import Tensor
 
 from distributed.reduce import tree_sum
 from distributed.strategies.common.work import join
@@ -32,34 +31,23 @@ from metalearn.config.saved import NETWORK, OWN, changed_config, check_saved
 from metalearn.config.values import quoted, to_container
 from metalearn.errors import ConfigError, NotAdmittedError, one_of, true_or_false, whole_number
 from metalearn.models.module import noted_inputs
-from metalearn.nn.surroundings import (
-    Inputs,
-    computing_with,
-    filled,
-    inputs_of,
-    packed,
-    shape_of,
-    type_of,
-    with_gradients,
-)
-from metalearn.nn.surroundings import described as words_for
+from metalearn.nn import surroundings
+from metalearn.nn.surroundings import computing_with, type_of, with_gradients
 from metalearn.reporting.provenance import made_with
 from metalearn.runs.checkpoint import Snapshot, fill_learner, fitted, read_named
 from metalearn.runs.metrics import KEY, Seen, figures_of, from_meta, to_meta
 from metalearn.saved import exporter, form, hub
-from metalearn.saved.card import FOLDER, Card, use
-from metalearn.saved.exporter import NetworkToExport, described, read_form
+from metalearn.saved.exporter import FOLDER, Card, NetworkToExport, described, read_form, use
 from metalearn.saved.form import MANIFEST, USES, Kind, kind_of
-from metalearn.storage.files import is_folder, whole_folder
+from metalearn.storage.files import StrPath, is_folder, whole_folder
 from metalearn.tasks.common.pictures import PictureForm
 from metalearn.training.chunks import check_evaluation, chunk_functions
 from metalearn.training.settings import tasks_in_chunks
 from metalearn.types import Algorithm, Batch, Loss, Model, Params, TaskSource, ways_differ
 
+# The most pixels or numbers of queries that are computed together, which bounds the memory; a transductive learner
+# computes all of them together.
 _NUMBERS_TOGETHER = 2**18
-"""The most pixels or numbers of queries that are computed together, which bounds the memory; a transductive learner
-computes all of them together."""
-
 LEARNER = "learner"  # the folder of the learner within that of a task
 TASK = Kind("task", 1, {"labels": list | None, "steps": int | None, "flat": bool}, Batch._fields)
 
@@ -90,13 +78,11 @@ class AdaptedTask:
     _learner: "Learner" = field(repr=False)
     _support: SupportSet = field(repr=False)
 
-    def save(self, path: str | os.PathLike[str]) -> None:
+    def save(self, path: StrPath) -> None:
         """Saves it in a new folder, for `metalearn.load_task` in any process: the learner, as `Learner.save` does, and
         the support set, to which it adapts again when it is loaded. So any algorithm will do, and no code is saved.
-
-        Raises:
-            ValueError: there is something at `path`, it cannot be written, or a label is neither a text nor a number.
-        """
+        Raises ValueError if there is something at `path`, it cannot be written, or a label is neither a text nor a
+        number."""
         with whole_folder("path", Path(path)) as folder:
             self._fill(folder)
 
@@ -110,24 +96,17 @@ class AdaptedTask:
         form.fill(folder, TASK, batch._asdict(), {"labels": labels, "steps": steps, "flat": flat})
 
     def export(
-        self,
-        path: str | os.PathLike[str],
-        *,
-        format: str = "onnx",  # noqa: A002 (the option's name)
-        licence: str | None = None,
-        key: str = "path",
+        self, path: StrPath, *, format: str = "onnx", licence: str | None = None, key: str = "path"
     ) -> list[str]:
         """Writes a new folder with one program of the adapted network, which runs without this one, and its model card;
-        returns what there is to say, in lines.
+        returns what there is to say, in lines. Raises ValueError if the learner takes no pictures, a package is
+        missing, torch cannot export the algorithm, the program differs from `predict` by more than 1e-4, or the folder
+        cannot be written.
 
         Args:
             format: `onnx` (the extra `onnx`) or `torch-export`; or `folder`, as `save`, with a card.
             licence: of the program, for the card.
             key: how messages name the path.
-
-        Raises:
-            ValueError: the learner takes no pictures, a package is missing, torch cannot export the algorithm, the
-                program differs from `predict` by more than 1e-4, or the folder cannot be written.
         """
         learner, labels, out = self._learner, [str(label) for label in self._support.labels or ()], Path(path)
 
@@ -144,9 +123,11 @@ class AdaptedTask:
                     "only answers; take a learner of another algorithm, such as protonet"
                 )
             x = learner.shown([Image.fromarray(picture) for picture in exporter.noise(learner.form)])[0].float()
-            network = _AdaptedNetwork(self)
-            ours = torch.cat([network(part)[0] for part in exporter.in_batches(x)])
-            return NetworkToExport(network, x, [ours], f"algorithm={learner.name}", ["probabilities"], folded=True)
+
+            def answer(pictures: Tensor) -> tuple[Tensor]:
+                return (self._probabilities(learner.on_device(pictures[None])).float(),)
+
+            return NetworkToExport(answer, x, f"algorithm={learner.name}", ["probabilities"], folded=True)
 
         facts = {
             "Classes": exporter.first_few_of(labels), "Algorithm": learner.name,
@@ -170,13 +151,9 @@ class Classification(AdaptedTask):
 
     @with_gradients()
     def predict(self, inputs: Any) -> list[Prediction]:
-        """The prediction for each of the pictures, or for each of the inputs [n, …], in their order.
-
-        If the learner is transductive, it depends on all inputs of the call.
-
-        Raises:
-            ValueError: a picture cannot be read or is too large, something is no picture, or inputs do not fit.
-        """
+        """The prediction for each of the pictures, or for each of the inputs [n, …], in their order. If the learner is
+        transductive, it depends on all inputs of the call. Raises ValueError if a picture cannot be read or is too
+        large, something is no picture, or inputs do not fit."""
         learner = self._learner
         queries = learner.read(inputs)
         if not len(queries):
@@ -206,11 +183,8 @@ class Regression(AdaptedTask):
     @with_gradients()
     def predict(self, x: Any) -> NDArray[np.floating[Any]]:
         """The values at `x` [n] or [n, …]: [n] if the targets were [n], else [n, outputs], in the learner's precision.
-        Of several labels, the probability of each.
-
-        Raises:
-            ValueError: `x` holds something else than finite numbers, or another number of inputs.
-        """
+        Of several labels, the probability of each. Raises ValueError if `x` holds something else than finite numbers,
+        or another number of inputs."""
         inputs = self._learner.shown(self._learner.read(x))
         with self._learner.computing():
             values: NDArray[np.floating[Any]] = _tried(lambda: self._values(inputs), inputs)[0].cpu().numpy()
@@ -320,11 +294,7 @@ class Learner:
         return self.adapted_to(SupportSet(Batch(self.shown(examples), y), steps, tuple(numbers)))
 
     def adapted_to(self, support: SupportSet) -> Classification | Regression:
-        """As `adapt`, from a support set as the network takes it.
-
-        Raises:
-            ValueError: it does not fit.
-        """
+        """As `adapt`, from a support set as the network takes it. Raises ValueError if it does not fit."""
         batch, steps, labels, _ = support
         outputs = _tried(lambda: self.try_on(batch), batch.x)
         if labels is not None:
@@ -344,11 +314,8 @@ class Learner:
     ) -> dict[str, Any]:  # fmt: skip
         """The figures over `count` tasks (default: `test_tasks`) of a split, by default of the tasks that it has
         learned from: `accuracy`, `mse` or `mae`, `ci95`, `loss`, `by_step` and others. With `seen_classes="report"`
-        they have `seen_classes`, which counts the split's classes that it was trained on.
-
-        Raises:
-            ValueError: a name that does not exist, tasks that do not fit the network, no number of tasks, or classes
-                that it was trained on.
+        they have `seen_classes`, which counts the split's classes that it was trained on. Raises ValueError for a name
+        that does not exist, tasks that do not fit the network, no number of tasks, or classes that it was trained on.
         """
         one_of("split", split, ("train", "val", "test"))
         one_of("seen_classes", seen_classes, (REFUSE, REPORT))
@@ -372,13 +339,10 @@ class Learner:
             values = join([evaluate(self.params, split, some) for some in numbers])
         return figures_of(values, source, split, algorithm.evaluated_on, model.reach) | counted
 
-    def save(self, path: str | os.PathLike[str]) -> None:
+    def save(self, path: StrPath) -> None:
         """Saves it in a new folder, for `metalearn.load` in any process: `params.safetensors` has all parameters, and
-        `meta.json` says how they are used. No code is saved: of a part that was an object, it has the name.
-
-        Raises:
-            ValueError: there is something at `path`, it cannot be written, or the learner learns no tasks.
-        """
+        `meta.json` says how they are used. No code is saved: of a part that was an object, it has the name. Raises
+        ValueError if there is something at `path`, it cannot be written, or the learner learns no tasks."""
         self._check_learns_tasks()
         config = to_container(self.taught.config)
         facts = {
@@ -404,7 +368,7 @@ class Learner:
     def _filled(self, x: Tensor) -> Tensor:
         """Inputs [1, n, …] to try the network with."""
         inputs = noted_inputs(self.taught.config)
-        return x if inputs is None else filled(inputs, x[0]).unsqueeze(0)
+        return x if inputs is None else surroundings.filled(inputs, x[0]).unsqueeze(0)
 
     def _check_learns_tasks(self) -> None:
         if self.taught.algorithm.evaluated_on != "tasks":
@@ -442,22 +406,15 @@ class Learner:
             yield
 
     def read(self, inputs: Any) -> Any:
-        """Pictures as a list, or numbers as a tensor [n, …].
-
-        Raises:
-            ValueError: they are neither.
-        """
+        """Pictures as a list, or numbers as a tensor [n, …]. Raises ValueError if they are neither."""
         if self.form:
             return listed(inputs, "images")
         several = noted_inputs(self.taught.config)
         return _parts(inputs, several) if several and len(several) > 1 else _numbers(inputs, "x")[0]
 
     def shown(self, examples: Any) -> Tensor:
-        """What `read` has returned, as the network takes it: [1, n, …].
-
-        Raises:
-            ValueError: a picture cannot be read or is too large, or something is no picture.
-        """
+        """What `read` has returned, as the network takes it: [1, n, …]. Raises ValueError if a picture cannot be read,
+        or something is no picture."""
         return self.on_device((prepared(examples, self.form) if self.form else examples).unsqueeze(0))
 
     def on_device(self, x: Tensor) -> Tensor:
@@ -474,11 +431,8 @@ def learner_of(
     name: str, params: Params, taught: Taught, *, form: PictureForm | None, shape: tuple[int, ...] | None,
     validation: dict[str, Any],
 ) -> Learner:  # fmt: skip
-    """A learner of tasks like those of a source. Inputs have this `shape`; None if it is not known.
-
-    Raises:
-        ConfigError: the network does not take the inputs.
-    """
+    """A learner of tasks like those of a source. Inputs have this `shape`; None if it is not known. Raises ConfigError
+    if the network does not take the inputs."""
     config, source, model, algorithm, _ = taught
     shots, trained = config.dataset.get("shots"), source.classes("test")
     learner = Learner(
@@ -510,20 +464,19 @@ def _labels(labels: Any) -> list[Label]:
     # Elements of an array or tensor must compare and hash as numbers do.
     values = listed(labels.tolist() if hasattr(labels, "tolist") else labels, "labels")
     values = [value.item() if isinstance(value, Tensor) and value.ndim == 0 else value for value in values]
+    kinds: dict[Label, type] = {}
     for number, value in enumerate(values):
         try:
-            hash(value)
+            kind = kinds.setdefault(value, type(value))  # 1, 1.0 and True are one key of a dictionary
         except TypeError as error:
             raise ValueError(
                 f"labels[{number}]={value!r}: a {type(value).__name__} cannot be a label; give texts or numbers"
             ) from error
         if value != value:
             raise ValueError(f"labels[{number}]={value!r}: is missing; leave that example out")
-    kinds: dict[Label, type] = {}
-    for number, value in enumerate(values):  # 1, 1.0 and True are one key of a dictionary
-        if kinds.setdefault(value, type(value)) is not type(value):
+        if kind is not type(value):
             raise ValueError(
-                f"labels[{number}]={value!r}: equals a label of type {kinds[value].__name__}; give labels of one type"
+                f"labels[{number}]={value!r}: equals a label of type {kind.__name__}; give labels of one type"
             )
     return values
 
@@ -539,19 +492,20 @@ def _numbers(values: Any, name: str) -> Tensor:
     return torch.from_numpy(array.reshape(1, len(array), *(array.shape[1:] or (1,))))
 
 
-def _parts(values: Any, inputs: Inputs) -> Tensor:
+def _parts(values: Any, inputs: surroundings.Inputs) -> Tensor:
     """Several arrays [n, …], which must be the inputs of the training, as one tensor [n, f]."""
     arrays = values if isinstance(values, Mapping) else dict(enumerate(values)) if isinstance(values, tuple) else {}
     try:
         named = {str(name): torch.as_tensor(np.asarray(value)).unsqueeze(0) for name, value in arrays.items()}
         if any(not value.isfinite().all() for value in named.values()):
             raise ValueError("has numbers that are not finite")
-        shapes = {part.name: part.shape for part in inputs_of(named)}
-        if shapes != {part.name: part.shape for part in inputs}:
-            raise ValueError(f"has {words_for(inputs_of(named))}")
-        return packed({part.name: named[part.name] for part in inputs})[0]
+        parts = surroundings.inputs_of(named)
+        if {part.name: part.shape for part in parts} != {part.name: part.shape for part in inputs}:
+            raise ValueError(f"has {surroundings.described(parts)}")
+        return surroundings.packed({part.name: named[part.name] for part in inputs})[0]
     except (TypeError, ValueError) as error:
-        raise ValueError(f"x: {error}; give {words_for(inputs)}, as the tasks of the training have them") from error
+        expected = surroundings.described(inputs)
+        raise ValueError(f"x: {error}; give {expected}, as the tasks of the training have them") from error
 
 
 def _tried(compute: Callable[[], Result], x: Tensor) -> Result:
@@ -563,19 +517,13 @@ def _tried(compute: Callable[[], Result], x: Tensor) -> Result:
 
 @with_gradients()
 def load_task(
-    path: str | os.PathLike[str], *, network: objects.Network | None = None,
+    path: StrPath, *, network: objects.Network | None = None,
     algorithm: Algorithm | Callable[..., Algorithm] | None = None,
     loss: Loss | Callable[[Tensor, Tensor], Tensor] | None = None, plugins: Sequence[str] = (), device: str = "cpu",
 ) -> Classification | Regression:  # fmt: skip
-    """A task that its `save` has saved, of any origin: nothing in the folder is run. The learner adapts to it again.
-
-    Args:
-        path: the folder.
-        network, algorithm, loss, plugins, device: as for `metalearn.load`.
-
-    Raises:
-        ValueError: there is no such folder, it is damaged or refused, or something that the learner needs is missing.
-    """
+    """A task that its `save` has saved in the folder `path`, of any origin: nothing in it is run. The learner adapts to
+    it again; the other arguments are those of `metalearn.load`. Raises ValueError if there is no such folder, it is
+    damaged or refused, or something that the learner needs is missing."""
     folder = Path(path)
     try:
         saved = form.load(folder, TASK)
@@ -589,7 +537,7 @@ def load_task(
 
 @with_gradients()
 def load(
-    path: str | os.PathLike[str], *, network: objects.Network | None = None,
+    path: StrPath, *, network: objects.Network | None = None,
     algorithm: Algorithm | Callable[..., Algorithm] | None = None,
     loss: Loss | Callable[[Tensor, Tensor], Tensor] | None = None, plugins: Sequence[str] = (),
     transductive: bool | None = None, device: str = "cpu", key: str = "path",
@@ -640,29 +588,23 @@ def load(
 
 
 def from_pretrained(
-    name_or_folder: str | os.PathLike[str], *, revision: str | None = None, timeout: float = hub.SECONDS, **options: Any
+    name_or_folder: StrPath, *, revision: str | None = None, timeout: float = hub.SECONDS, **options: Any
 ) -> Learner:
     """A learner in a folder, or in a repository of Hugging Face's hub, of any origin: only files of the kinds that
-    `export` writes are fetched, and checked as `load` does; no code of it runs. They stay in the hub's cache.
+    `export` writes are fetched, and checked as `load` does; no code of it runs. They stay in the hub's cache. Raises
+    ValueError if it cannot be fetched in time, or is refused.
 
     Args:
         name_or_folder: a folder that is there, or else a repository, such as `you/protonet`.
         revision: a branch, tag or commit of the repository.
         timeout: seconds for all of it.
         options: as for `load`.
-
-    Raises:
-        ValueError: it cannot be fetched in time, or is refused.
     """
     return load(hub.fetch(name_or_folder, revision=revision, timeout=timeout), key="name_or_folder", **options)
 
 
 def checked_folder(key: str, path: Path) -> Path:
-    """The folder that holds the parameters.
-
-    Raises:
-        ConfigError: `path` is no folder, or holds nothing to load.
-    """
+    """The folder that holds the parameters. Raises ConfigError if `path` is no folder, or holds nothing to load."""
     if not is_folder(path):
         raise ConfigError(
             f"{key}={path}: there is no such folder; type the folder of a run, such as outputs/maml_glyphs/seed0"
@@ -742,7 +684,7 @@ def _learner(
             "algorithm=protonet, for example"
         )
     # Only the shapes are needed, and a network of ours can give them without memory for its parameters.
-    with torch.device("meta") if model.stages else contextlib.nullcontext():
+    with torch.device("meta") if model.stages else nullcontext():
         drawn = algorithm.init(torch.Generator("cpu").manual_seed(0))
     shapes = {name: drawn[name].to(type_of(config.precision)) for name in sorted(drawn)}
     params = {name: value.to(device) for name, value in fit(saved.params, shapes).items()}
@@ -760,7 +702,7 @@ def _learner(
         )
     shape: tuple[int, ...] | None = None if form is None else (form.channels, form.size, form.size)
     if OWN in config.dataset:
-        shape = shape_of(objects.inputs_in(config.dataset))
+        shape = surroundings.shape_of(objects.inputs_in(config.dataset))
     taught = Taught(config, source, model, algorithm, from_meta(saved.meta))
     validation = saved.meta.get("validation") or {}
     learner = learner_of(name, params, taught, form=form, shape=shape, validation=validation)
@@ -773,14 +715,3 @@ def _learner(
                 "same network, with the same buffers"
             )
     return learner
-
-
-class _AdaptedNetwork(nn.Module):
-    """From pictures [n, channels, size, size] to the probabilities [n, classes]; both float32."""
-
-    def __init__(self, task: Classification) -> None:
-        super().__init__()
-        self._task = task
-
-    def forward(self, pictures: Tensor) -> tuple[Tensor]:
-        return (self._task._probabilities(self._task._learner.on_device(pictures[None])).float(),)

@@ -18,14 +18,13 @@ from metalearn.models.module import from_note, to_note
 from metalearn.nn.surroundings import Inputs, of_reals
 from metalearn.nn.surroundings import shape_of as inputs_shape
 from metalearn.runs.checkpoint import is_path
+from metalearn.tasks.common.episodes import SPLITS
 from metalearn.training.chunks import episodes_of, inputs_of_source
 from metalearn.types import Algorithm, Episode, Loss, Model, TaskSource, Unit
 
 Learns = str | Named | Algorithm | Callable[..., Algorithm]
 Network = str | Named | Model | nn.Module | Callable[[], nn.Module]
 Tasks = str | Named | TaskSource
-
-SPLITS = ("train", "val", "test")
 
 
 def name_of(part: object) -> str:
@@ -56,11 +55,7 @@ def note_of_inputs(source: TaskSource) -> dict[str, Any]:
 
 
 def inputs_in(note: Mapping[str, Any]) -> Inputs:
-    """The inputs in the note of a source or network.
-
-    Raises:
-        ValueError: they are none.
-    """
+    """The inputs in the note of a source or network. Raises ValueError if they are none."""
     return from_note(note["inputs"] if "inputs" in note else [["", note["shape"], "real"]])
 
 
@@ -81,11 +76,8 @@ def note_of_network(network: Any, source: TaskSource, options: Mapping[str, Any]
 
 
 def model_from(network: Any, note: Mapping[str, Any]) -> Model:
-    """The model of an object, which `note_of_network` describes.
-
-    Raises:
-        ValueError: it is no network, or cannot take the inputs.
-    """
+    """The model of an object, which `note_of_network` describes. Raises ValueError if it is no network, or cannot take
+    the inputs."""
     if isinstance(network, Model):
         return network
     name = name_of(network)
@@ -116,11 +108,7 @@ def _copied(network: nn.Module, name: str) -> nn.Module:
 
 
 def algorithm_from(algorithm: Any, model: Model) -> Algorithm:
-    """The algorithm of an object, for a model.
-
-    Raises:
-        ConfigError: it is none.
-    """
+    """The algorithm of an object, for a model. Raises ConfigError if it is none."""
     made = algorithm if isinstance(algorithm, Algorithm) else algorithm(model=model)
     if not isinstance(made, Algorithm):
         raise ConfigError(f"algorithm: gives a {type(made).__name__}, and must give a metalearn.types.Algorithm")
@@ -128,11 +116,8 @@ def algorithm_from(algorithm: Any, model: Model) -> Algorithm:
 
 
 def object_again(group: str, note: Mapping[str, Any], again: Any, argument: str) -> Any:
-    """The object for a part that was saved as one, which only the caller can give.
-
-    Raises:
-        ConfigError: there is none, or a name.
-    """
+    """The object for a part that was saved as one, which only the caller can give. Raises ConfigError if there is
+    none, or a name."""
     if again is None:
         raise ConfigError(
             f"its {group} is an object of the program that has saved it ({str(note[OWN])[:40]}), and no code is saved; "

@@ -14,22 +14,14 @@ from torch import Tensor
 
 from metalearn.errors import DataError
 from metalearn.saved.form import digest_of
-from metalearn.tasks.common.pictures import (
-    PictureForm,
-    Pixels,
-    decoded,
-    first_few,
-    formed,
-    one_form,
-    picture_folders,
-    reason,
-)
+from metalearn.tasks.common.pictures import PictureForm, decoded, first_few, formed, one_form, picture_folders, reason
 from metalearn.types import TaskSource
 
+# Datasets of ink on paper: the whole drawing is shown, and ink is 1. The others show photographs.
 DRAWINGS = ("omniglot", "glyphs", "kanji", "scripts")
-"""Datasets of ink on paper: the whole drawing is shown, and ink is 1. The others show photographs."""
-
 LARGEST_SIZE = 1024  # the most pixels of a side of a network's picture
+TABLE = ("file", "label", "probability")  # the first columns of predictions.csv; the others are named by classes
+PARTS = ("train", "val", "valid", "validation", "test")  # folders of downloads: each has the same class folders
 
 Picture = Image.Image | str | os.PathLike[str] | bytes | IO[bytes] | NDArray[Any] | Tensor
 """A picture: one of Pillow's; the path of a file, its bytes, or an open file; an array [h, w], [h, w, c] or [c, h, w]
@@ -47,25 +39,16 @@ def form_of(source: TaskSource, dataset: Mapping[str, Any]) -> PictureForm | Non
     return PictureForm(dataset["image_size"], dataset.get("channels", 1), whole=drawings, inverted=drawings)
 
 
-def prepared(images: Sequence[Picture], form: PictureForm, what: str = "images") -> Tensor:
-    """The pictures as the network takes them: float32 [n, channels, size, size] in [0, 1].
-
-    Args:
-        what: the argument that messages name.
-
-    Raises:
-        ValueError: a picture cannot be read, or something is no picture. The message names it.
-    """
-    x = torch.stack(all_seen(images, form, what)).to(torch.float32).div_(255)
+def prepared(images: Sequence[Picture], form: PictureForm) -> Tensor:
+    """The pictures as the network takes them: float32 [n, channels, size, size] in [0, 1]. Raises ValueError, which
+    names the picture, if one cannot be read, or something is no picture."""
+    x = torch.stack(all_seen(images, form, "images")).to(torch.float32).div_(255)
     return x.unsqueeze(1) if form.channels == 1 else x.permute(0, 3, 1, 2).contiguous()
 
 
 def all_seen(images: Sequence[Picture], form: PictureForm, what: str) -> list[Tensor]:
-    """The pictures in their form: uint8 [size, size] or [size, size, 3].
-
-    Raises:
-        ValueError: one cannot be read. The message names it by its place in `what`, and by its path.
-    """
+    """The pictures in their form: uint8 [size, size] or [size, size, 3]. Raises ValueError if one cannot be read; the
+    message names it by its place in `what`, and by its path."""
     pictures: list[Tensor] = []
     for number, (image, picture) in enumerate(zip(images, seen(images, form), strict=True)):
         if isinstance(picture, str):
@@ -88,7 +71,7 @@ def seen(images: Sequence[Picture], form: PictureForm) -> list[Tensor | str]:
     in_files = decoded([file for file in files if file is not None], form)
     pictures: list[Tensor | str] = []
     for image, file in zip(images, files, strict=True):
-        picture: Pixels | str
+        picture: NDArray[np.uint8] | str
         if file is not None:
             picture = next(in_files)
         else:
@@ -101,11 +84,7 @@ def seen(images: Sequence[Picture], form: PictureForm) -> list[Tensor | str]:
 
 
 def listed(images: object, what: str) -> list[Any]:
-    """The pictures, or the labels, as a list.
-
-    Raises:
-        ValueError: it is one picture or one text, or nothing that has members.
-    """
+    """The pictures, or the labels, as a list. Raises ValueError for one picture or text, or what has no members."""
     shape = tuple(getattr(images, "shape", ()))
     colours = len(shape) == 3 and shape[2] in (3, 4)
     if isinstance(images, str | os.PathLike | Image.Image) or getattr(images, "ndim", None) in (0, 2) or colours:
@@ -140,11 +119,6 @@ def _from_array(image: object) -> Image.Image:
     return Image.fromarray(np.ascontiguousarray(image[:, :, 0] if image.ndim == 3 and image.shape[2] == 1 else image))
 
 
-TABLE = ("file", "label", "probability")  # the first columns of predictions.csv; the others are named by classes
-PARTS = ("train", "val", "valid", "validation", "test")
-"""Folders of the usual layout of downloads: each has the same class folders."""
-
-
 class Found(NamedTuple):
     """Pictures by their paths from `root`, with the class that each one's folder names. If these are not known,
     `classes` is None, and `why` is the reason."""
@@ -161,12 +135,8 @@ class Found(NamedTuple):
 
 def support_in(root: Path, key: str = "--support ", least: int = 2, *, strict: bool = False) -> Found:
     """The pictures of every class folder below `root`, of which there must be `least`. Messages put `key` before the
-    folder.
-
-    Raises:
-        DataError: there are no pictures, pictures outside class folders, other files, one class, folders train and
-            val of the same classes, or a class that has the name of a column of predictions.csv.
-    """
+    folder. Raises DataError if there are no pictures, pictures outside class folders, other files, one class, folders
+    train and val of the same classes, or a class that has the name of a column of predictions.csv."""
     folders = picture_folders(root, key, strict=strict)
     if loose := folders.get("."):
         raise DataError(
@@ -192,11 +162,8 @@ def support_in(root: Path, key: str = "--support ", least: int = 2, *, strict: b
 
 
 def queries_in(root: Path, classes: list[str], key: str = "--query ") -> Found:
-    """All pictures below `root`, at any depth. Their classes are known if each one's folder has the name of one.
-
-    Raises:
-        DataError: there are no pictures.
-    """
+    """All pictures below `root`, at any depth. Their classes are known if each one's folder has the name of one. Raises
+    DataError if there are no pictures."""
     folders = picture_folders(root, key)
     files = [file for pictures in folders.values() for file in pictures]
     by_form = {one_form(name): name for name in classes}

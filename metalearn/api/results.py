@@ -5,9 +5,10 @@ import csv
 import math
 import os
 import warnings
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -18,37 +19,19 @@ if TYPE_CHECKING:  # a classifier needs `wilson` alone
     from metalearn.api.learner import Label, Prediction
 
 _NORMAL = 1.959964  # the standard normal distribution has 95% of its mass within this distance of 0
-MOST_ROWS, MOST_SUPPORT, MOST_QUERIES = 30, 3, 10
-"""The most labels on a page, and the most support pictures and queries of each label."""
-
+MOST_ROWS, MOST_SUPPORT, MOST_QUERIES = 30, 3, 10  # of a page: labels, and support pictures and queries of each
 _LONGEST = 24  # the most characters of a name that are drawn
 _MARGIN, _ROW = 2.4, 1.35  # the left margin of a page, for names, and the distance between rows, in inches
 _THUMBNAIL = 96  # pixels of the longer side of a picture on a page
-_COLOURS = {None: "0.3", True: "#1a7f37", False: "#cf222e"}
-"""The colour of a query's label: not known whether it is right, right, wrong."""
+_COLOURS = {None: "0.3", True: "#1a7f37", False: "#cf222e"}  # of a query: not known whether it is right, right, wrong
 
 
-class Accuracy(NamedTuple):
-    """`correct` of `pictures`, and the 95% interval of the fraction."""
-
-    correct: int
-    pictures: int
-    low: float
-    high: float
-
-    @property
-    def value(self) -> float:
-        return self.correct / self.pictures
-
-    def __str__(self) -> str:
-        return f"{self.value:.2%} (95% interval {self.low:.2%} to {self.high:.2%}, {self.pictures} pictures)"
-
-
-def accuracy(predictions: "Sequence[Prediction]", truth: "Sequence[Label]") -> Accuracy:
-    """The fraction of right predictions. Its interval counts the pictures as independent draws and the support set as
-    fixed: another support set has another accuracy."""
-    correct = sum(prediction.label == label for prediction, label in zip(predictions, truth, strict=True))
-    return Accuracy(correct, len(truth), *wilson(correct, len(truth)))
+def accuracy(predictions: "Sequence[Prediction]", truth: "Sequence[Label]") -> dict[str, Any]:
+    """The fraction of right predictions, as accuracy.json has it. Its interval counts the pictures as independent draws
+    and the support set as fixed: another support set has another accuracy."""
+    correct, count = sum(one.label == label for one, label in zip(predictions, truth, strict=True)), len(truth)
+    interval = [*wilson(correct, count)]
+    return {"accuracy": correct / count, "interval95": interval, "correct": correct, "pictures": count}
 
 
 def wilson(correct: int, count: int) -> tuple[float, float]:
@@ -63,37 +46,31 @@ def confusion(
     predictions: "Sequence[Prediction]", truth: "Sequence[Label]", labels: "Sequence[Label]"
 ) -> list[list[int]]:
     """The number of pictures by true label (rows) and predicted label (columns)."""
-    place = {label: number for number, label in enumerate(labels)}
-    table = [[0] * len(labels) for _ in labels]
-    for prediction, label in zip(predictions, truth, strict=True):
-        table[place[label]][place[prediction.label]] += 1
-    return table
+    counts = Counter((label, prediction.label) for prediction, label in zip(predictions, truth, strict=True))
+    return [[counts[label, answer] for answer in labels] for label in labels]
 
 
 def write_predictions(
     path: Path, files: Sequence[str], predictions: "Sequence[Prediction]", labels: Sequence[str]
 ) -> None:
     """Writes a line for each picture: file, label, its probability, and the probability of each label."""
-    rows = []
-    for name, (label, by_label) in zip(files, predictions, strict=True):
-        rows.append([name, label, *(f"{by_label[column]:.6f}" for column in (label, *labels))])
-    _write_csv(path, [*TABLE, *labels], rows)
+    each = zip(files, predictions, strict=True)
+    rows = [[name, label, *(f"{by_label[one]:.6f}" for one in (label, *labels))] for name, (label, by_label) in each]
+    write_csv(path, [*TABLE, *labels], rows)
 
 
-def write_confusion(path: Path, table: Sequence[Sequence[int]], labels: Sequence[str]) -> None:
-    """Writes a line for each true label, with a column for each predicted one."""
-    _write_csv(path, ["true label", *labels], [[label, *row] for label, row in zip(labels, table, strict=True)])
-
-
-def _write_csv(path: Path, head: Sequence[object], rows: Sequence[Sequence[object]]) -> None:
+def write_csv(path: Path, head: Sequence[object], rows: Sequence[Sequence[object]]) -> None:
+    """Writes a table."""
     with path.open("w", newline="", encoding="utf-8", errors="surrogateescape") as file:  # names may be no UTF-8
         csv.writer(file).writerows([head, *rows])
 
 
 def confusion_matrix(path: Path, table: Sequence[Sequence[int]], labels: Sequence[str]) -> Path:
     """Draws the numbers of pictures by true (rows) and predicted label (columns)."""
+    from matplotlib.figure import Figure  # takes half a second, and no display, as pyplot may
+
     size = min(4 + 0.35 * len(labels), 24)
-    figure = _figure(size + 1, size, layout="constrained")
+    figure = Figure(figsize=(size + 1, size), layout="constrained")
     axes, counts = figure.subplots(), np.asarray(table)
     shares = counts / np.maximum(counts.sum(axis=1, keepdims=True), 1)
     axes.imshow(shares, cmap="Blues", vmin=0, vmax=1)
@@ -114,6 +91,8 @@ def page(path: Path, support: Found, queries: Found, predictions: "Sequence[Pred
 
     A query's frame is green if its label is right, red if it is wrong, grey if that is not known.
     """
+    from matplotlib.figure import Figure
+
     assert support.classes is not None
     labels = list(dict.fromkeys(support.classes))
     rows = [
@@ -128,7 +107,7 @@ def page(path: Path, support: Found, queries: Found, predictions: "Sequence[Pred
     most = min(MOST_QUERIES, max(len(numbers) for _, _, numbers in rows))
     # The unit of the axes is an inch; y goes down.
     width, height = _MARGIN + shots + 1 + max(most, 5), _ROW * len(rows) + 0.5
-    figure = _figure(width, height)
+    figure = Figure(figsize=(width, height))
     axes = figure.add_axes((0, 0, 1, 1))
     axes.set(xlim=(-_MARGIN, width - _MARGIN), ylim=(height - 0.5, -0.5), autoscale_on=False)
     axes.axis("off")
@@ -171,12 +150,6 @@ def _short(name: str) -> str:
     """A name that can be drawn: one line, its end if it is long."""
     clean = "".join(sign if sign.isprintable() else "?" for sign in os.fsencode(name).decode(errors="replace"))
     return clean if len(clean) <= _LONGEST else "…" + clean[-_LONGEST + 1 :]
-
-
-def _figure(width: float, height: float, **options: Any) -> Any:
-    from matplotlib.figure import Figure  # takes half a second, and no display, as pyplot may
-
-    return Figure(figsize=(width, height), **options)
 
 
 def _save(figure: Any, path: Path) -> Path:

@@ -95,28 +95,29 @@ def train(
                 "transductive": transductive, "dropout": dropout, "running_statistics": running_statistics,
                 "vectorize": vectorize,
             }  # fmt: skip
-            parts, job = _assemble(arguments, keys, options)
+            parts = _assemble(arguments, keys, options)
         except OmegaConfBaseException as error:
             reason = str(error).splitlines()[0]
             raise ConfigError(f"{reason}; give that key a value by metalearn.named(NAME, KEY=VALUE)") from error
         check_compatible(parts.algorithm, parts.model, parts.start, parts.source, parts.first_tasks())
-        check_unseen(seen_by(parts, None), parts.source, "val", seen_classes)
+        config, seen = parts.job.config, seen_by(parts, None)
+        check_unseen(seen, parts.source, "val", seen_classes)
         log_network(parts.model)
-        best, validation = _trained(parts, job, progress)
-        check_finite(job.config, "val", validation, parts.settings.steps)
+        best, validation = _trained(parts, progress)
+        check_finite(config, "val", validation, parts.settings.steps)
         # The sizes of a source of the user's own say nothing of how a photograph shall be shown.
         named = isinstance(tasks, str | Named)
         return learner_of(
             as_named(algorithm).name if isinstance(algorithm, str | Named) else objects.name_of(algorithm),
             {name: value.to(parts.device) for name, value in best.params.items()},
-            Taught(job.config, parts.source, parts.model, parts.algorithm, seen_by(parts, None)),
-            form=form_of(parts.source, job.config.dataset if named else {}),
+            Taught(config, parts.source, parts.model, parts.algorithm, seen),
+            form=form_of(parts.source, config.dataset if named else {}),
             shape=objects.shape_of(parts.source, parts.algorithm.computes),
             validation=validation,
         )
 
 
-def _trained(parts: Parts, job: Job, progress: bool) -> tuple[Snapshot, dict[str, Any]]:
+def _trained(parts: Parts, progress: bool) -> tuple[Snapshot, dict[str, Any]]:
     """The checkpoint of the best validation, and its figures."""
     settings = parts.settings
     window = Window(
@@ -153,12 +154,11 @@ class _BestInMemory(Checkpointer):
 # From the arguments to the parts
 
 
-def _assemble(arguments: dict[str, Any], keys: dict[str, Any], options: Mapping[str, Any]) -> tuple[Parts, Job]:
+def _assemble(arguments: dict[str, Any], keys: dict[str, Any], options: Mapping[str, Any]) -> Parts:
     check_tasks(arguments["dataset"])
     for argument, (kind, words) in _KINDS.items():
         part = arguments[argument]
-        fits = isinstance(part, str | Named) or (kind is not None and (callable(part) or isinstance(part, kind)))
-        if not fits:
+        if not (isinstance(part, str | Named) or (kind is not None and (callable(part) or isinstance(part, kind)))):
             raise ConfigError(f"{argument}={part!r}: must be a name of conf/, or {words}")
     described: dict[str, Named | dict[str, Any]] = {
         group: as_named(part) if isinstance(part, str | Named) else {} for group, part in arguments.items()
@@ -203,7 +203,7 @@ def _assemble(arguments: dict[str, Any], keys: dict[str, Any], options: Mapping[
         log.info("%s", "; ".join([words, *with_outputs(source, config, None)]))
         model, algorithm = learner()
     job = Job(config, Path(), "library", None, installed(), [], workers=1)
-    return put_together(job, source, model, algorithm), job
+    return put_together(job, source, model, algorithm)
 
 
 _KINDS: dict[str, tuple[type | None, str]] = {

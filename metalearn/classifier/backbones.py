@@ -7,7 +7,7 @@ import importlib
 import io
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -23,12 +23,10 @@ from metalearn.tasks.common.pictures import PictureForm
 
 DEFAULT = "efficientnet_lite0"  # the backbone that pip brings with its weights
 OF_CODE = "module "  # begins the names of backbones that code has made
+IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+_BY_NAME = "pretrained"  # stands for the weights that timm brings for a name
 
 log = logging.getLogger("metalearn")
-
-IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
-
-_BY_NAME = "pretrained"  # stands for the weights that timm brings for a name
 
 
 @dataclass(frozen=True, eq=False)
@@ -46,10 +44,14 @@ class Backbone:
     licence: str | None  # of the weights; None if it is not known
     network: nn.Module  # from pictures float32 [n, 3, size, size] in [0, 1] to features float32 [n, width]
 
-    def features(self, pictures: Tensor) -> Tensor:
-        """The features [n, width] of pictures uint8 [n, size, size, 3]."""
-        features: Tensor = self.network(pictures.permute(0, 3, 1, 2).float() / 255)
-        return features
+    def features(self, pictures: Sequence[Tensor]) -> Tensor:
+        """The features of pictures, uint8 [size, size, 3] each: float32 [n, width]."""
+        if not pictures:
+            return torch.empty(0, self.width)
+        # One by one, so that no other picture changes the bits of an answer. On a CPU it is as fast as 4 or 16 at once.
+        with torch.inference_mode():
+            features = [self.network(picture[None].permute(0, 3, 1, 2).float() / 255) for picture in pictures]
+        return torch.cat(features).clone()
 
 
 def backbone_of(name: str | nn.Module | Backbone = DEFAULT, weights: str | None = None) -> Backbone:
@@ -69,8 +71,8 @@ def backbone_of(name: str | nn.Module | Backbone = DEFAULT, weights: str | None 
     library, _, rest = name.partition(":")
     if library == "timm":
         return _of_timm(rest, weights)
-    ours = next((option for option in (DEFAULT, *files.HEADS) if option == name.lower()), None)
-    if ours is None:
+    ours = name.lower()
+    if ours not in (DEFAULT, *files.HEADS):
         allowed = ", ".join([DEFAULT, *files.HEADS, "timm:NAME"])
         raise ConfigError(f"backbone={name}: is not known; allowed: {allowed}")
     return _efficientnet_lite0(weights) if ours == DEFAULT else _of_torchvision(ours, weights)
@@ -92,22 +94,19 @@ def of_module(
     name = f"{OF_CODE}{type(network).__name__}"
     note = f"its own weights; pictures of {size} × {size} less the mean {[*mean]}, by {[*std]}; its output"
     form = PictureForm(size, 3, whole, False, crop, resample)
-    return _backbone(name, "", used, form, (mean, std), note, None, rebuilt=False)
+    return _backbone(name, "", used, form, (mean, std), note, None, {})
 
 
 def _backbone(
     name: str, named: str, network: nn.Module, form: PictureForm, colours: Sequence[Sequence[float]], note: str,
-    licence: str | None, *, rebuilt: bool = True, packaged: bool = False,
+    licence: str | None, state: Mapping[str, Tensor], *, packaged: bool = False,
 ) -> Backbone:  # fmt: skip
-    """A backbone of a network from normalised pictures [n, 3, h, w] to features [n, width], or to maps of them.
-
-    `rebuilt`: whether its name and weights are enough to build it.
-    """
+    """A backbone of a network from normalised pictures [n, 3, h, w] to features [n, width], or to maps of them."""
     whole_number("size", form.size, at_least=1, at_most=LARGEST_SIZE)
     one_of("resample", form.resample, ("lanczos", "bicubic", "bilinear", "box", "hamming", "nearest"))
     if not 0 < form.crop <= 1 or len(colours) != 2 or any(len(values) != 3 for values in colours):
         raise ConfigError(f"backbone={name}: crop={form.crop} must be in (0, 1], mean and std must have 3 numbers")
-    whole, state = _Normalised(network, *colours).eval().requires_grad_(False), network.state_dict()
+    whole, weights = _Normalised(network, *colours).eval().requires_grad_(False), network.state_dict()
     try:
         with torch.inference_mode():
             features = whole(torch.zeros(1, 3, form.size, form.size))
@@ -121,21 +120,11 @@ def _backbone(
         raise ConfigError(f"backbone={name}: its features of a black picture are not finite; take other weights")
     note = f"{name}, {note}; licence: {licence or 'not known'}"
     digest = hashlib.sha256(repr((form, colours)).encode())
-    for key in sorted(state):
+    for key in sorted(weights):
         digest.update(key.encode())
-        digest.update(state[key].contiguous().cpu().view(-1).view(torch.uint8).numpy().tobytes())
-    kept, width = state if rebuilt else {}, features.shape[1]
-    return Backbone(name, named, kept, packaged, digest.hexdigest(), form, width, note, licence, whole)
-
-
-def features_of(backbone: Backbone, pictures: Sequence[Tensor]) -> Tensor:
-    """The features of pictures, uint8 [size, size, 3] each: float32 [n, width]."""
-    if not pictures:
-        return torch.empty(0, backbone.width)
-    # One by one, so that no other picture changes the bits of an answer. On a CPU it is as fast as 4 or 16 at once.
-    with torch.inference_mode():
-        features = torch.cat([backbone.features(picture[None]) for picture in pictures])
-    return features.clone()
+        digest.update(weights[key].contiguous().cpu().view(-1).view(torch.uint8).numpy().tobytes())
+    width = features.shape[1]
+    return Backbone(name, named, state, packaged, digest.hexdigest(), form, width, note, licence, whole)
 
 
 def features_from_cache(backbone: Backbone, pictures: Sequence[Tensor]) -> Tensor:
@@ -146,14 +135,14 @@ def features_from_cache(backbone: Backbone, pictures: Sequence[Tensor]) -> Tenso
 
     def content() -> cache.Parts:
         buffer = io.BytesIO()
-        np.save(buffer, features_of(backbone, pictures).numpy())
+        np.save(buffer, backbone.features(pictures).numpy())
         return [buffer.getvalue()]
 
     try:
         file, _, _ = cache.get(f"features-{digest.hexdigest()[:24]}.npy", content)
     except cache.CacheError as error:
         log.warning("%s", error)
-        return features_of(backbone, pictures)
+        return backbone.features(pictures)
     with file:
         return torch.from_numpy(np.load(file, allow_pickle=False))
 
@@ -174,8 +163,7 @@ def _efficientnet_lite0(weights: str | None) -> Backbone:
     files.load_whole(network, state, brought, DEFAULT)
     network.eval().requires_grad_(False)
     form, packaged, maps = PictureForm(lite0.SIZE, 3), weights is None, lite0.Lite0Maps(network)
-    backbone = _backbone(DEFAULT, "", maps, form, lite0.COLOURS, note, licence or None, packaged=packaged)
-    return replace(backbone, state=state)
+    return _backbone(DEFAULT, "", maps, form, lite0.COLOURS, note, licence or None, state, packaged=packaged)
 
 
 def _of_torchvision(name: str, weights: str | None) -> Backbone:
@@ -201,7 +189,7 @@ def _of_torchvision(name: str, weights: str | None) -> Backbone:
     size = asked.crop_size[0]
     form = PictureForm(size, 3, crop=size / asked.resize_size[0], resample=asked.interpolation.value)
     note, licence = note.removeprefix(f"{name}: "), files.header_of(source).get(files.LICENCE) or None
-    return _backbone(name, named, network, form, (asked.mean, asked.std), note, licence)
+    return _backbone(name, named, network, form, (asked.mean, asked.std), note, licence, network.state_dict())
 
 
 def _of_timm(name: str, weights: str | None) -> Backbone:
@@ -232,8 +220,8 @@ def _of_timm(name: str, weights: str | None) -> Backbone:
     form = PictureForm(high, 3, mode == "squash", False, data["crop_pct"], data["interpolation"])
     licence = asked.get("license") if named else files.header_of(weights or "").get(files.LICENCE)
     note = f"{'timm’s weights' if named else weights}; its features before the classifier"
-    colours = (data["mean"], data["std"])
-    return _backbone(f"timm:{name}", _BY_NAME if named else "", network, form, colours, note, licence or None)
+    colours, origin, state = (data["mean"], data["std"]), _BY_NAME if named else "", network.state_dict()
+    return _backbone(f"timm:{name}", origin, network, form, colours, note, licence or None, state)
 
 
 class _Normalised(nn.Module):

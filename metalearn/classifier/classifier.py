@@ -1,33 +1,33 @@
 """The classifier: `fit`, `predict`, `predict_proba` and `score` as scikit-learn's estimators have them."""
 
 import hashlib
-import inspect
 import logging
-import os
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from metalearn.api.pictures import all_seen, listed, seen, support_in
-from metalearn.classifier import validation
-from metalearn.classifier.backbones import DEFAULT, OF_CODE, Backbone, backbone_of, features_from_cache, features_of
+from metalearn.classifier import saved
+from metalearn.classifier.backbones import DEFAULT, OF_CODE, Backbone, backbone_of, features_from_cache
 from metalearn.classifier.heads import AUTO, HEADS, State, centred, class_means
-from metalearn.classifier.saved import MOST_CLASSES, MOST_SHOWN, Saved, Weights
+from metalearn.classifier.validation import FOLDS, report_of
 from metalearn.errors import ConfigError, DataError, one_of, real_number, whole_number
+from metalearn.models.common.pretrained import LICENCE, NAMED
 from metalearn.reporting.page import picture_of
 from metalearn.reporting.provenance import made_with
-from metalearn.saved import exporter, hub
-from metalearn.saved.card import FOLDER, ONNX, TORCH, Card, Reached, use
-from metalearn.saved.exporter import NetworkToExport
-from metalearn.saved.form import CARD
+from metalearn.saved import exporter, form, hub
+from metalearn.saved.exporter import FOLDER, ONNX, TORCH, Card, NetworkToExport, use
+from metalearn.storage.files import StrPath, whole_folder
 from metalearn.tasks.common.pictures import PictureForm, first_few, one_form
 
 log = logging.getLogger("metalearn")
@@ -43,16 +43,13 @@ class Collected(NamedTuple):
 
 def collect(root: Path, form: PictureForm, *, key: str, strict: bool, least: int = 2) -> Collected:
     """All pictures of the class folders below `root`. What cannot be read is passed over with a line, and so is each
-    copy of a picture.
+    copy of a picture. Raises DataError if there are too few classes, or a picture lies in two of them; or, if `strict`,
+    something would be passed over.
 
     Args:
         key: how messages name the folder, as `FOLDER=`.
         strict: refuse what would be passed over.
         least: how many classes there must be.
-
-    Raises:
-        DataError: there are fewer than two classes, or a picture lies in two of them; or, if `strict`, something would
-            be passed over.
     """
     support = support_in(root, key, least, strict=strict)
     assert support.classes is not None
@@ -78,11 +75,8 @@ def collect(root: Path, form: PictureForm, *, key: str, strict: bool, least: int
 
 
 def without_copies(pictures: Iterable[tuple[str, Any, Tensor]], where: str) -> tuple[Collected, list[str]]:
-    """The pictures without copies within a class, and the names of the copies.
-
-    Raises:
-        DataError: a picture is in two classes, so that no answer is right.
-    """
+    """The pictures without copies within a class, and the names of the copies. Raises DataError if a picture is in two
+    classes, so that no answer is right."""
     kept, copies, first = Collected([], [], []), [], dict[bytes, tuple[str, Any]]()
     for name, label, picture in pictures:
         digest = hashlib.sha256(picture.numpy().tobytes()).digest()
@@ -99,23 +93,16 @@ def without_copies(pictures: Iterable[tuple[str, Any, Tensor]], where: str) -> t
 
 
 OUTPUTS = ("probabilities", "similarity")
-
 SETTINGS = ("head", "folds", "seed", "threshold")  # arguments of the constructor that are saved as they are
 _SAME = 1 - 1e-7  # cosine similarity from which two pictures are the same one: other processors give other last bits
 
 
 class Answer(NamedTuple):
-    """What a picture shows.
+    """What a picture shows."""
 
-    Attributes:
-        label: the class; None if it is none of them.
-        probability: that of the most probable class.
-        probabilities: of all classes, in the order of `classes_`.
-    """
-
-    label: Any
-    probability: float
-    probabilities: NDArray[np.float64]
+    label: Any  # the class; None if it is none of them
+    probability: float  # that of the most probable class
+    probabilities: NDArray[np.float64]  # of all classes, in the order of `classes_`
 
 
 class PictureClassifier:
@@ -143,7 +130,7 @@ class PictureClassifier:
 
     def __init__(
         self, backbone: str | nn.Module | Backbone = DEFAULT, *, weights: str | None = None, head: str = AUTO,
-        folds: int = validation.FOLDS, seed: int = 0, threshold: float | str | None = AUTO,
+        folds: int = FOLDS, seed: int = 0, threshold: float | str | None = AUTO,
     ) -> None:  # fmt: skip
         self.backbone, self.weights, self.head, self.folds, self.seed = backbone, weights, head, folds, seed
         self.threshold = threshold
@@ -151,11 +138,8 @@ class PictureClassifier:
     # Learning
 
     def fit(self, X: Iterable[Any], y: Iterable[Any]) -> "PictureClassifier":  # noqa: N803 (scikit-learn's name)
-        """Learns from pictures and their labels. Copies of a picture within a class count once.
-
-        Raises:
-            ValueError: an argument of the constructor, fewer than two classes, a picture that cannot be read, or one
-                with two labels.
+        """Learns from pictures and their labels. Copies of a picture within a class count once. Raises ValueError for
+        an argument of the constructor, fewer than two classes, a picture that cannot be read, or one with two labels.
         """
         pictures, labels = listed(X, "X"), [_plain(label) for label in listed(y, "y")]
         if len(pictures) != len(labels):
@@ -185,9 +169,10 @@ class PictureClassifier:
         order = torch.argsort(y, stable=True)  # so that the folds are the same, in whatever order the classes came
         self.classes_ = np.array(classes)
         self._features, self._y, self._names = features[order], y[order], [names[i] for i in order.tolist()]
-        heads, named = list(HEADS) if self.head == AUTO else [self.head], [str(label) for label in classes]
-        over = validation.Validation(self._y, named, self._names, heads, self.folds, self.seed)
-        self.report_: dict[str, Any] = validation.report_of(self._features, over)
+        self.report_: dict[str, Any] = report_of(
+            self._features, self._y, classes=[str(label) for label in classes], names=self._names,
+            heads=list(HEADS) if self.head == AUTO else [self.head], folds=self.folds, seed=self.seed,
+        )  # fmt: skip
         self._learn(self.report_["head"])
         self._origin = made_with()
 
@@ -197,7 +182,7 @@ class PictureClassifier:
         pictures have says of none which it is."""
         counts = Counter(self._names)
         once = {name: place for place, name in enumerate(self._names) if counts[name] == 1}
-        z, wrong = centred(self._features, self._centre), self.report_.get("wrong", ())[:MOST_SHOWN]
+        z, wrong = centred(self._features, self._centre), self.report_.get("wrong", ())[: saved.MOST_SHOWN]
         for entry in wrong:
             if (place := once.get(entry["picture"])) is not None:
                 alike = z @ z[place]
@@ -210,7 +195,7 @@ class PictureClassifier:
         firsts = [int(torch.where(self._y == label, near, -torch.inf).argmax()) for label in range(len(self.classes_))]
         self.report_["typical"] = {str(self.classes_[self._y[place]]): self._names[place] for place in firsts}
         names = {name for entry in wrong for name in (entry["picture"], entry.get("nearest"))}
-        names |= {*list(self.report_["typical"].values())[:MOST_CLASSES]}
+        names |= {*list(self.report_["typical"].values())[: saved.MOST_CLASSES]}
         for name in names & pictures.keys():
             self._shown[name] = torch.tensor(picture_of(pictures[name].permute(2, 0, 1) / 255))
         self._shown = {name: value for name, value in self._shown.items() if name in names & once.keys()}
@@ -225,7 +210,6 @@ class PictureClassifier:
     @property
     def pictures(self) -> int:
         """How many pictures it has learned from."""
-        self._check_fitted()
         return len(self._y)
 
     # Asking
@@ -271,7 +255,6 @@ class PictureClassifier:
 
     def _learned_as(self, features: Tensor) -> list[int | None]:
         """The places of the same pictures among those that it has learned from; None for another one."""
-        self._check_fitted()
         learned, places = centred(self._features, self._centre), list[int | None]()
         for z in centred(features, self._centre):  # one by one: all at once would take memory of n × its pictures
             alike = learned @ z
@@ -292,18 +275,20 @@ class PictureClassifier:
         backbone = self.opened()
         seen = all_seen(listed(pictures, "X"), backbone.form, "X")
         # A service asks for one picture at a time: the cache would get a file for each, for ever.
-        return features_of(backbone, seen) if len(seen) == 1 else features_from_cache(backbone, seen)
+        return backbone.features(seen) if len(seen) == 1 else features_from_cache(backbone, seen)
 
     def _probabilities(self, features: Tensor) -> tuple[NDArray[np.float64], Tensor]:
         """The probabilities [n, classes], and the similarity of each picture to the nearest class mean."""
         self._check_fitted()
-        probabilities, near = [self._means.new_empty(0, len(self.classes_))], [self._means.new_empty(0)]
-        score, sharpness = HEADS[self.report_["head"]].score, self.report_["sharpness"]
-        for row in features.split(1):  # a product of several rows may round otherwise
-            z = centred(row, self._centre)
-            probabilities.append(torch.softmax(score(self._state, z) * sharpness, dim=1))
-            near.append((z @ self._means.T).amax(dim=1))
+        # One by one: a product of several rows may round otherwise.
+        probabilities, near = zip(*map(self._asked, features.split(1)), strict=True)
         return torch.cat(probabilities).numpy(), torch.cat(near)
+
+    def _asked(self, features: Tensor) -> tuple[Tensor, Tensor]:
+        """As `_probabilities`, computed at once."""
+        z = centred(features, self._centre)
+        scores = HEADS[self.report_["head"]].score(self._state, z)
+        return torch.softmax(scores * self.report_["sharpness"], dim=1), (z @ self._means.T).amax(dim=1)
 
     def _check_fitted(self) -> None:
         if not hasattr(self, "_state"):
@@ -348,11 +333,8 @@ class PictureClassifier:
         return by_name.get(one_form(label), label) if isinstance(label, str) else label
 
     def remove(self, classes: Sequence[Any]) -> "PictureClassifier":
-        """Forgets classes. A class that is a number may be named by its text.
-
-        Raises:
-            ValueError: a class that it does not have, or fewer than two are left.
-        """
+        """Forgets classes. A class that is a number may be named by its text. Raises ValueError for a class that it
+        does not have, or if fewer than two are left."""
         self._check_fitted()
         gone = [self._class_named(label) for label in classes]
         for label in gone:
@@ -366,41 +348,55 @@ class PictureClassifier:
 
     # In files
 
-    def save(self, path: str | os.PathLike[str], *, replace: bool = False, command: str = "") -> None:
-        """Writes a folder with what `load` needs, and `report.html`, a page of the cross-validation.
-        Weights that a package brings are not in it; `export` writes them too.
+    def save(self, path: StrPath, *, replace: bool = False, command: str = "") -> None:
+        """Writes a folder with what `load` needs, and `report.html`, a page of the cross-validation. Weights that a
+        package brings are not in it; `export` writes them too. Raises ValueError if it has not learned, there is
+        something else at `path`, or it cannot be written.
 
         Args:
             replace: `path` may hold a classifier, which is replaced.
             command: what has been typed to make it; the page shows it.
-
-        Raises:
-            ValueError: it has not learned, there is something else at `path`, or it cannot be written.
         """
         self._check_fitted()
-        backbone = self.opened()
-        weights = None if backbone.packaged or not backbone.state else Weights(backbone.state, backbone.licence)
-        self._saved().write(Path(path), replace=replace, weights=weights, command=command)
-        if replace and (Path(path) / CARD).exists():
-            log.warning("%s: %s tells of the classifier before; type metalearn export for a new one", path, CARD)
+        backbone, folder = self.opened(), Path(path)
+        old = replace and form.kind_of(folder) == saved.CLASSIFIER.name
+        with form.replacing("path", folder, saved.CLASSIFIER) if replace else whole_folder("path", folder) as temporary:
+            before = form.load_meta(folder, saved.CLASSIFIER)["commands"] if old else []
+            commands = [*before, *([command] if command else [])]
+            weights = {} if backbone.packaged else backbone.state
+            self._fill(temporary, weights, backbone.licence, commands, folder.resolve().name)
+        if replace and (folder / form.CARD).exists():
+            log.warning("%s: %s tells of the classifier before; type metalearn export for a new one", path, form.CARD)
 
-    def _saved(self) -> Saved:
-        backbone, settings = self.opened(), {name: getattr(self, name) for name in SETTINGS}
-        return Saved(
-            backbone.name, backbone.named, backbone.digest, settings, self.classes_.tolist(), self._names,
-            self.report_, self._origin, self._features, self._y, self._shown,
-        )  # fmt: skip
+    def _fill(
+        self, folder: Path, weights: Mapping[str, Tensor], licence: str | None, commands: Sequence[str] | None = None,
+        title: str = "",
+    ) -> None:  # fmt: skip
+        """Writes it into an empty folder, with these `weights` of its network, and their licence. `commands` are all
+        that have made it, and `title` is that of the page. Without commands, which name folders of this machine, it has
+        no page and no pictures."""
+        backbone, tensors = self.opened(), {"features": self._features, "labels": self._y}
+        if weights:
+            whole = {key: value.contiguous() for key, value in weights.items()}
+            save_file(whole, folder / saved.WEIGHTS, {NAMED: backbone.named, LICENCE: licence or ""})
+        classes, report = self.classes_.tolist(), self.report_
+        if commands is not None:
+            text = saved.classifier_page(title, report, classes, backbone.name, self._shown, commands, self.threshold)
+            (folder / saved.REPORT).write_text(text, encoding="ascii")
+            tensors |= {f"{saved.SHOWN}{self._names.index(name)}": value for name, value in self._shown.items()}
+        form.fill(folder, saved.CLASSIFIER, tensors, {
+            "backbone": backbone.name, "weights": backbone.named, "digest": backbone.digest,
+            "settings": {name: getattr(self, name) for name in SETTINGS}, "classes": classes, "names": self._names,
+            "report": report, "origin": self._origin, "commands": [*(commands or ())],
+        })  # fmt: skip
 
     def export(
-        self,
-        path: str | os.PathLike[str],
-        *,
-        format: str = "folder",  # noqa: A002 (the option's name)
-        licence: str | None = None,
-        name: str | None = None,
-        key: str = "path",
-    ) -> list[str]:
+        self, path: StrPath, *, format: str = "folder", licence: str | None = None,
+        name: str | None = None, key: str = "path",
+    ) -> list[str]:  # fmt: skip
         """Writes a new folder for other machines, with a model card; returns what there is to say about it, in lines.
+        Raises ValueError if it has not learned, a package is missing, the program differs from this one by more than
+        1e-4, or the folder cannot be written.
 
         Args:
             format: `folder`, which `load` reads without anything else; `onnx` or `torch-export`: a program of the
@@ -408,37 +404,30 @@ class PictureClassifier:
             licence: of the network's weights, if it is not known.
             name: what the card calls it; None: as the folder.
             key: how messages name the path.
-
-        Raises:
-            ValueError: it has not learned, a package is missing, the program differs from this one by more than 1e-4,
-                or the folder cannot be written.
         """
         self._check_fitted()
-        backbone, report, out = self.opened(), self.report_, Path(path)
+        backbone, out = self.opened(), Path(path)
         licence = licence or backbone.licence
-
-        def fill(folder: Path) -> None:
-            if not backbone.state:
-                raise ConfigError(
-                    f"format={FOLDER}: {backbone.name} cannot be rebuilt from its weights alone; type --format "
-                    f"{ONNX} or --format {TORCH}"
-                )
-            self._saved().fill(folder, Weights(backbone.state, licence), None)
+        if format == FOLDER and not backbone.state:
+            raise ConfigError(
+                f"format={FOLDER}: {backbone.name} cannot be rebuilt from its weights alone; type --format {ONNX} or "
+                f"--format {TORCH}"
+            )
 
         def program() -> NetworkToExport:
-            learned = (report["head"], report["sharpness"], self._state, self._centre, self._means)
-            shown = [torch.from_numpy(picture) for picture in exporter.noise(backbone.form)]
-            probabilities, near = self._probabilities(torch.cat([backbone.features(x[None]) for x in shown]))
-            return NetworkToExport(
-                ExportedNetwork(backbone, *learned).eval(), torch.stack(shown).permute(0, 3, 1, 2).float() / 255,
-                (torch.from_numpy(probabilities), near), backbone.name, OUTPUTS,
-            )  # fmt: skip
+            x = torch.from_numpy(np.stack(exporter.noise(backbone.form))).permute(0, 3, 1, 2).float() / 255
+
+            def answer(pictures: Tensor) -> tuple[Tensor, ...]:
+                return tuple(output.float() for output in self._asked(backbone.network(pictures)))
+
+            return NetworkToExport(answer, x, backbone.name, OUTPUTS)
 
         about = exporter.picture_input(
             backbone.form, self.classes_.tolist(), threshold=self._refused_below(),
             output="probabilities [n, classes]; similarity [n]",
         )  # fmt: skip
         card = self._card(name or out.name, licence)
+        fill = partial(self._fill, weights=backbone.state, licence=licence)
         lines = exporter.export(key, out, format, fill=fill, program=program, about=about, card=card)
         if licence is None:
             lines.append("licence: that of the network's weights is not known to this program; type --licence TEXT")
@@ -453,7 +442,7 @@ class PictureClassifier:
                 f"{report['accuracy']:.1%} of pictures not learned from (95% interval {low:.1%} to {high:.1%}, "
                 f"{report['pictures']} pictures by cross-validation, chance {1 / report['classes']:.1%})"
             )
-            reached = Reached("accuracy", report["accuracy"], "cross-validation over the pictures of the classes")
+            reached = ("accuracy", report["accuracy"], "cross-validation over the pictures of the classes")
         counts = torch.bincount(self._y, minlength=len(self.classes_)).tolist()
         by_class = (f"{label} ({count})" for label, count in zip(self.classes_, counts, strict=True))
         facts = {
@@ -477,18 +466,9 @@ class PictureClassifier:
     def push_to_hub(
         self, repo_id: str, *, private: bool = False, licence: str | None = None, timeout: float = hub.SECONDS
     ) -> str:
-        """Exports it to a repository of Hugging Face's hub (the extra `hub`), which is made if it is
-        not there; returns its address. Your token is that of `hf auth login`, or `HF_TOKEN`.
-
-        Args:
-            repo_id: such as `you/animals`.
-            private: of a new repository: only you see it.
-            licence: as for `export`.
-            timeout: seconds for all of it.
-
-        Raises:
-            ValueError: it has not learned; or the hub refuses it, or does not answer in time.
-        """
+        """Exports it to a repository of Hugging Face's hub (the extra `hub`); returns its address. The arguments are
+        those of `metalearn.push_to_hub`, and the `licence` of `export`. Raises ValueError if it has not learned, or the
+        hub refuses it or does not answer in time."""
         with tempfile.TemporaryDirectory() as parent:
             folder = Path(parent) / "classifier"
             for line in self.export(folder, licence=licence, name=repo_id):
@@ -497,63 +477,51 @@ class PictureClassifier:
 
     @classmethod
     def from_pretrained(
-        cls, name_or_folder: str | os.PathLike[str], *, revision: str | None = None, timeout: float = hub.SECONDS
+        cls, name_or_folder: StrPath, *, revision: str | None = None, timeout: float = hub.SECONDS
     ) -> "PictureClassifier":
-        """A classifier in a folder, or in a repository of Hugging Face's hub, of any origin: nothing in it is run. Only
-        files of the kinds that `save` writes are fetched, and checked as `load` does. They stay in the hub's cache.
-
-        Args:
-            name_or_folder: a folder that is there, or else a repository, such as `you/animals`.
-            revision: a branch, tag or commit of the repository.
-            timeout: seconds for all of it.
-
-        Raises:
-            ValueError: it cannot be fetched in time, or is refused.
-        """
+        """A classifier in a folder, or in a repository of Hugging Face's hub, of any origin: nothing in it is run. The
+        arguments are those of `metalearn.from_pretrained`. Raises ValueError if it cannot be fetched in time, or is
+        refused."""
         return cls.load(hub.fetch(name_or_folder, revision=revision, timeout=timeout), key="name_or_folder")
 
     def data_digest(self) -> str:
         """The SHA-256 of the features and labels that it has learned from, in whatever order."""
-        self._check_fitted()
         rows = zip(self._features, self._y.tolist(), strict=True)
         each = sorted(row.numpy().tobytes() + str(self.classes_[y]).encode(errors="surrogateescape") for row, y in rows)
         return hashlib.sha256(b"".join(each)).hexdigest()
 
     @classmethod
     def load(
-        cls, path: str | os.PathLike[str], *, weights: str | None = None, backbone: nn.Module | Backbone | None = None,
+        cls, path: StrPath, *, weights: str | None = None, backbone: nn.Module | Backbone | None = None,
         key: str = "path",
     ) -> "PictureClassifier":  # fmt: skip
-        """A classifier that `save` has written, of any origin: nothing in it is run.
+        """A classifier that `save` has written, of any origin: nothing in it is run. Raises ValueError if the folder is
+        damaged, or the weights are not those that it was made with.
 
         Args:
             path: its folder.
             weights: of a network by name, if the folder does not have them.
             backbone: the network, if it is one of code.
             key: how messages name the folder.
-
-        Raises:
-            ValueError: the folder is damaged, or the weights are not those that it was made with.
         """
-        saved, its_weights = Saved.read(Path(path), key)
-        if backbone is None and saved.backbone.startswith(OF_CODE):
-            raise ConfigError(
-                f"{key}={path}: was made with {saved.backbone}; give it in Python: load(…, backbone=network)"
-            )
+        content, its_weights = saved.read(Path(path), key)
+        name = content["backbone"]
+        if backbone is None and name.startswith(OF_CODE):
+            raise ConfigError(f"{key}={path}: was made with {name}; give it in Python: load(…, backbone=network)")
         if weights is None and backbone is None and its_weights is not None:
             weights = str(its_weights)
-        if saved.backbone != DEFAULT and weights is None and backbone is None:
+        if name != DEFAULT and weights is None and backbone is None:
             raise ConfigError(
-                f"{key}={path}: was made with {saved.backbone} and weights that are not in it; name them: "
-                f"weights={saved.weights}"
+                f"{key}={path}: was made with {name} and weights that are not in it; name them: "
+                f"weights={content['weights']}"
             )
-        made = cls(backbone or saved.backbone, weights=weights, **saved.settings)
-        if made.opened().digest != saved.digest or made.opened().width != saved.features.shape[1]:
-            raise ConfigError(f"{key}={path}: was made with other weights of {saved.backbone}; name those")
-        made.classes_, made.report_, made._origin = np.array(saved.classes), saved.report, saved.origin
-        made._features, made._y, made._names = saved.features, saved.labels, saved.names
-        made._shown = dict(saved.shown)
-        made._learn(saved.report["head"])
+        made = cls(backbone or name, weights=weights, **content["settings"])
+        if made.opened().digest != content["digest"] or made.opened().width != content["features"].shape[1]:
+            raise ConfigError(f"{key}={path}: was made with other weights of {name}; name those")
+        made.classes_, made.report_, made._origin = np.array(content["classes"]), content["report"], content["origin"]
+        made._features, made._y, made._names = content["features"], content["labels"], content["names"]
+        made._shown = content["shown"]
+        made._learn(content["report"]["head"])
         return made
 
     # As scikit-learn wants it
@@ -562,9 +530,7 @@ class PictureClassifier:
 
     def get_params(self, deep: bool = True) -> dict[str, Any]:
         """The arguments of the constructor."""
-        return {
-            name: getattr(self, name) for name in inspect.signature(type(self).__init__).parameters if name != "self"
-        }
+        return {name: getattr(self, name) for name in ("backbone", "weights", *SETTINGS)}
 
     def set_params(self, **params: Any) -> "PictureClassifier":
         """Sets arguments of the constructor."""
@@ -613,22 +579,3 @@ def _plain(label: Any) -> Any:
     if isinstance(value, float) and not value.is_integer():
         raise ValueError(f"y={value!r}: Unknown label type: continuous; give classes, as texts or whole numbers")
     return value
-
-
-class ExportedNetwork(nn.Module):
-    """The whole classifier: from pictures float32 [n, 3, size, size] in [0, 1] to the probabilities [n, classes] and
-    the similarity [n] to the nearest class mean, both float32."""
-
-    def __init__(self, backbone: Backbone, head: str, sharpness: float, state: State, centre: Tensor, means: Tensor):
-        super().__init__()
-        self.network, self.score, self.sharpness = backbone.network, HEADS[head].score, sharpness
-        # Clones: a view that is smaller than its storage is not saved as it is.
-        self.state = nn.ParameterDict({k: nn.Parameter(v.clone(), requires_grad=False) for k, v in state.items()})
-        self.register_buffer("centre", centre.clone())
-        self.register_buffer("means", means.clone())
-
-    def forward(self, pictures: Tensor) -> tuple[Tensor, Tensor]:
-        z = centred(self.network(pictures), self.get_buffer("centre"))
-        scores = self.score(dict(self.state.items()), z)
-        near = (z @ self.get_buffer("means").T).amax(dim=1)
-        return torch.softmax(scores * self.sharpness, dim=1).float(), near.float()

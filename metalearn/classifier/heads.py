@@ -44,7 +44,7 @@ def _ridge(strength: float) -> Callable[[Tensor, Tensor, int], State]:
         rows = torch.cat([z, z.new_ones(len(z), 1)], dim=1)
         kernel = rows @ rows.T + strength * torch.eye(len(z), dtype=z.dtype)
         w = rows.T @ torch.linalg.solve(kernel, F.one_hot(y, k).to(z.dtype))
-        return {"weights": w[:-1].T.contiguous(), "biases": w[-1].contiguous()}
+        return {"weights": w[:-1].T.contiguous(), "biases": w[-1].clone()}  # a view is not exported as it is
 
     return fit
 

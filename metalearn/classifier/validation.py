@@ -3,7 +3,7 @@
 import logging
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -20,84 +20,57 @@ LOST = 0.05  # the most of the pictures of known classes that an automatic thres
 SHARPEST = 1000.0  # the largest sharpness that is tried
 _SHARP = 10.0  # the sharpness of scores where no picture is left to measure it with
 _DRAWS = 5  # random choices of the pictures for each point of the learning curve
-_ONE_EACH = "every class has one picture; add pictures"
 
 log = logging.getLogger("metalearn")
 
 
-class CrossValidation(NamedTuple):
-    """Scores of each picture by heads that have not learned from it."""
+def report_of(
+    features: Tensor, y: Tensor, *, classes: Sequence[str], names: Sequence[str], heads: Sequence[str],
+    folds: int = FOLDS, seed: int = 0,
+) -> dict[str, Any]:  # fmt: skip
+    """Chooses the head by the features [n, width] of the pictures, and says what to expect of it, as plain values.
 
-    scores: Mapping[str, Tensor]  # by head, [n, k]; NaN for a picture that is the only one of its class
-    near: Tensor  # for each picture, the cosine similarity to the nearest class mean
-
-
-class Strangers(NamedTuple):
-    """Pictures of no class: below `threshold`, the similarity to the nearest class mean counts as none."""
-
-    threshold: float
-    caught: float  # the fraction of pictures of a class left out that are below it
-    wrong: float  # the fraction of pictures of the classes that are
-
-
-class Validation(NamedTuple):
-    """What is validated, and how."""
-
-    y: Tensor  # the classes of the pictures, [n] int64
-    classes: Sequence[str]  # their names
-    names: Sequence[str]  # of the pictures
-    heads: Sequence[str]  # those to compare
-    folds: int  # parts of the cross-validation
-    seed: int  # of the division into them
-
-
-def report_of(features: Tensor, over: Validation) -> dict[str, Any]:
-    """Chooses the head by the features [n, width] of the pictures, and says what to expect of it, as plain values."""
-    y, k = over.y, len(over.classes)
-    fold = folds_of(y, k, most=over.folds, seed=over.seed)
+    Args:
+        y: the classes of the pictures, int64 [n].
+        classes, names: the names of the classes, and of the pictures.
+        heads: those to compare; of equal ones the first is taken.
+        folds, seed: the parts of the cross-validation, and the seed of the division into them.
+    """
+    k = len(classes)
+    fold = folds_of(y, k, most=folds, seed=seed)
     asked = fold >= 0
     if not asked.any():
         log.warning("every class has one picture, so there is none to measure the accuracy with; add pictures")
-        nothing = {"head": over.heads[0], "accuracy": None, "sharpness": _SHARP, "threshold": None}
-        return nothing | {"classes": k, "learned_from": len(y), "unknown": _ONE_EACH}
-    validated = cross_validated(features, y, k, over.heads, fold)
-    head = chosen_head(validated, y, asked)
-    unknown = strangers(features, y, k, validated.near)
-    curve = learning_curve(features, y, k, head, seed=over.seed)
-    figures = _figures(validated, head, asked, over)
-    return {
-        "head": head, "classes": k, "learned_from": len(y), **figures,
-        "threshold": None if unknown is None else unknown.threshold,
-        "strangers": None if unknown is None else {"found": unknown.caught, "wrong": unknown.wrong},
-        "by_shots": {str(shots): value for shots, value in curve.items()},
-        "with_twice": with_twice(curve, figures["accuracy"]),
-    }  # fmt: skip
-
-
-def _figures(validated: CrossValidation, head: str, asked: Tensor, over: Validation) -> dict[str, Any]:
-    """The figures of the answers by this head to the pictures that are `asked`."""
-    classes, names = over.classes, over.names
-    places, k = torch.nonzero(asked).flatten().tolist(), len(classes)
-    truth, scores = over.y[asked], validated.scores[head][asked]
-    answers = scores.argmax(dim=1)
-    right, sharpness = answers == truth, sharpness_of(scores, truth)
-    far_first = right[validated.near[asked].argsort(stable=True)]
+        nothing = {"head": heads[0], "accuracy": None, "sharpness": _SHARP, "threshold": None}
+        return nothing | {"classes": k, "learned_from": len(y), "unknown": "every class has one picture; add pictures"}
+    by_head, near = cross_validated(features, y, k, heads, fold)
+    truth = y[asked]
+    correct = {name: s[asked].argmax(dim=1) == truth for name, s in by_head.items()}
+    head = max(correct, key=lambda name: int(correct[name].sum()))
+    right, scores = correct[head], by_head[head][asked]
+    answers, sharpness = scores.argmax(dim=1), sharpness_of(scores, truth)
+    far_first = right[near[asked].argsort(stable=True)]
     refused = sorted({len(right) * part // _PARTS for part in range(_PARTS)})
+    wrong = torch.nonzero(asked).flatten()[~right].tolist()
+    threshold, caught, lost = strangers(features, y, k, near) or (None, None, None)
+    curve = learning_curve(features, y, k, head, seed=seed)
     return {
+        "head": head, "classes": k, "learned_from": len(y),
         "pictures": len(truth), "accuracy": _fraction(right),
         "interval95": [*wilson(int(right.sum()), len(truth))],
         "by_class": {classes[label]: _fraction(right[truth == label]) for label in truth.unique().tolist()},
         "by_refused": [[count / len(right), _fraction(far_first[count:])] for count in refused],
-        "confusion": [
-            torch.bincount(answers[truth == label], minlength=k).tolist() for label in range(k)
-        ],
+        "confusion": [torch.bincount(answers[truth == label], minlength=k).tolist() for label in range(k)],
         "wrong": [
             {"picture": names[place], "label": classes[label], "answer": classes[answer]}
-            for place, label, answer in zip(places, truth.tolist(), answers.tolist(), strict=True) if label != answer
+            for place, label, answer in zip(wrong, truth[~right].tolist(), answers[~right].tolist(), strict=True)
         ],
-        "by_head": {name: _fraction(s[asked].argmax(dim=1) == truth) for name, s in validated.scores.items()},
+        "by_head": {name: _fraction(value) for name, value in correct.items()},
         "sharpness": sharpness,
         "calibration_error": calibration_error(torch.softmax(scores * sharpness, dim=1), truth),
+        "threshold": threshold, "strangers": None if threshold is None else {"found": caught, "wrong": lost},
+        "by_shots": {str(shots): value for shots, value in curve.items()},
+        "with_twice": with_twice(curve, _fraction(right)),
     }  # fmt: skip
 
 
@@ -112,7 +85,7 @@ def twice_in_words(report: Mapping[str, Any]) -> str:
 
 
 def strangers_in_words(figures: Mapping[str, Any] | None, threshold: float | str | None) -> str:
-    """The figures of `Strangers` for an automatic threshold, in words; or what another one means."""
+    """The figures of `strangers` for an automatic threshold, in words; or what another one means."""
     if threshold is None:
         return "never said"
     if threshold != "auto":
@@ -142,8 +115,11 @@ def folds_of(y: Tensor, k: int, *, most: int = FOLDS, seed: int = 0) -> Tensor:
     return fold
 
 
-def cross_validated(features: Tensor, y: Tensor, k: int, heads: Sequence[str], fold: Tensor) -> CrossValidation:
-    """Each picture scored by heads that have learned from the other folds."""
+def cross_validated(
+    features: Tensor, y: Tensor, k: int, heads: Sequence[str], fold: Tensor
+) -> tuple[dict[str, Tensor], Tensor]:
+    """The scores [n, k] of the pictures, by head, where it has learned from the other folds; NaN for a picture that is
+    the only one of its class. And the cosine similarity of each to the nearest class mean."""
     scores = {head: torch.full((len(y), k), float("nan"), dtype=torch.float64) for head in heads}
     near = torch.full((len(y),), float("nan"), dtype=torch.float64)
     for number in range(int(fold.max()) + 1):
@@ -151,7 +127,7 @@ def cross_validated(features: Tensor, y: Tensor, k: int, heads: Sequence[str], f
         near[asked], of_heads = _asked_of_others(features, y, k, heads, fold != number, asked)
         for head, values in zip(heads, of_heads, strict=True):
             scores[head][asked] = values
-    return CrossValidation(scores, near)
+    return scores, near
 
 
 def _asked_of_others(
@@ -163,12 +139,6 @@ def _asked_of_others(
     z, new = centred(features[learned], centre), centred(features[asked], centre)
     near = (new @ class_means(z, y[learned], k).T).amax(dim=1)
     return near, [HEADS[head].score(HEADS[head].fit(z, y[learned], k), new) for head in heads]
-
-
-def chosen_head(validated: CrossValidation, y: Tensor, asked: Tensor) -> str:
-    """The head that is right most often; of equal ones the first."""
-    right = {head: int((s[asked].argmax(dim=1) == y[asked]).sum()) for head, s in validated.scores.items()}
-    return max(right, key=lambda head: right[head])
 
 
 def sharpness_of(scores: Tensor, y: Tensor) -> float:
@@ -202,10 +172,15 @@ def calibration_error(probabilities: Tensor, y: Tensor) -> float:
     return sum(gaps) / len(y)
 
 
-def strangers(features: Tensor, y: Tensor, k: int, near: Tensor) -> Strangers | None:
-    """The threshold at which most pictures of known classes stay and most of a class left out go (the mean of the two
-    fractions), or a lower one that refuses at most `LOST` of the known; None for two classes, where one that is left
-    out leaves nothing to compare. `near` is that of `CrossValidation`."""
+def strangers(features: Tensor, y: Tensor, k: int, near: Tensor) -> tuple[float, float, float] | None:
+    """Pictures of no class: the threshold, a similarity to the nearest class mean, below which a picture is one; and
+    the fractions below it of pictures of a class left out, and of known classes. At the threshold most of the known
+    stay and most of a class left out go (the mean of the two fractions), or it is a lower one that refuses at most
+    `LOST` of the known. None for two classes, where one that is left out leaves nothing to compare.
+
+    Args:
+        near: the similarities that `cross_validated` gives.
+    """
     if k < 3:
         return None
     left_out = [
@@ -219,7 +194,7 @@ def strangers(features: Tensor, y: Tensor, k: int, near: Tensor) -> Strangers | 
         torch.searchsorted(part.to(edges.dtype).sort().values, edges).double() / len(part) for part in (away, here)
     )
     best = max(0, min(int((caught - wrong).argmax()), int((wrong <= LOST).sum()) - 1))
-    return Strangers(edges[best].item(), caught[best].item(), wrong[best].item())
+    return edges[best].item(), caught[best].item(), wrong[best].item()
 
 
 def learning_curve(features: Tensor, y: Tensor, k: int, head: str, *, seed: int = 0) -> dict[int, float]:

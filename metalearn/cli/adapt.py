@@ -135,13 +135,13 @@ def report(
         print_all(f"no accuracy: {queries.why}")
     else:
         table = results.confusion(predictions, queries.classes, labels)
-        results.write_confusion(out / "confusion.csv", table, labels)
+        rows = [[label, *row] for label, row in zip(labels, table, strict=True)]
+        results.write_csv(out / "confusion.csv", ["true label", *labels], rows)
         results.confusion_matrix(out / "confusion.png", table, labels)
-        reached = results.accuracy(predictions, queries.classes)
-        figures = {
-            "accuracy": reached.value, "interval95": [reached.low, reached.high], "correct": reached.correct,
-            "pictures": reached.pictures, "in_support": repeated, "transductive": transductive,
-        }  # fmt: skip
+        figures = results.accuracy(predictions, queries.classes)
+        figures |= {"in_support": repeated, "transductive": transductive}
         (out / "accuracy.json").write_text(json.dumps(figures, indent=2) + "\n", encoding="utf-8")
-        print(f"accuracy {reached}")
+        low, high = figures["interval95"]
+        interval = f"95% interval {low:.2%} to {high:.2%}, {figures['pictures']} pictures"
+        print(f"accuracy {figures['accuracy']:.2%} ({interval})")
     print(f"all in {out}")

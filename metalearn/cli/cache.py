@@ -21,6 +21,7 @@ from typing import NamedTuple
 from metalearn.cli.arguments import command_parser
 from metalearn.errors import printable
 from metalearn.storage import cache
+from metalearn.storage.files import read_json
 
 OK, FAILED = 0, 1
 LEFTOVER = "leftover"
@@ -95,6 +96,6 @@ def entries(folder: Path) -> Iterator[CacheEntry]:
             age = time.time() - status.st_mtime
             if cache.LEFTOVER.fullmatch(path.name):
                 yield CacheEntry(path, LEFTOVER, status.st_size, age, age)
-            elif path.suffix in (".so", ".npy") and cache.read_record(path):
+            elif path.suffix in (".so", ".npy") and read_json(cache.record_of(path)):
                 unused = time.time() - cache.record_of(path).stat().st_mtime
                 yield CacheEntry(path, path.stem.partition("-")[0], status.st_size, age, unused)

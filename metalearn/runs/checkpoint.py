@@ -12,11 +12,11 @@ import os
 import platform
 import re
 import shutil
-from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Collection, Mapping
+from contextlib import suppress
 from copy import deepcopy
 from pathlib import Path
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import numpy
 import torch
@@ -36,14 +36,12 @@ from metalearn.saved.form import (
     Kind,
     NotSavedError,
     SavedFolder,
-    Unread,
     check_fields,
     kind_of,
     sync,
 )
 from metalearn.storage.files import (
     STANDS,
-    exchanged,
     read_json,
     read_object,
     room_at,
@@ -133,7 +131,7 @@ class _InFolder(Checkpointer):
     def settle(self, step: int, best: int | None) -> bool:
         folder = self._folder
         with writing(folder):
-            for path in folder.glob(".step_*.tmp"):
+            for path in (*folder.glob(".step_*.tmp"), *folder.glob(".step_*.old")):
                 _remove(path)
             # A kill between a save and its links leaves `best` at an older step, which the test would take.
             for name, number in (("last", step), ("best", best)):
@@ -158,7 +156,7 @@ def write(folder: Path, snapshot: Snapshot) -> Path:
     """Saves as `folder`/step_NNNNNN: writes a temporary folder, syncs it to disk, renames it. Raises RunError if it
     cannot be written. What was saved before is still there."""
     final = folder / _name(snapshot.meta["step"])
-    temporary = folder / f".{final.name}.tmp"
+    temporary, replaced = folder / f".{final.name}.tmp", folder / f".{final.name}.old"
     if not folder.parent.is_dir():
         raise DiskError(
             f"{folder.parent}: is not there any more ({room_at(folder.parent)}); move it back, and the same command "
@@ -172,13 +170,12 @@ def write(folder: Path, snapshot: Snapshot) -> Path:
             torch.save(snapshot.state, file)
         versions = {"torch": torch.__version__, "numpy": numpy.__version__, "python": platform.python_version()}
         form.fill(temporary, CHECKPOINT, snapshot.params, snapshot.meta | {"versions": versions})
-        # Exchanged, the temporary folder has the old checkpoint. Where the system cannot do that, a kill between the
-        # next two lines costs the steps since the checkpoint before.
-        if not (final.exists() and exchanged(final, temporary)):
-            _remove(final)
-            temporary.rename(final)
+        if final.exists():  # a kill between these two renames costs the steps since the checkpoint before
+            _remove(replaced)
+            final.rename(replaced)
+        temporary.rename(final)
         sync(folder)
-        _remove(temporary)
+        _remove(replaced)
     except (OSError, SafetensorError, RuntimeError) as error:
         with suppress(OSError):
             _remove(temporary)  # gives back the space
@@ -193,11 +190,11 @@ def write(folder: Path, snapshot: Snapshot) -> Path:
     return final
 
 
-def read(path: Path, *, later: bool = False) -> Snapshot:
-    """The checkpoint in the folder `path`, verified against its manifest; its parameters `later`, see `form.load`.
-    Raises RunError if it is not complete, or a file has changed since it was written."""
+def read(path: Path) -> Snapshot:
+    """The checkpoint in the folder `path`, verified against its manifest. Raises RunError if it is not complete, or a
+    file has changed since it was written."""
     try:
-        saved = form.load(path, CHECKPOINT, later=later)
+        saved = form.load(path, CHECKPOINT)
         state = torch.load(path / STATE, map_location="cpu", weights_only=True)
     except NotSavedError as error:
         raise RunError(str(error)) from error
@@ -207,24 +204,13 @@ def read(path: Path, *, later: bool = False) -> Snapshot:
 
 
 def read_named(key: str, path: Path) -> Snapshot:
-    """The checkpoint or the learner that the config's `key` names; a learner has no state. The file of the parameters
-    is read for the first of them, and their shapes are known before. Raises ConfigError if it cannot be read."""
-    with _naming(key, path):
-        if kind_of(path) != LEARNER.name:
-            snapshot = read(path, later=True)
-        else:
-            learner = read_learner(path, later=True)
-            snapshot = Snapshot(learner.tensors, {}, learner.meta)
-    unread: Any = snapshot.params
-    later = _naming(key, path)(unread.read)
-    return snapshot._replace(params=cast(Params, Unread(unread.shapes, later)))
-
-
-@contextmanager
-def _naming(key: str, path: Path) -> Iterator[None]:
-    """Errors within are those of the config's `key`."""
+    """The checkpoint or the learner that the config's `key` names; a learner has no state. Raises ConfigError if it
+    cannot be read."""
     try:
-        yield
+        if kind_of(path) != LEARNER.name:
+            return read(path)
+        learner = read_learner(path)
+        return Snapshot(learner.tensors, {}, learner.meta)
     except NotSavedError as error:
         raise ConfigError(f"{key}={path}: {error}; save or publish it again, or take another") from error
     except RunError as error:
@@ -337,8 +323,7 @@ def _check_shapes(key: str, path: Path, theirs: _Shapes, ours: _Shapes, advice: 
 
 
 def _shapes(params: Params) -> _Shapes:
-    held: Any = params
-    return held.shapes if isinstance(held, Unread) else {name: tuple(value.shape) for name, value in params.items()}
+    return {name: tuple(value.shape) for name, value in params.items()}
 
 
 def _name(step: int) -> str:
@@ -459,10 +444,10 @@ def fill_learner(
     form.fill(folder, LEARNER, params, {"config": published} | dict(facts))
 
 
-def read_learner(folder: Path, *, later: bool = False) -> SavedFolder:
+def read_learner(folder: Path) -> SavedFolder:
     """The learner in a folder. The data of its config are those of this machine, wherever it says that they are. Raises
     NotSavedError if it is damaged, not complete, or refused."""
-    saved = form.load(folder, LEARNER, later=later)
+    saved = form.load(folder, LEARNER)
     config = check_saved(saved.meta["config"])
     for group, fields in OBJECT_FIELDS.items():
         if OWN in config[group]:

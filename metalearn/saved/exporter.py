@@ -1,5 +1,6 @@
 """The one exporter: of a learner, an adapted task, a classifier or a table. It writes a folder for other machines, in
-the form that this program reads, or with one program that runs without it: ONNX, or torch's own export."""
+the form that this program reads, or with one program that runs without it: ONNX, or torch's own export. Each has a
+model card: README.md with the fields of Hugging Face's hub, and what a reader of a model wants to know."""
 
 import importlib.util
 import json
@@ -11,32 +12,89 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+import yaml  # type: ignore[import-untyped]
 from torch import Tensor, nn
 
-from metalearn.errors import ConfigError, first_line, install, one_of
+from metalearn.errors import ConfigError, first_line, install, one_of, printable
 from metalearn.nn.surroundings import computing_with
-from metalearn.saved.card import FOLDER, FORMATS, ONNX, TORCH, Card, use
 from metalearn.saved.form import CARD, META, NotSavedError, check_fields
 from metalearn.storage.files import whole_folder
 from metalearn.tasks.common.pictures import PictureForm, Pixels
 
+# Formats of what is exported: this program reads the first; the others are programs that run without it.
+FOLDER, ONNX, TORCH = FORMATS = "folder", "onnx", "torch-export"
 FILES = {ONNX: "model.onnx", TORCH: "model.pt2"}  # the file of a program
 PREPROCESSING = "preprocessing.json"
-
 LARGEST_DIFFERENCE = 1e-4  # of an output, between an exported program and ours
 _NEEDED = ("onnx", "onnxscript", "onnxruntime")
+
+_LICENCES = (  # those that the hub knows by such a name, of the ones that are common
+    "apache-2.0", "mit", "bsd-2-clause", "bsd-3-clause", "cc0-1.0", "cc-by-4.0", "cc-by-sa-4.0", "cc-by-nc-4.0",
+    "gpl-3.0", "lgpl-3.0", "mpl-2.0", "unlicense",
+)  # fmt: skip
+
+
+class Card(NamedTuple):
+    """What a model card says."""
+
+    title: str  # of the model
+    task: str  # the hub's name of what it does, such as image-classification
+    tags: Sequence[str]  # those of the hub
+    licence: str | None  # None: it is not known
+    facts: Mapping[str, str]  # lines by their names; backquotes mark code
+    use: Mapping[str, str]  # how to use the model, in Markdown, by the format in which it is exported
+    reached: tuple[str, float, str] | None = None  # a metric, its value, and on what, for the hub's table
+
+    def text(self, file_format: str) -> str:
+        """README.md of a model in this format."""
+        tags = [*self.tags, *([] if file_format == FOLDER else [file_format])]
+        front: dict[str, Any] = {"library_name": "metalearn-train", "pipeline_tag": self.task, "tags": tags}
+        if self.licence is not None:
+            first = self.licence.split()[0].lower() if self.licence.strip() else ""
+            other = {"license": "other", "license_name": self.licence}
+            front = ({"license": first} if first in _LICENCES else other) | front
+        if self.reached is not None:
+            metric, value, data = self.reached
+            result = {
+                "task": {"type": self.task}, "dataset": {"type": "own", "name": data},
+                "metrics": [{"type": metric, "value": round(value, 4)}],
+            }  # fmt: skip
+            front["model-index"] = [{"name": self.title, "results": [result]}]
+        lines = [f"- **{name}**: {_line(text)}" for name, text in self.facts.items() if text]
+        text = "\n".join([f"# {_line(self.title)}", "", *lines, "", "## Use", "", self.use[file_format]])
+        return f"---\n{yaml.safe_dump(front, sort_keys=False, allow_unicode=True)}---\n\n{text}\n"
+
+
+def _line(text: str) -> str:
+    """A text as one line of Markdown, in which a name is neither HTML nor a link."""
+    return " ".join(printable(text).split()).replace("<", "&lt;").replace("[", "\\[")
+
+
+def use(name: str, **words: str) -> str:
+    """How to use a model, in Markdown: the text in `use/NAME.md`, with these words in capitals replaced."""
+    text = (Path(__file__).parent / "use" / f"{name}.md").read_text(encoding="utf-8").removesuffix("\n")
+    for word, value in words.items():
+        text = text.replace(word, value)
+    return text
 
 
 class NetworkToExport(NamedTuple):
     """A network that becomes a program."""
 
-    network: nn.Module  # from pictures, or rows of a table, float [n, …], as `x`, to a tuple of outputs [n, …]
+    answer: Callable[[Tensor], tuple[Tensor, ...]]  # from pictures, or rows of a table, float [n, …], to outputs [n, …]
     x: Tensor  # four of these
-    ours: Sequence[Tensor]  # what each output must be for them, computed `in_batches`
     name: str  # what messages call the network
     outputs: Sequence[str]  # their names
     inputs: str = "pictures"  # the name of the input
     folded: bool = False  # compute beforehand what does not depend on the input
+
+
+class _OfFunction(nn.Module):
+    """A function as a module, which torch exports."""
+
+    def __init__(self, function: Callable[[Tensor], tuple[Tensor, ...]]) -> None:
+        super().__init__()
+        self.forward = function
 
 
 def export(
@@ -49,7 +107,7 @@ def export(
 
     Args:
         key: what messages call `out`.
-        file_format: one of `metalearn.saved.card.FORMATS`.
+        file_format: one of `FORMATS`.
         fill: writes the saved form into an empty folder.
         program: gives the program; None: there is only the folder.
         about: the name and the content of the file that says what a program reads and answers.
@@ -85,21 +143,19 @@ def noise(form: PictureForm) -> list[Pixels]:
     return [x[(places * len(x)).astype(int)][:, (places * len(x)).astype(int)] for x in coarse]
 
 
-def in_batches(x: Tensor) -> tuple[Tensor, Tensor]:
-    """The pictures [4, …] that a program is tried with, in batches of two sizes."""
-    return x[:1], x[1:]
-
-
 def write_program(program: NetworkToExport, path: Path, file_format: str) -> float:
     """Writes the program; returns the largest difference of an output from ours, as a part of the largest of it where
     that is above 1. Raises ConfigError if the difference is above `LARGEST_DIFFERENCE`, or torch cannot export the
     network."""
-    network, x, ours, name, outputs, inputs, folded = program
+    answer, x, name, outputs, inputs, folded = program
+    batches = x[:1], x[1:]  # of two sizes
+    with torch.no_grad():
+        ours = [torch.cat(parts) for parts in zip(*map(answer, batches), strict=True)]
     try:
         # torch.export asks a flag that torch cannot tell after a run in full precision; on a CPU it has no effect.
         with computing_with("tf32"), torch.no_grad():
             shapes = ({0: torch.export.Dim("n", min=1)},)
-            graph = torch.export.export(network, (x[:2],), dynamic_shapes=shapes)
+            graph = torch.export.export(_OfFunction(answer), (x[:2],), dynamic_shapes=shapes)
             if folded:
                 from torch.fx.experimental.const_fold import split_const_subgraphs
 
@@ -120,13 +176,13 @@ def write_program(program: NetworkToExport, path: Path, file_format: str) -> flo
                 assert made is not None
                 made.save(path)
                 session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
-                of_batches = [session.run(None, {inputs: part.numpy()}) for part in in_batches(x)]
+                of_batches = [session.run(None, {inputs: part.numpy()}) for part in batches]
                 theirs = [torch.from_numpy(np.concatenate(parts)) for parts in zip(*of_batches, strict=True)]
             else:
                 with warnings.catch_warnings(action="ignore"):  # of torch, about groups of constants
                     torch.export.save(graph, path)
                 run = torch.export.load(path).module()
-                theirs = [torch.cat(parts) for parts in zip(*map(run, in_batches(x)), strict=True)]
+                theirs = [torch.cat(parts) for parts in zip(*map(run, batches), strict=True)]
     except Exception as error:  # torch, onnx and onnxruntime raise many types
         raise ConfigError(f"format={file_format}: {name} cannot be exported: {first_line(error)}") from error
     sizes = [max(1.0, b.abs().max().item()) for b in ours]  # a mean may have any unit

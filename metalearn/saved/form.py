@@ -8,19 +8,18 @@ people: it is not in the manifest, so that it may be edited.
 A folder may come from anybody. So nothing in it is run, and a kind has one schema: what does not fit it is refused.
 """
 
-import functools
 import hashlib
 import json
 import math
 import os
 import re
 import shutil
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from metalearn.storage.files import beside, creating, exchanged, read_object, whole_folder
+from metalearn.storage.files import beside, creating, read_object, whole_folder
 
 if TYPE_CHECKING:  # commands ask for the kind of a folder before they set the threads, which torch reads at its import
     from torch import Tensor
@@ -52,22 +51,6 @@ class Kind(NamedTuple):
     tensors: Sequence[str] = ()
 
 
-class Unread(Mapping[str, "Tensor"]):
-    """The tensors of a file whose header alone was read: the `shapes` by name. The first one asked for reads all."""
-
-    def __init__(self, shapes: Mapping[str, tuple[int, ...]], read: "Callable[[], dict[str, Tensor]]") -> None:
-        self.shapes, self.read = shapes, functools.cache(read)
-
-    def __getitem__(self, name: str) -> "Tensor":
-        return self.read()[name]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self.shapes)
-
-    def __len__(self) -> int:
-        return len(self.shapes)
-
-
 class SavedFolder(NamedTuple):
     """A folder that was read: its tensors, its facts, and where it is."""
 
@@ -84,11 +67,8 @@ class NotSavedError(ValueError):
 def replacing(key: str, folder: Path, kind: Kind) -> Iterator[Path]:
     """Gives a folder to fill, which takes the place of what is saved in `folder`, if nothing fails. Other files
     there go along, and links as links. Where nothing of this kind is saved, it is a new folder, as of `whole_folder`.
-    A replacement that a kill has cut short is undone first. Of two processes that replace it at once, one is refused.
-
-    Raises:
-        ConfigError: something else is there, or it cannot be written.
-    """
+    A replacement that a kill has cut short is undone first. Raises ConfigError if something else is there, or it cannot
+    be written."""
     final = folder.resolve()
     replaced, temporary = replaced_by(final), beside(final)
     with creating(key, folder):
@@ -103,17 +83,14 @@ def replacing(key: str, folder: Path, kind: Kind) -> Iterator[Path]:
         try:
             yield temporary
             saved = {MANIFEST, *(name.partition("/")[0] for name in _object(final / MANIFEST))}
-            for path in final.iterdir():
-                if path.name in saved or (temporary / path.name).exists():
-                    continue
-                if path.is_dir() and not path.is_symlink():
-                    shutil.copytree(path, temporary / path.name, symlinks=True)
-                else:
-                    shutil.copy2(path, temporary / path.name, follow_symlinks=False)
-            if not exchanged(temporary, final):
-                # After a kill between these two, readers find the old one where it is now.
-                final.rename(replaced)
-                temporary.rename(final)
+            saved |= {path.name for path in temporary.iterdir()}
+            shutil.copytree(
+                final, temporary, ignore=lambda place, _: saved if place == str(final) else (), symlinks=True,
+                dirs_exist_ok=True,
+            )  # fmt: skip
+            # After a kill between these two, readers find the old one where it is now.
+            final.rename(replaced)
+            temporary.rename(final)
         finally:
             shutil.rmtree(temporary, ignore_errors=True)
         shutil.rmtree(replaced, ignore_errors=True)
@@ -149,51 +126,31 @@ def kind_of(folder: Path) -> str | None:
     return name if isinstance(name, str) else None
 
 
-def load(folder: Path, kind: Kind, *, later: bool = False) -> SavedFolder:
-    """What `fill` has written, verified by its manifest and the schema of its kind. With `later`, the tensors are
-    `Unread`: gigabytes of another network are seen from the header. Raises NotSavedError if a file is missing or
-    damaged, or the folder holds something else."""
-    from safetensors import SafetensorError, safe_open
+def load(folder: Path, kind: Kind) -> SavedFolder:
+    """What `fill` has written, verified by its manifest and the schema of its kind. Raises NotSavedError if a file is
+    missing or damaged, or the folder holds something else."""
+    from safetensors import SafetensorError
     from safetensors.torch import load_file
 
-    def read() -> "dict[str, Tensor]":
-        if later:
-            _verify(folder, [TENSORS])
-        # Copies: loaded tensors are views of one mapped file, of any alignment, by which kernels may round.
-        return {name: value.clone() for name, value in load_file(folder / TENSORS).items()}
-
-    meta = load_meta(folder, kind, later=later)
-    tensors: dict[str, Tensor]
+    meta = load_meta(folder, kind)
     try:
-        if later:
-            with safe_open(folder / TENSORS, "pt") as file:
-                shapes = {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
-            tensors = cast("dict[str, Tensor]", Unread(shapes, read))
-        else:
-            tensors = read()
+        # Copies: loaded tensors are views of one mapped file, of any alignment, by which kernels may round.
+        tensors = {name: value.clone() for name, value in load_file(folder / TENSORS).items()}
     except SafetensorError as error:
-        _verify(folder, [TENSORS])  # a damaged file is named as such
         raise NotSavedError(f"{folder / TENSORS}: holds no tensors ({error})") from error
     if missing := [name for name in kind.tensors if name not in tensors]:
         raise NotSavedError(f"{folder / TENSORS}: has no tensor {missing[0]}")
     return SavedFolder(tensors, meta, folder)
 
 
-def _verify(folder: Path, names: Sequence[str] | None = None, but: str = "") -> None:
-    """Raises NotSavedError unless the files of these names (None: all, but one) have their digests."""
+def load_meta(folder: Path, kind: Kind) -> dict[str, Any]:
+    """The facts of a saved folder; as `load`, without its tensors."""
     try:
-        digests = {TENSORS: None, META: None} | _object(folder / MANIFEST)
-        for name in digests if names is None else names:
-            if name != but and digest_of(folder / name) != digests[name]:
+        for name, digest in ({TENSORS: None, META: None} | _object(folder / MANIFEST)).items():
+            if digest_of(folder / name) != digest:
                 raise NotSavedError(f"{folder / name}: differs from what was saved (SHA-256 in {MANIFEST})")
-            (folder / name).stat()
     except OSError as error:
         raise NotSavedError(f"{error.filename or folder}: {error.strerror}") from error
-
-
-def load_meta(folder: Path, kind: Kind, *, later: bool = False) -> dict[str, Any]:
-    """The facts of a saved folder; as `load`, without its tensors. With `later`, these are not verified."""
-    _verify(folder, but=TENSORS if later else "")
     meta = _object(folder / META)
     if meta.get("kind") != kind.name:
         name = str(meta.get("kind"))[:40]

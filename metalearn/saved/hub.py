@@ -10,7 +10,7 @@ from threading import Thread
 from typing import Any, TypeVar
 
 from metalearn.errors import ConfigError, install
-from metalearn.storage.files import is_folder
+from metalearn.storage.files import StrPath, is_folder
 
 SECONDS = 600.0  # for all that a call sends and gets
 FILES = ("*.safetensors", "*.json", "*.md")
@@ -21,18 +21,17 @@ Result = TypeVar("Result")
 def push(folder: Path, repo_id: str, *, private: bool, timeout: float) -> str:
     """Uploads a saved folder to a repository, which is made if it is not there; returns its address. Raises ConfigError
     if the hub refuses it, or does not answer within `timeout` seconds."""
-    api = _api()
+    api, message = _api(), "Upload by metalearn"
 
     def upload() -> str:
         address = str(api.create_repo(repo_id, private=private, exist_ok=True))
-        options = {"allow_patterns": list(FILES), "commit_message": "Upload by metalearn"}
-        api.upload_folder(repo_id=repo_id, folder_path=folder, **options)
+        api.upload_folder(repo_id=repo_id, folder_path=folder, allow_patterns=list(FILES), commit_message=message)
         return address
 
     return _within(timeout, f"repo_id={repo_id}", upload)
 
 
-def fetch(name_or_folder: str | os.PathLike[str], *, revision: str | None, timeout: float) -> Path:
+def fetch(name_or_folder: StrPath, *, revision: str | None, timeout: float) -> Path:
     """A folder that is there, if there is no `revision`; or else a repository, which is fetched into the hub's cache.
     Raises ConfigError if there is no such repository, or the hub does not answer within `timeout` seconds."""
     if revision is None and is_folder(Path(name_or_folder)):

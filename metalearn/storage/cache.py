@@ -21,37 +21,25 @@ import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from io import BufferedReader
 from pathlib import Path
-from typing import Any, NamedTuple
 
 from platformdirs import user_cache_path
 
 from metalearn.errors import ConfigError, RunError
 from metalearn.storage.files import held, read_json, write_atomically
 
+# Bytes. A file up to this size is read whole at every start, to check its digest. A larger one is read whole only if
+# its size or its time of change is not that of the record.
 SMALL = 64 * 2**20
-"""Bytes. A file up to this size is read whole at every start, to check its digest. A larger one is read whole only if
-its size or its time of change is not that of the record."""
-
-LEFTOVER = re.compile(r"\.[\w-]+\.(so|npy|json)(\.\w+)?\.tmp")
-"""The names of files that a killed process has not finished."""
-
+LEFTOVER = re.compile(r"\.[\w-]+\.(so|npy|json)(\.\w+)?\.tmp")  # names of files that a killed process has not finished
 ADVICE = "name another folder: METALEARN_CACHE=/path/to/cache"
 
-log = logging.getLogger("metalearn")
-
 Parts = Sequence[bytes | memoryview]
+
+log = logging.getLogger("metalearn")
 
 
 class CacheError(Exception):
     """A cache that cannot be used; the message names the folder or file, and says what to type."""
-
-
-class Cached(NamedTuple):
-    """A file of the cache, open for reading; and whether it has been made just now."""
-
-    file: BufferedReader
-    path: Path
-    made: bool
 
 
 def cache_folder() -> Path:
@@ -60,13 +48,11 @@ def cache_folder() -> Path:
     return Path(folder).absolute() if folder else user_cache_path("metalearn")
 
 
-def get(name: str, make: Callable[[], Parts], *, head: bytes = b"") -> Cached:
-    """The file `name` of the cache, with one suffix, such as `.npy`. If it is not there, or not fit for use, or does
-    not begin with `head`, `make` gives its content.
-
-    If several processes start together, one makes the file and the others wait. It appears complete or not at all.
-    Raises CacheError if the cache folder cannot be used.
-    """
+def get(name: str, make: Callable[[], Parts], *, head: bytes = b"") -> tuple[BufferedReader, Path, bool]:
+    """The file `name` of the cache, with one suffix, such as `.npy`: open, its path, and whether it has been made just
+    now. If it is not there, or not fit for use, or does not begin with `head`, `make` gives its content. If several
+    processes start together, one makes the file and the others wait. It appears complete or not at all. Raises
+    CacheError if the cache folder cannot be used."""
     path = cache_folder() / name
     with contextlib.ExitStack() as holding:
         with _using(path):
@@ -76,7 +62,7 @@ def get(name: str, make: Callable[[], Parts], *, head: bytes = b"") -> Cached:
                 holding.enter_context(held(path.with_suffix(".lock"), f"{path} is being made"))
                 file, damage = _look(path, head)  # another process may have made it
         if file is not None:
-            return Cached(file, path, made=False)
+            return file, path, False
         if damage:
             log.warning("%s %s: it is made again", path, damage)
         parts, digest = make(), hashlib.sha256()
@@ -93,7 +79,7 @@ def get(name: str, make: Callable[[], Parts], *, head: bytes = b"") -> Cached:
             finally:
                 temporary.unlink(missing_ok=True)
             _write_record(path, digest.hexdigest(), path.stat())
-            return Cached(path.open("rb"), path, made=True)
+            return path.open("rb"), path, True
 
 
 @contextlib.contextmanager
@@ -113,7 +99,7 @@ def _look(path: Path, head: bytes) -> tuple[BufferedReader | None, str]:
         file = path.open("rb")
     except FileNotFoundError:
         return None, ""
-    record, status = read_record(path), os.fstat(file.fileno())
+    record, status = read_json(record_of(path)), os.fstat(file.fileno())
     if not record:
         damage = "has no record of its digest"
     elif status.st_size > SMALL and record.get("stamp") == _stamp(status):
@@ -141,11 +127,6 @@ def record_of(path: Path) -> Path:
     return path.with_suffix(".json")
 
 
-def read_record(path: Path) -> dict[str, Any]:
-    """The record of a file; empty if there is no valid one."""
-    return read_json(record_of(path))
-
-
 def _stamp(status: os.stat_result) -> list[int]:
     return [status.st_size, status.st_mtime_ns]
 
@@ -166,15 +147,14 @@ def remove(path: Path) -> bool:
     return True
 
 
+COMPILE_SECONDS = 120
 FLAGS = ("-std=c11", "-O3", "-march=native", "-ffp-contract=fast", "-fno-math-errno", "-fno-trapping-math",
          "-funroll-loops", "-shared", "-fPIC")  # fmt: skip
 # Not -ffast-math: sums keep their order, and NaN stays visible, so that a run that diverges is found out.
 GCC = "Free Software Foundation"  # what GCC's `--version` says, and clang's does not
+# For some processors (AMD Zen 3, among others) GCC keeps products apart from sums where a sum runs along a loop,
+# but not in every copy of the same loop. Then units of two widths have two roundings, and threads change bits.
 GCC_FLAGS = ("--param=avoid-fma-max-bits=0",)
-"""For some processors (AMD Zen 3, among others) GCC keeps products apart from sums where a sum runs along a loop,
-but not in every copy of the same loop. Then units of two widths have two roundings, and threads change bits."""
-
-COMPILE_SECONDS = 120
 
 
 def compiler_of_machine() -> list[str] | None:
@@ -197,16 +177,14 @@ def command_of(compiler: Sequence[str], version: str) -> list[str]:
 
 
 def library_of(what: str, name: str, sources: Sequence[Path], defines: Sequence[str] = ()) -> ctypes.CDLL | None:
-    """The library that the machine's compiler makes of sources, from the cache or freshly compiled.
+    """The library that the machine's compiler makes of sources, from the cache or freshly compiled; None where there is
+    no compiler, or if it fails, which a line of the log says.
 
     Args:
         what: for messages, such as `the layers' kernels`.
         name: of its file, which also has a hash of all that it depends on.
         sources: C files, and the headers that they read.
         defines: macros, such as `REAL=float`.
-
-    Returns:
-        None where there is no compiler, or if it fails, which a line of the log says.
     """
     compiler = compiler_of_machine()
     if compiler is None:
@@ -216,28 +194,27 @@ def library_of(what: str, name: str, sources: Sequence[Path], defines: Sequence[
         command = [*command_of(compiler, version), *(f"-D{define}" for define in defines)]
         parts = (*(source.read_text(encoding="utf-8") for source in sources), *command, version, _processor())
         file = f"{name}-{hashlib.sha256(chr(0).join(parts).encode()).hexdigest()[:16]}.so"
-
         files = [str(source) for source in sources if source.suffix == ".c"]
 
-        def compiled(folder: str) -> Path:
-            words = [*command, *files, "-o", str(Path(folder) / file)]
-            done = subprocess.run(words, capture_output=True, text=True, timeout=COMPILE_SECONDS)
-            if done.returncode < 0 or "signal" in done.stderr:  # for want of memory, say: other kernels have other bits
-                done = subprocess.run(words, capture_output=True, text=True, timeout=COMPILE_SECONDS)
-            done.check_returncode()
-            return Path(folder) / file
-
-        def make() -> list[bytes]:
+        def compiled() -> list[bytes]:
             with tempfile.TemporaryDirectory() as folder:
-                return [compiled(folder).read_bytes()]
+                words = [*command, *files, "-o", f"{folder}/{file}"]
+                done = subprocess.run(words, capture_output=True, text=True, timeout=COMPILE_SECONDS)
+                # A signal, for want of memory, say: it is tried again, since other kernels have other bits.
+                if done.returncode < 0 or "signal" in done.stderr:
+                    done = subprocess.run(words, capture_output=True, text=True, timeout=COMPILE_SECONDS)
+                done.check_returncode()
+                return [Path(folder, file).read_bytes()]
 
         try:
-            with get(file, make).file as library:
+            with get(file, compiled)[0] as library:
                 return ctypes.CDLL(library.name)
         except (CacheError, OSError) as error:
             log.warning("%s cannot be kept or loaded: every start compiles them (%s)", what, error)
-        with tempfile.TemporaryDirectory() as folder:  # once loaded, the file may go
-            return ctypes.CDLL(str(compiled(folder)))
+        with tempfile.NamedTemporaryFile(suffix=".so") as loaded:  # once loaded, the file may go
+            loaded.write(compiled()[0])
+            loaded.flush()
+            return ctypes.CDLL(loaded.name)
     except (OSError, subprocess.SubprocessError) as error:
         detail = getattr(error, "stderr", None) or error
         log.warning("%s could not be made by %s (%s)", what, shlex.join(compiler), detail)

@@ -1,7 +1,5 @@
 """Files: JSON that is read, files and folders that are written whole or not at all, locks, and disks that are full."""
 
-import contextlib
-import ctypes
 import errno
 import functools
 import glob
@@ -12,7 +10,7 @@ import shutil
 import socket
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -23,21 +21,16 @@ from metalearn.errors import ConfigError, DiskError, RunError
 
 log = logging.getLogger("metalearn")
 
-_LEFT_SECONDS = 3600
-
+StrPath = str | os.PathLike[str]
 STANDS = "what was saved before stands, and the same command resumes the run"
 
+# What a disk that is full or fails answers, or one that is not mounted any more; and file systems without locks.
 _FAULTS = {errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS, errno.ESTALE, errno.ENOTCONN}
-"""What a disk that is full or fails answers, or one that is not mounted any more."""
+_NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
 
 
 def read_object(path: Path) -> dict[str, Any]:
-    """The JSON object in a file.
-
-    Raises:
-        OSError: it cannot be read.
-        ValueError: it holds no JSON object.
-    """
+    """The JSON object in a file. Raises OSError if it cannot be read, ValueError if it holds no JSON object."""
     try:
         content = json.loads(path.read_bytes())
     except (ValueError, RecursionError) as error:
@@ -60,10 +53,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 def is_folder(path: Path) -> bool:
     """Whether this is a folder. A name that the system refuses, such as one that is too long, is none."""
-    try:
-        return path.is_dir()
-    except OSError:
-        return False
+    return os.path.isdir(path)  # noqa: PTH112 (Path's may raise)
 
 
 @contextmanager
@@ -104,23 +94,9 @@ def whole_folder(key: str, folder: Path) -> Iterator[Path]:
 def beside(folder: Path) -> Path:
     """Where a process fills what becomes `folder`. What killed ones have left there an hour ago is removed."""
     for path in folder.parent.glob(f".{glob.escape(folder.name)}.*.tmp"):
-        number = path.name.split(".")[-2]
-        if not number.isdecimal() or time.time() - path.stat().st_mtime < _LEFT_SECONDS:
-            continue  # no name of ours; or of a process of another host, whose numbers say nothing here
-        try:
-            os.kill(int(number), 0)
-        except ProcessLookupError:
+        if time.time() - path.stat().st_mtime > 3600:
             shutil.rmtree(path, ignore_errors=True)
-        except (OverflowError, PermissionError):  # another user's process
-            continue
     return folder.with_name(f".{folder.name}.{os.getpid()}.tmp")
-
-
-def exchanged(one: Path, other: Path) -> bool:
-    """Exchanges two folders in one step, so that neither name is ever missing; False where the system cannot."""
-    exchange = getattr(ctypes.CDLL(None), "renameat2", None)  # Linux; not on every file system
-    here, flag = -100, 2  # AT_FDCWD, RENAME_EXCHANGE: paths are from the current folder
-    return exchange is not None and exchange(here, os.fsencode(one), here, os.fsencode(other), flag) == 0
 
 
 def refuse_nameless(key: str, folder: Path) -> None:
@@ -163,7 +139,7 @@ def unwritten(path: Path, error: OSError, verb: str = "written") -> RunError:
 def room_at(path: Path) -> str:
     """The free space of the disk where a file is, or would be."""
     try:
-        place = next(folder for folder in path.absolute().parents if os.path.isdir(folder))  # noqa: PTH112 (Path's may raise)
+        place = next(folder for folder in path.absolute().parents if is_folder(folder))
         return f"{shutil.disk_usage(place).free // 1024:,} KiB are free in {place}"
     except OSError as error:
         return f"how much is free is not known: {error.strerror}"
@@ -185,17 +161,11 @@ def write_atomically(path: Path, text: str, *, mode: int = 0o666) -> None:
         temporary.replace(path)
 
 
-_NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)  # what file systems without locks answer
-
-
-@contextlib.contextmanager
+@contextmanager
 def held(path: Path, what: str, *, wait: bool = True) -> Iterator[None]:
     """Holds the lock file `path`. On a file system without locks a message warns that others are not kept out. Raises
-    TimeoutError if another process holds it, and it is not to `wait` for that, without a time limit.
-
-    Args:
-        what: what the process that holds it does, for the message to one that waits, such as "x is being made".
-    """
+    TimeoutError if another process holds it, and it is not to `wait` for that, without a time limit. `what` says what
+    the process that holds it does, for the message to one that waits, such as "x is being made"."""
     # In place of a missing flock, filelock would make a file that a killed process leaves held.
     lock = FileLock(path, fallback_to_soft=False)
     try:
@@ -206,7 +176,7 @@ def held(path: Path, what: str, *, wait: bool = True) -> Iterator[None]:
                 raise
             log.warning("%s by %s, which holds %s: waiting", what, holder_of(path), path)
             lock.acquire()
-        with contextlib.suppress(OSError):  # a full disk
+        with suppress(OSError):  # a full disk
             path.write_text(f"process {os.getpid()} on {socket.gethostname()}", encoding="utf-8")
     except OSError as error:
         if error.errno not in _NO_LOCKS:
@@ -220,7 +190,7 @@ def held(path: Path, what: str, *, wait: bool = True) -> Iterator[None]:
 
 def holder_of(path: Path) -> str:
     """The process that holds a lock, as it has noted itself."""
-    with contextlib.suppress(OSError, ValueError):
+    with suppress(OSError, ValueError):
         return path.read_text(encoding="utf-8") or "another process"
     return "another process"
 

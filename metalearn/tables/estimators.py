@@ -1,5 +1,5 @@
 """Prior-fitted networks as scikit-learn's estimators: `fit` shows known rows to a trained network, which learns nothing
-more. Needs scikit-learn: the extra `tables`."""
+more. Needs scikit-learn and pandas: the extra `tables`."""
 
 import logging
 import os
@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, Self
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor, nn
+from torch import Tensor
 
 from metalearn.algorithms.pfn import answers
 from metalearn.api.learner import Learner, load
@@ -19,27 +19,25 @@ from metalearn.errors import ConfigError, fraction, install
 from metalearn.models.table import table
 from metalearn.reporting.provenance import made_with
 from metalearn.saved import exporter, form
-from metalearn.saved.card import FOLDER, ONNX, TORCH, Card, use
-from metalearn.saved.exporter import NetworkToExport
+from metalearn.saved.exporter import FOLDER, ONNX, TORCH, Card, NetworkToExport, use
 from metalearn.saved.form import Kind, SavedFolder
-from metalearn.storage.files import whole_folder
+from metalearn.storage.files import StrPath, whole_folder
 from metalearn.tasks.priors.source import PriorTasks
 from metalearn.types import Batch, InContext
 
 try:
+    import pandas as pd
     from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin
     from sklearn.utils.multiclass import check_classification_targets
     from sklearn.utils.validation import check_is_fitted, check_X_y, validate_data
 except ImportError as error:
     raise ImportError(
-        f"metalearn.PFNClassifier and PFNRegressor need scikit-learn; type {install('tables')}"
+        f"metalearn.PFNClassifier and PFNRegressor need scikit-learn and pandas; type {install('tables')}"
     ) from error
 
 Array = NDArray[Any]
 
-GROUPS, TASKS = 1000, 64
-"""The groups of a prior's tasks, or other tasks, that show what sizes of tables a network was trained on."""
-
+GROUPS, TASKS = 1000, 64  # groups of a prior's tasks, or other tasks, that show the sizes of tables in the training
 MOST_ROWS = 1000  # known rows that are read together: memory and time grow with their square and cube
 MOST_TEXTS = 20  # a column of up to this many different texts may hold categories, however few the rows are
 NETWORK = "network"  # the folder of the learner within that of a fitted estimator
@@ -50,11 +48,11 @@ TABLE = Kind("table", 1, {
 numbers stand for, and one of dates a `unit`; they are `named` if they came from a data frame. numpy's type of the
 labels is `labels_as`."""
 
+# The folders `classes` and `numbers`: learners that docs/how-to/pfn.md says how to train.
 SHIPPED = Path(__file__).parent / "networks"
-"""The folders `classes` and `numbers`: learners that docs/how-to/pfn.md says how to train."""
-
 TABLE_MODEL = "metalearn.models.table.table"
 COLUMNS = "columns.json"  # how the columns of a table become the numbers that a program reads
+FARTHEST = 1e6  # spreads from the mean; what lies beyond is brought there, so that float32 has its square
 LEVELS = (0.05, 0.5, 0.95)  # quantiles that the program of a regressor gives
 FOR_NUMBERS = "for numbers, take PFNRegressor, --network numbers, or a run of model.head=bars"
 
@@ -64,9 +62,7 @@ log = logging.getLogger("metalearn")
 class _Reader(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no types
     """What both estimators share: the network, and how cells become numbers."""
 
-    def __init__(
-        self, path: str | os.PathLike[str] | None = None, *, plugins: Sequence[str] = (), device: str = "cpu"
-    ) -> None:
+    def __init__(self, path: StrPath | None = None, *, plugins: Sequence[str] = (), device: str = "cpu") -> None:
         self.path, self.plugins, self.device = path, plugins, device
 
     def _learn(self, columns: list[dict[str, Any]], cells: Tensor, targets: Tensor) -> None:
@@ -107,14 +103,10 @@ class _Reader(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no types
         self._columns, self._cells, self._targets = columns, cells, targets
         self._scaling, self._target, self._contexts = scaling, target, contexts
 
-    def save(self, path: str | os.PathLike[str]) -> None:
+    def save(self, path: StrPath) -> None:
         """Saves what was fitted in a new folder: the network, as `Learner.save` does, and the known rows, which are
-        your data.
-
-        Raises:
-            ValueError: it is not fitted, there is something at `path`, it cannot be written, or a label is neither a
-                text nor a number.
-        """
+        your data. Raises ValueError if it is not fitted, there is something at `path`, it cannot be written, or a label
+        is neither a text nor a number."""
         check_is_fitted(self)
         with whole_folder("path", Path(path)) as folder:
             self._fill(folder)
@@ -133,24 +125,17 @@ class _Reader(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no types
         form.fill(folder, TABLE, {"cells": self._cells, "targets": self._targets}, meta)
 
     def export(
-        self,
-        path: str | os.PathLike[str],
-        *,
-        format: str = "onnx",  # noqa: A002 (the option's name)
-        licence: str | None = None,
-        key: str = "path",
+        self, path: StrPath, *, format: str = "onnx", licence: str | None = None, key: str = "path"
     ) -> list[str]:
         """Writes a new folder with one program, which runs without this one: the network with the keys and values of
-        the known rows. columns.json says how columns become its numbers. Returns what there is to say, in lines.
+        the known rows. columns.json says how columns become its numbers. Returns what there is to say, in lines. Raises
+        ValueError if it is not fitted, a package is missing, the program differs from this one by more than 1e-4, or
+        the folder cannot be written.
 
         Args:
             format: `onnx` (the extra `onnx`) or `torch-export`; or `folder`, as `save`, with a card.
             licence: of the network and the known rows, for the model card.
             key: how messages name the path.
-
-        Raises:
-            ValueError: it is not fitted, a package is missing, the program differs from this one by more than 1e-4, or
-                the folder cannot be written.
         """
         check_is_fitted(self)
         out, of_classes = Path(path), isinstance(self, ClassifierMixin)
@@ -161,10 +146,7 @@ class _Reader(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no types
                 raise ConfigError(f"format={format}: programs are made on the CPU; give the estimator device='cpu'")
             x = self._cells[torch.arange(4) % len(self._cells)].clone()
             x[3, 0] = torch.nan
-            network = _Network(self)
-            with torch.no_grad():
-                ours = network(x)
-            return NetworkToExport(network, x, ours, f"path={self._run}", outputs, inputs="rows", folded=True)
+            return NetworkToExport(self._program, x, f"path={self._run}", outputs, inputs="rows", folded=True)
 
         words = "rows: float64 [n, columns]; NaN is a missing value, or a new category"
         means = {"classes": self.classes_.tolist()} if of_classes else {"quantiles": list(LEVELS)}
@@ -186,22 +168,27 @@ class _Reader(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no types
             card=Card(out.name, task, ["prior-fitted network"], licence, facts, uses),
         )  # fmt: skip
 
+    def _program(self, rows: Tensor) -> tuple[Tensor, ...]:
+        """From rows float64 [n, columns] to the probabilities [n, classes], or to the mean [n] and the quantiles
+        [n, levels]."""
+        learner, reads = self._opened(), self._reads()
+        x = in_spreads(rows, self._scaling)[None]
+        with learner.computing():
+            outputs = [reads.answer(learner.params, context, x)[0].double() for context in self._contexts]
+        if isinstance(self, PFNClassifier):
+            return (self._probabilities(outputs).float(),)
+        assert isinstance(self, PFNRegressor)
+        return self._means(outputs), self._quantiles(outputs, LEVELS)
+
     def texts(self) -> list[str]:
         """The names of the columns whose values stand for categories."""
         check_is_fitted(self)
         return [column["name"] for column in self._columns if "categories" in column]
 
     @classmethod
-    def load(cls, path: str | os.PathLike[str], *, plugins: Sequence[str] = (), device: str = "cpu") -> Self:
-        """What `save` has saved, fitted.
-
-        Args:
-            path: the folder.
-            plugins, device: as for the class.
-
-        Raises:
-            ValueError: there is no such folder, it holds something else, or a file is damaged.
-        """
+    def load(cls, path: StrPath, *, plugins: Sequence[str] = (), device: str = "cpu") -> Self:
+        """What `save` has saved in the folder `path`, fitted; `plugins` and `device` are those of the class. Raises
+        ValueError if there is no such folder, it holds something else, or a file is damaged."""
         saved = _saved(Path(path))
         return cls(Path(path) / NETWORK, plugins=plugins, device=device)._show_saved(saved)
 
@@ -224,9 +211,8 @@ class _Reader(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no types
         is_frame = _is_frame(X)
         if is_frame and not len(X):
             raise ConfigError("X: has no rows")
-        checked = validate_data(
-            self, X, reset=False, dtype=None, ensure_all_finite="allow-nan", skip_check_array=is_frame
-        )
+        options = {"dtype": None, "ensure_all_finite": "allow-nan", "skip_check_array": is_frame}
+        checked = validate_data(self, X, reset=False, **options)
         x, learner = _shown(_numbers(X if is_frame else checked, self._columns), self._scaling), self._opened()
         with learner.computing(), torch.no_grad():
             rows, reads = learner.on_device(x[None]), self._reads()
@@ -236,7 +222,7 @@ class _Reader(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no types
         return outputs
 
     @property
-    def _run(self) -> str | os.PathLike[str]:
+    def _run(self) -> StrPath:
         """Where the network is."""
         kind = "classes" if isinstance(self, ClassifierMixin) else "numbers"
         return SHIPPED / kind if self.path is None else self.path
@@ -296,11 +282,8 @@ class PFNClassifier(ClassifierMixin, _Reader):  # type: ignore[misc]
     """
 
     def fit(self, X: Any, y: Any) -> Self:  # noqa: N803
-        """Shows the known rows and their labels to the network.
-
-        Raises:
-            ValueError: what scikit-learn refuses, no such run, or more classes than the network was made for.
-        """
+        """Shows the known rows and their labels to the network. Raises ValueError for what scikit-learn refuses, if
+        there is no such run, or for more classes than the network was made for."""
         X, y = _checked(self, X, y)  # noqa: N806
         self._reads()
         try:
@@ -326,8 +309,10 @@ class PFNClassifier(ClassifierMixin, _Reader):  # type: ignore[misc]
 
     def predict_proba(self, X: Any) -> NDArray[np.float64]:  # noqa: N803
         """The probability of each class: [n, classes]."""
-        parts = [logits[:, : len(self.classes_)].softmax(dim=1) for logits in self._outputs(X)]
-        return np.asarray(torch.stack(parts).mean(dim=0).numpy())
+        return np.asarray(self._probabilities(self._outputs(X)).numpy())
+
+    def _probabilities(self, outputs: list[Tensor]) -> Tensor:
+        return _mean([logits[:, : len(self.classes_)].softmax(dim=1) for logits in outputs])
 
     def predict(self, X: Any) -> Array:  # noqa: N803
         """The most probable class of each row."""
@@ -342,13 +327,8 @@ class PFNRegressor(RegressorMixin, _Reader):  # type: ignore[misc]
     """
 
     def fit(self, X: Any, y: Any) -> Self:  # noqa: N803
-        """Shows the known rows and their targets to the network.
-
-        Raises:
-            ValueError: what scikit-learn refuses, or no such run.
-        """
-        import pandas as pd
-
+        """Shows the known rows and their targets to the network. Raises ValueError for what scikit-learn refuses, or if
+        there is no such run."""
         self._reads()
         cells = pd.Series(np.asarray(y).ravel())
         if cells.dtype.kind not in "biufc":
@@ -365,18 +345,22 @@ class PFNRegressor(RegressorMixin, _Reader):  # type: ignore[misc]
 
     def predict(self, X: Any) -> NDArray[np.float64]:  # noqa: N803
         """The mean of the predictive distribution of each row, [n]."""
-        predictive: Any = self._reads().predictive
-        parts = [predictive.mean(outputs[None])[0, :, 0] for outputs in self._outputs(X)]
-        return np.asarray(self._in_units(torch.stack(parts).mean(dim=0)).numpy())
+        return np.asarray(self._means(self._outputs(X)).numpy())
 
     def predict_quantiles(self, X: Any, levels: Sequence[float]) -> NDArray[np.float64]:  # noqa: N803
         """The quantiles [n, levels] of the predictive distribution of each row; levels lie between 0 and 1."""
         for level in levels:
             fraction("levels", level)
+        return np.asarray(self._quantiles(self._outputs(X), levels).numpy())
+
+    def _means(self, outputs: list[Tensor]) -> Tensor:
+        predictive: Any = self._reads().predictive
+        return self._in_units(_mean([predictive.mean(part[None])[0, :, 0] for part in outputs]))
+
+    def _quantiles(self, outputs: list[Tensor], levels: Sequence[float]) -> Tensor:
         predictive: Any = self._reads().predictive
         asked = torch.tensor(list(levels), dtype=torch.float64)
-        parts = [predictive.quantiles(outputs[None], asked)[0] for outputs in self._outputs(X)]
-        return np.asarray(self._in_units(torch.stack(parts).mean(dim=0)).numpy())
+        return self._in_units(_mean([predictive.quantiles(part[None], asked)[0] for part in outputs]))
 
     def _in_units(self, answered: Tensor) -> Tensor:
         """What the network answers, in the units of the targets."""
@@ -388,12 +372,9 @@ class PFNRegressor(RegressorMixin, _Reader):  # type: ignore[misc]
         return self.predict_quantiles(X, [(1 - coverage) / 2, (1 + coverage) / 2])
 
 
-def estimator(path: str | os.PathLike[str], *, plugins: Sequence[str] = ()) -> PFNClassifier | PFNRegressor:
-    """The estimator for what a run predicts, classes or real numbers; the arguments are those of both.
-
-    Raises:
-        ValueError: what `metalearn.load` refuses, or no run of algorithm=pfn.
-    """
+def estimator(path: StrPath, *, plugins: Sequence[str] = ()) -> PFNClassifier | PFNRegressor:
+    """The estimator for what a run predicts, classes or real numbers; the arguments are those of both. Raises
+    ValueError for what `metalearn.load` refuses."""
     learner = load(path, plugins=plugins)
     reads = learner.taught.model.in_context
     kind = PFNClassifier if reads is None or reads.predictive is None else PFNRegressor
@@ -402,12 +383,8 @@ def estimator(path: str | os.PathLike[str], *, plugins: Sequence[str] = ()) -> P
     return made
 
 
-def fitted(path: str | os.PathLike[str], *, plugins: Sequence[str] = ()) -> PFNClassifier | PFNRegressor:
-    """The estimator, of either kind, that `save` has put into a folder.
-
-    Raises:
-        ValueError: as `PFNClassifier.load`.
-    """
+def fitted(path: StrPath, *, plugins: Sequence[str] = ()) -> PFNClassifier | PFNRegressor:
+    """The estimator, of either kind, that `save` has put into a folder. Raises ValueError as `PFNClassifier.load`."""
     saved = _saved(Path(path))
     return estimator(Path(path) / NETWORK, plugins=plugins)._show_saved(saved)
 
@@ -438,78 +415,60 @@ def _is_frame(X: Any) -> bool:  # noqa: N803
 
 def _columns(X: Any) -> list[dict[str, Any]]:  # noqa: N803
     """The name of each column, and, of those that do not hold numbers, the values as texts in their order."""
-    import pandas as pd
-
     columns: list[dict[str, Any]] = []
     for name, cells in pd.DataFrame(X).items():
         columns.append({"name": str(name)})
         if cells.isna().all():
             columns[-1]["categories"] = []  # whatever a new row has there, counts as missing
             log.warning("X: column %s is empty in the known rows: it is left out", name)
-            continue
-        if _as_days(cells) is not None:
+        elif _as_days(cells) is not None:
             columns[-1]["unit"] = "days since 1970-01-01"
-            continue
-        if _as_numbers(cells) is not None:
-            continue
-        values = {text: value for value in cells if (text := _text(value)) is not None}
-        try:
-            columns[-1]["categories"] = sorted(values, key=lambda text, of=values: of[text])  # type: ignore[misc]
-        except TypeError:  # of several types
-            columns[-1]["categories"] = sorted(values)
-        if len(values) > max(MOST_TEXTS, len(X) / 2):
-            log.warning(
-                "X: column %s has %d different texts in %d rows, which are no categories: leave it out, or give what "
-                "they mean as numbers", name, len(values), len(X),
-            )  # fmt: skip
+        elif _as_numbers(cells) is None:
+            values = {text: value for value in cells if (text := _text(value)) is not None}
+            try:
+                columns[-1]["categories"] = sorted(values, key=lambda text, of=values: of[text])  # type: ignore[misc]
+            except TypeError:  # of several types
+                columns[-1]["categories"] = sorted(values)
+            if len(values) > max(MOST_TEXTS, len(X) / 2):
+                log.warning(
+                    "X: column %s has %d different texts in %d rows, which are no categories: leave it out, or give "
+                    "what they mean as numbers", name, len(values), len(X),
+                )  # fmt: skip
     return columns
-
-
-_TRUTHS = {"true": "True", "false": "False"}
 
 
 def _text(value: Any) -> str | None:
     """A cell that is no number as a text, the same whatever type a reader has given it; None for a missing one."""
-    import pandas as pd
-
     if pd.api.types.is_scalar(value) and pd.isna(value):
         return None
     if isinstance(value, float | np.floating) and float(value).is_integer():
         value = int(value)  # of whole numbers among missing ones, pandas makes real ones
     text = str(value)
-    return _TRUTHS.get(text.lower(), text)
+    return text.title() if text.lower() in ("true", "false") else text
 
 
 def _as_days(column: Any) -> NDArray[np.float64] | None:
     """Dates as days since 1970, NaN for what is missing; None if it holds something else."""
-    import pandas as pd
-
     if not pd.api.types.infer_dtype(column).startswith("date"):
         return None
     since = pd.to_datetime(column, utc=True) - pd.Timestamp("1970-01-01", tz="UTC")
-    days: NDArray[np.float64] = (since / pd.Timedelta(days=1)).to_numpy(np.float64)
-    return days
+    return np.asarray(since / pd.Timedelta(days=1), np.float64)
 
 
 def _as_numbers(column: Any) -> NDArray[np.float64] | None:
     """A column as numbers, durations in days, NaN for what is missing; None if it holds something else."""
-    import pandas as pd
-
     if pd.api.types.infer_dtype(column).startswith("timedelta"):
         column = pd.to_timedelta(column) / pd.Timedelta(days=1)
     if column.dtype.kind not in "iufO":
         return None
     try:
-        numbers: NDArray[np.float64] = column.to_numpy(dtype=np.float64, na_value=np.nan)
-        return numbers
+        return np.asarray(column.to_numpy(dtype=np.float64, na_value=np.nan))
     except (TypeError, ValueError):
         return None
 
 
 def _numbers(X: Any, columns: Sequence[dict[str, Any]]) -> Tensor:  # noqa: N803
     """The cells [n, d] as numbers, float64, with NaN for what is missing or new."""
-    import pandas as pd
-
     numbered: list[NDArray[np.float64]] = []
     for (name, cells), column in zip(pd.DataFrame(X).items(), columns, strict=True):
         if "categories" not in column:
@@ -555,8 +514,10 @@ def _parts(targets: Tensor) -> list[Tensor]:
     return [order[first::count] for first in range(count)]
 
 
-FARTHEST = 1e6
-"""How many spreads from the mean a value may lie; what is beyond is brought there, so that float32 has its square."""
+def _mean(parts: list[Tensor]) -> Tensor:
+    """Of the answers by each part of the known rows."""
+    # No torch.mean: in ONNX its name would be that of the output.
+    return torch.stack(parts).sum(dim=0) / len(parts)
 
 
 def _scaling_of(cells: Tensor, standardizes: bool) -> Scaling:
@@ -573,12 +534,10 @@ def _scaling_of(cells: Tensor, standardizes: bool) -> Scaling:
 def _mean_and_spread(cells: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Over rows [n, d], without missing values; and which columns vary. The spread of others is 1."""
     x = cells.numpy()
-    present = ~np.isnan(x)
-    largest = np.where(present, np.abs(x), 0.0).max(axis=0, initial=0.0)
+    x = np.where(np.isnan(x).all(axis=0), 0.0, x)  # numpy warns of columns without numbers
+    largest = np.nanmax(np.abs(x), axis=0)
     unit = np.where(largest > 0, largest, 1.0)  # the squares of 1e200 are no numbers
-    scaled, count = np.where(present, x / unit, 0.0), present.sum(axis=0).clip(min=1)
-    mean = scaled.sum(axis=0) / count
-    spread = np.sqrt((np.where(present, scaled - mean, 0.0) ** 2).sum(axis=0) / count)
+    mean, spread = np.nanmean(x / unit, axis=0), np.nanstd(x / unit, axis=0)
     varies = spread > 1e-12 * np.abs(mean)
     parts = (mean * unit, np.where(varies, spread * unit, 1.0), varies)
     return torch.from_numpy(parts[0]), torch.from_numpy(parts[1]), torch.from_numpy(parts[2])
@@ -598,25 +557,3 @@ def in_spreads(x: Tensor, scaling: Scaling) -> Tensor:
     if scaling.scale is not None:
         x = ((x - scaling.scale[0]) / scaling.scale[1]).clamp(-FARTHEST, FARTHEST)
     return x.float() if x.shape[1] else x.new_zeros(len(x), 1).float()
-
-
-class _Network(nn.Module):
-    """From rows float64 [n, columns] to the probabilities [n, classes], or to the mean [n] and the quantiles
-    [n, levels]."""
-
-    def __init__(self, model: _Reader) -> None:
-        super().__init__()
-        self._model = model
-
-    def forward(self, rows: Tensor) -> tuple[Tensor, ...]:
-        model, learner, reads = self._model, self._model._opened(), self._model._reads()
-        x, levels = in_spreads(rows, model._scaling)[None], torch.tensor(LEVELS, dtype=torch.float64)
-        with learner.computing():
-            parts = [reads.answer(learner.params, context, x).double() for context in model._contexts]
-        if reads.predictive is None:
-            probabilities = [answered[0, :, : len(model.classes_)].softmax(dim=1) for answered in parts]
-            return (torch.stack(probabilities).mean(dim=0).float(),)
-        means = [reads.predictive.mean(answered)[0, :, 0] for answered in parts]
-        quantiles = [reads.predictive.quantiles(answered, levels)[0] for answered in parts]
-        # No torch.mean: in ONNX its name would be that of the output.
-        return tuple(model._in_units(torch.stack(values).sum(dim=0) / len(values)) for values in (means, quantiles))

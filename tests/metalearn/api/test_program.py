@@ -12,8 +12,7 @@ import metalearn
 from metalearn.api.learner import Classification
 from metalearn.cli import adapt
 from metalearn.errors import ConfigError
-from metalearn.saved.card import ONNX, TORCH
-from metalearn.saved.exporter import FILES
+from metalearn.saved.exporter import FILES, ONNX, TORCH
 from tests import drawn_pictures
 from tests.metalearn.api.test_load import ALGORITHMS, TINY
 from tests.programs import needs_onnx, said_by_card

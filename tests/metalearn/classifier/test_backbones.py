@@ -13,7 +13,7 @@ from PIL import Image
 from torch import nn
 
 from metalearn.api.pictures import all_seen
-from metalearn.classifier.backbones import Backbone, backbone_of, features_of, of_module
+from metalearn.classifier.backbones import Backbone, backbone_of, of_module
 from metalearn.classifier.classifier import PictureClassifier
 from metalearn.errors import ConfigError, Invalid, install
 from tests import drawn_pictures
@@ -36,7 +36,7 @@ def network() -> nn.Module:
 
 
 def features(backbone: Backbone, images: list[Image.Image]) -> torch.Tensor:
-    return features_of(backbone, all_seen(images, backbone.form, "X"))
+    return backbone.features(all_seen(images, backbone.form, "X"))
 
 
 def test_a_module_of_code_is_a_backbone(network: nn.Module, images: list[Image.Image], tmp_path: Path) -> None:

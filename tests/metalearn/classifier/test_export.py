@@ -22,8 +22,7 @@ from metalearn.classifier.saved import WEIGHTS
 from metalearn.cli import export, predict
 from metalearn.errors import ConfigError, install
 from metalearn.nn.surroundings import compute_with
-from metalearn.saved.card import FORMATS, ONNX, TORCH
-from metalearn.saved.exporter import FILES
+from metalearn.saved.exporter import FILES, FORMATS, ONNX, TORCH
 from metalearn.saved.form import MANIFEST, META, TENSORS
 from metalearn.tasks.common.pictures import PictureForm
 from tests import drawn_pictures

@@ -10,7 +10,6 @@ from torch import Tensor
 from metalearn.classifier.heads import HEADS, centred, class_means
 from metalearn.classifier.validation import (
     LOST,
-    Validation,
     calibration_error,
     cross_validated,
     folds_of,
@@ -82,8 +81,8 @@ def test_no_head_scores_a_picture_that_it_has_learned_from(head: str) -> None:
     y = torch.randint(4, (120,), generator=torch.Generator().manual_seed(2))
     z = centred(features, features.double().mean(dim=0))
     assert (HEADS[head].score(HEADS[head].fit(z, y, 4), z).argmax(dim=1) == y).double().mean() > 0.6
-    found = cross_validated(features, y, 4, [head], folds_of(y, 4))
-    assert (found.scores[head].argmax(dim=1) == y).double().mean() < 0.4
+    found, _ = cross_validated(features, y, 4, [head], folds_of(y, 4))
+    assert (found[head].argmax(dim=1) == y).double().mean() < 0.4
 
 
 def test_the_sharpness_is_that_of_the_highest_likelihood() -> None:
@@ -117,12 +116,12 @@ def test_the_calibration_error_of_a_hand_count() -> None:
 
 def test_pictures_of_no_class_are_told_from_others() -> None:
     features, y = clusters(6, 8)
-    found = strangers(features, y, 6, cross_validated(features, y, 6, [], folds_of(y, 6)).near)
-    assert found is not None and found.caught == 1.0 and found.wrong == 0.0
+    found = strangers(features, y, 6, cross_validated(features, y, 6, [], folds_of(y, 6))[1])
+    assert found is not None and found[1:] == (1.0, 0.0)
     assert strangers(features[:16], y[:16], 2, torch.ones(16)) is None
     near = torch.rand(48, generator=torch.Generator().manual_seed(0)).double()  # some below the threshold
     mixed = strangers(features, y, 6, near)
-    assert mixed is not None and 0 < mixed.wrong == (near < mixed.threshold).double().mean() <= LOST
+    assert mixed is not None and 0 < mixed[2] == (near < mixed[0]).double().mean() <= LOST
 
 
 def test_more_pictures_help() -> None:
@@ -142,15 +141,15 @@ def test_a_class_with_one_picture_is_learned_and_not_asked_for() -> None:
     features, y = clusters(3, 4)
     keep = torch.tensor([i for i in range(12) if not 5 <= i < 8])
     names = [str(i) for i in keep.tolist()]
-    report = report_of(features[keep], Validation(y[keep], ["a", "b", "c"], names, list(HEADS), folds=5, seed=0))
+    report = report_of(features[keep], y[keep], classes=["a", "b", "c"], names=names, heads=list(HEADS))
     assert report["pictures"] == 8 and report["learned_from"] == 9 and set(report["by_class"]) == {"a", "c"}
-    one_each = Validation(torch.arange(3), ["a", "b", "c"], ["1", "2", "3"], ["ridge 1"], folds=5, seed=0)
-    single = report_of(features[::4], one_each)
+    one_each = {"classes": ["a", "b", "c"], "names": ["1", "2", "3"], "heads": ["ridge 1"]}
+    single = report_of(features[::4], torch.arange(3), **one_each)
     assert single["accuracy"] is None and single["head"] == "ridge 1"
 
 
 def test_the_first_of_equal_heads_is_taken() -> None:
     features, y = clusters(3, 5, spread=0.01)
-    report = report_of(features, Validation(y, ["a", "b", "c"], [""] * 15, list(HEADS), folds=5, seed=0))
+    report = report_of(features, y, classes=["a", "b", "c"], names=[""] * 15, heads=list(HEADS))
     assert report["accuracy"] == 1.0 and report["head"] == "class means" and report["wrong"] == []
     assert report["confusion"] == [[5, 0, 0], [0, 5, 0], [0, 0, 5]]

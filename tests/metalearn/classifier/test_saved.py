@@ -4,6 +4,7 @@ import csv
 import json
 import os
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from torch import nn
 
 from metalearn.classifier.backbones import Backbone, of_module
 from metalearn.classifier.classifier import Collected, PictureClassifier
-from metalearn.classifier.saved import WEIGHTS, Saved, Weights
+from metalearn.classifier.saved import WEIGHTS, read
 from metalearn.cli import export, fit, predict
 from metalearn.errors import ConfigError, DataError
 from metalearn.saved import form
@@ -65,14 +66,12 @@ class Killed(BaseException):
 def test_a_kill_while_it_is_replaced_leaves_a_whole_one(
     backbone: Backbone, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Before each renaming in turn, where the system exchanges no folders; then the classifier is saved again. Files of
-    people's own stay."""
-    monkeypatch.setattr(form, "exchanged", lambda one, other: False)
-    folder, made = tmp_path / "c", [fitted(backbone, classes)._saved() for classes in (2, 3)]
-    weights = [Weights({"w": torch.full((2,), float(number))}, None) for number in range(2)]
+    """Before each renaming in turn; then the classifier is saved again. Files of people's own stay."""
+    folder, states = tmp_path / "c", [{"w": torch.full((2,), float(number))} for number in range(2)]
+    made = [fitted(replace(backbone, state=state), classes) for state, classes in zip(states, (2, 3), strict=True)]
     for calls in range(4):
         shutil.rmtree(folder, ignore_errors=True)
-        made[0].write(folder, replace=False, weights=weights[0], command="")
+        made[0].save(folder)
         (folder / "notes.txt").write_text("mine")
         left, rename = [calls], Path.rename
 
@@ -85,22 +84,22 @@ def test_a_kill_while_it_is_replaced_leaves_a_whole_one(
         with monkeypatch.context() as patch:
             patch.setattr(Path, "rename", killed)
             try:
-                made[1].write(folder, replace=True, weights=weights[1], command="")
+                made[1].save(folder, replace=True)
             except Killed:
                 pass
             else:
                 assert calls == 2  # the number of renamings
                 break
-        found, file = Saved.read(folder, "path")
-        assert found.classes == made[0].classes and file is not None
-        assert torch.equal(load_file(file)["w"], weights[0].state["w"])
-        made[0].write(folder, replace=True, weights=weights[0], command="")
+        found, file = read(folder, "path")
+        assert found["classes"] == made[0].classes_.tolist() and file is not None
+        assert torch.equal(load_file(file)["w"], states[0]["w"])
+        made[0].save(folder, replace=True)
         assert (folder / "notes.txt").read_text() == "mine"
         assert [path.name for path in tmp_path.iterdir()] == ["c"]
-    found, file = Saved.read(folder, "path")
-    assert found.classes == made[1].classes and torch.equal(load_file(file or "")["w"], torch.ones(2))
-    made[1].write(folder, replace=True, weights=None, command="")
-    assert Saved.read(folder, "path")[1] is None and not (folder / WEIGHTS).exists()
+    found, file = read(folder, "path")
+    assert found["classes"] == made[1].classes_.tolist() and torch.equal(load_file(file or "")["w"], torch.ones(2))
+    fitted(backbone, 3).save(folder, replace=True)
+    assert read(folder, "path")[1] is None and not (folder / WEIGHTS).exists()
 
 
 def test_who_reads_while_it_is_replaced_gets_the_new_one(

@@ -29,7 +29,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("METALEARN_CACHE", str(tmp_path / "cache"))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "own"))
     for name, size in ((OLD, 1000), (NEW, 1000), (LARGE, 2_000_000)):
-        cache.get(name, partial(list, [bytes(size)])).file.close()
+        cache.get(name, partial(list, [bytes(size)]))[0].close()
     folder = tmp_path / "cache"
     for name in (*LEFTOVERS, *NOT_OURS[:-1]):
         (folder / name).write_text("content")

@@ -403,8 +403,8 @@ def test_the_interval_is_wilsons() -> None:
         reached, z = accuracy(said, truth), 1.959964
         share = correct / count
         low, high = np.roots([1 + z**2 / count, -(2 * share + z**2 / count), share**2])[::-1].real
-        assert (reached.low, reached.high) == pytest.approx((max(0, low), high), abs=1e-9)
-        assert (reached.correct, reached.pictures) == (correct, count)
+        assert tuple(reached["interval95"]) == pytest.approx((max(0, low), high), abs=1e-9)
+        assert (reached["correct"], reached["pictures"]) == (correct, count)
 
 
 @pytest.mark.thorough

@@ -29,7 +29,7 @@ from sklearn.utils.estimator_checks import check_estimator
 
 from metalearn import PFNClassifier, PFNRegressor
 from metalearn.cli import export, fit, predict, train
-from metalearn.saved.card import ONNX, TORCH
+from metalearn.saved.exporter import ONNX, TORCH
 from metalearn.tables import estimators
 from metalearn.tables.estimators import COLUMNS, LEVELS, SHIPPED
 
