@@ -6,13 +6,13 @@ from pathlib import Path
 from typing import Any
 
 from omegaconf import OmegaConf
-from optuna.samplers import RandomSampler
+from optuna.samplers import BaseSampler, RandomSampler
 
 from hydra_async_sweeper.controller import SweepController, SweepView
 from hydra_async_sweeper.settings import SweeperSettings, settings_of
 from hydra_async_sweeper.slots import TrialSlots
 from hydra_async_sweeper.space import Category, Dimension, Number, Space
-from hydra_async_sweeper.study import ParamChoice, Search, Study
+from hydra_async_sweeper.study import Search, Study
 from hydra_async_sweeper.trials import FinishedTrials, StartedTrial
 from hydra_plugins.async_sweeper import AsyncSweeperConf, PbtSweeperConf
 
@@ -40,8 +40,8 @@ def completed(number: int, overrides: Sequence[str] = ()) -> dict[str, Any]:
     return {"status": "COMPLETED", "value": {"status": "completed", "exit": 0, "val": {"mse": float(number)}}}
 
 
-def drawn(number: int) -> ParamChoice:
-    return ParamChoice(RandomSampler(seed=number))
+def drawn(number: int) -> tuple[BaseSampler, None]:
+    return RandomSampler(seed=number), None
 
 
 @contextmanager

@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 from search_functions import PROBLEMS
 
 from hydra_async_sweeper.islands import (
-    Individual,
     IslandSettings,
     ScoredTrial,
     breed,
@@ -93,12 +92,12 @@ def search(space: Space, settings: IslandSettings, count: int, slots: int = 1, f
 def test_breeding_is_propulates_draw_for_draw(case: dict[str, Any]) -> None:
     space, settings = space_of(case["limits"]), IslandSettings(seed=0, pop_size=case["pop_size"])
     rng = random.Random(case["seed"])
-    population: list[Individual] = []
+    population: list[ScoredTrial] = []
     for number, (params, loss) in enumerate(recorded(case)):
         child = breed(rng, population, space, settings)
         assert child == params
         assert list(map(type, child.values())) == list(map(type, params.values()))
-        population.append(Individual(number, 0, params, loss))
+        population.append(ScoredTrial(number, number, params, loss))
 
 
 @pytest.mark.parametrize("case", RECORDINGS["islands"], ids=name_of)
@@ -132,7 +131,7 @@ def test_the_functions_of_the_benchmark_are_propulates(case: dict[str, Any]) -> 
 
 def test_a_child_differs_from_its_parents_only_by_draws() -> None:
     settings = IslandSettings(seed=0, pop_size=2, mutation=0, random_init=0, sigma=0)
-    parents = [Individual(i, 0, {"a": float(i), "b": float(i)}, 0.0) for i in range(2)]
+    parents = [ScoredTrial(i, i, {"a": float(i), "b": float(i)}, 0.0) for i in range(2)]
     rng = random.Random(0)
     children = [breed(rng, parents, PLAIN, settings) for _ in range(4000)]
     assert {tuple(child.values()) for child in children} == {(0.0, 0.0), (0.0, 1.0), (1.0, 0.0), (1.0, 1.0)}
@@ -170,14 +169,14 @@ def test_a_logarithmic_number_is_the_exponential_of_a_plain_one(seed: int, low: 
     high = low * ratio
     settings = IslandSettings(seed=0, pop_size=3)
     plain, log = random.Random(seed), random.Random(seed)
-    plain_parents: list[Individual] = []
-    log_parents: list[Individual] = []
+    plain_parents: list[ScoredTrial] = []
+    log_parents: list[ScoredTrial] = []
     for number in range(20):
         x = breed(plain, plain_parents, {"x": Number(math.log(low), math.log(high))}, settings)
         y = breed(log, log_parents, {"x": Number(low, high, log=True)}, settings)
         assert y["x"] == pytest.approx(math.exp(float(x["x"])), rel=1e-9)
-        plain_parents.append(Individual(number, 0, x, float(number)))
-        log_parents.append(Individual(number, 0, y, float(number)))
+        plain_parents.append(ScoredTrial(number, number, x, float(number)))
+        log_parents.append(ScoredTrial(number, number, y, float(number)))
 
 
 def test_a_whole_logarithmic_number_halves_with_its_size() -> None:

@@ -21,7 +21,7 @@ Params = dict[str, Value]
 
 
 class SpaceError(ValueError):
-    """A sweep override that describes no space."""
+    """A sweep override that describes no space, or a key of the sweeper that is not allowed."""
 
 
 class Category(NamedTuple):
@@ -39,6 +39,25 @@ class Number(NamedTuple):
     step: float | None = None
     whole: bool = False
 
+    @property
+    def spacing(self) -> float | None:
+        """The step, which is 1 of whole numbers without one."""
+        return 1 if self.whole and self.step is None else self.step
+
+    def steps_to(self, value: float) -> int:
+        """How many steps lead from the low end to the step that is nearest to a value."""
+        assert self.spacing is not None
+        return round((value - self.low) / self.spacing)
+
+    def at(self, index: int) -> int | float:
+        """The value after `index` steps from the low end, as the decimal that a person would write."""
+        value = Decimal(repr(self.low)) + index * Decimal(repr(self.spacing))
+        return int(value) if self.whole else float(value)
+
+    def values(self) -> list[int | float]:
+        """All values of a number with steps."""
+        return [self.at(index) for index in range(self.steps_to(self.high) + 1)]
+
 
 Dimension = Category | Number
 Space = dict[str, Dimension]
@@ -54,8 +73,7 @@ class SweepPlan(NamedTuple):
 
     def overrides(self, params: Mapping[str, Value]) -> list[str]:
         """A trial's overrides, in the order of the command line."""
-        searched_for = dict(zip(params, as_overrides(params), strict=True))
-        return [searched_for[text] if searched else text for text, searched in self.template]
+        return [f"{text}={params[text]}" if searched else text for text, searched in self.template]
 
 
 def plan_of(arguments: Sequence[str], params: Mapping[str, Any], options: Callable[[str], Sequence[str]]) -> SweepPlan:
@@ -137,74 +155,47 @@ def _range(override: Override, value: RangeSweep) -> Dimension:
     return Number(low, high, log="log" in value.tags, step=abs(step), whole=whole)
 
 
-def as_overrides(params: Mapping[str, Value]) -> list[str]:
-    """The overrides that choose these values."""
-    return [f"{key}={value!r}" if isinstance(value, float) else f"{key}={value}" for key, value in params.items()]
-
-
 def size(space: Space) -> int | None:
     """How many combinations there are; None if they cannot be counted."""
     counts = []
     for dimension in space.values():
         if isinstance(dimension, Category):
             counts.append(len(dimension.options))
-        elif (number := with_step(dimension)).step is not None:
-            counts.append(steps_of(number) + 1)
+        elif dimension.spacing is not None:
+            counts.append(dimension.steps_to(dimension.high) + 1)
         else:
             return None
     return math.prod(counts)
 
 
-def steps_of(number: Number) -> int:
-    """How many steps lie between both ends of a number with a step."""
-    assert number.step is not None
-    return round((number.high - number.low) / number.step)
-
-
-def value_at(number: Number, index: int) -> int | float:
-    """The value after `index` steps from the low end, as the decimal that a person would write."""
-    assert number.step is not None
-    value = Decimal(repr(number.low)) + index * Decimal(repr(number.step))
-    return int(value) if number.whole else float(value)
-
-
-def values_of(number: Number) -> list[int | float]:
-    """All values of a number with a step."""
-    return [value_at(number, index) for index in range(steps_of(number) + 1)]
-
-
 def combinations(space: Space) -> list[Params]:
     """Every combination of a space whose values can be counted, the last dimension changing fastest."""
     values: list[Sequence[Value]] = [
-        dimension.options if isinstance(dimension, Category) else values_of(with_step(dimension))
-        for dimension in space.values()
+        dimension.options if isinstance(dimension, Category) else dimension.values() for dimension in space.values()
     ]
     return [dict(zip(space, one, strict=True)) for one in itertools.product(*values)]
 
 
 def uniform(rng: random.Random, dimension: Dimension) -> Value:
-    """A value drawn uniformly, on a logarithmic scale if the number has one.
-
-    With both a step and a logarithmic scale, a value stands for the interval up to the next: 1 is drawn from 1 to 2.
-    """
+    """A value drawn uniformly, on a logarithmic scale if the number has one. With steps, too, a value stands for the
+    interval up to the next: 1 is drawn from 1 to 2."""
     if isinstance(dimension, Category):
         return rng.choice(dimension.options)
-    number = with_step(dimension)
-    low, high = number.low, number.high
-    if number.step is None:
-        if number.log:
+    low, high, step = dimension.low, dimension.high, dimension.spacing
+    if step is None:
+        if dimension.log:
             return min(float(high), max(float(low), math.exp(rng.uniform(math.log(low), math.log(high)))))
         return rng.uniform(low, high)
-    steps = steps_of(number)
-    if not number.log:
-        return value_at(number, rng.randint(0, steps))
-    drawn = math.exp(rng.uniform(math.log(low), math.log(high + number.step)))
-    return value_at(number, min(steps, int((drawn - low) / number.step)))
+    steps = dimension.steps_to(high)
+    if not dimension.log:
+        return dimension.at(rng.randint(0, steps))
+    drawn = math.exp(rng.uniform(math.log(low), math.log(high + step)))
+    return dimension.at(min(steps, int((drawn - low) / step)))
 
 
-def with_step(number: Number) -> Number:
-    """A whole number without a step has the step 1."""
-    return number._replace(step=1) if number.whole and number.step is None else number
+def uniform_params(rng: random.Random, space: Space) -> Params:
+    """A value of each dimension, drawn uniformly."""
+    return {key: uniform(rng, dimension) for key, dimension in space.items()}
 
 
 def ends_of(dimension: Dimension) -> tuple[Value, ...]:

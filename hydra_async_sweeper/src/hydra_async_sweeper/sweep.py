@@ -61,10 +61,6 @@ class TaskTraits(NamedTuple):
     best_run: Sequence[str] = ()
     segment: Callable[[int, int, Path | None, Sequence[str]], list[str]] | None = None
 
-    @classmethod
-    def of(cls, function: TaskFunction | None) -> "TaskTraits":
-        return cls(**{name: getattr(function, name) for name in cls._fields if hasattr(function, name)})
-
 
 def sweep(
     keys: Mapping[str, Any], arguments: Sequence[str], config: DictConfig, launcher: Launcher, loader: ConfigLoader,
@@ -79,7 +75,8 @@ def sweep(
         SystemExit: 1 if the nursery was killed, a disk has failed, or more trials have failed than `max_failure_rate`
             allows; 2 if the sweep cannot be started; 130 or 143 if it was stopped.
     """
-    task, folder, again = TaskTraits.of(task_function), Path(str(config.hydra.sweep.dir)), SAME
+    traits = {name: getattr(task_function, name) for name in TaskTraits._fields if hasattr(task_function, name)}
+    task, folder, again = TaskTraits(**traits), Path(str(config.hydra.sweep.dir)), SAME
     try:
         plan = plan_of(arguments, keys["params"], lambda group: loader.get_group_options(group, ObjectType.CONFIG))
         settings = settings_of(keys, plan.space, task.objective, task.maximized)
@@ -147,7 +144,8 @@ class SweepRun:
         self._settings = settings._replace(islands=settings.islands._replace(island_size=island_size))
 
     def run(self, slots: TrialSlots, again: str) -> list[list[JobReturn]]:
-        """Runs the trials, and writes the records; `again` is what to type to resume them."""
+        """Runs the trials, and writes the records; `again` is what to type to resume them. Raises TrialsFailedError if
+        trials could not be started, or a larger share has failed than is allowed."""
         from hydra_async_sweeper.controller import PruningWatch, SweepController, SweepView
         from hydra_async_sweeper.study import PRUNERS, search_of
 
@@ -174,18 +172,36 @@ class SweepRun:
             log.info("tables and plots: %s", self._folder)
             if (command := self._command()) is not None:
                 log.info("the best configuration: %s", command)
-            self._check_failures()
-        returned = [job_return(controller.returned[number]) for number in sorted(controller.returned)]
+            if study.waiting():
+                raise TrialsFailedError("no member of the latest round has a value, so none can go on")
+            failed, allowed = [t for t in study.finished() if t.outcome == FAILED], settings.max_failure_rate
+            if len(failed) > allowed * study.count():
+                reasons = "\n".join(f"  trial {trial.number}: {trial.failure}" for trial in failed[:5])
+                raise TrialsFailedError(
+                    f"{len(failed)} of {study.count()} trials have failed, and "
+                    f"hydra.sweeper.max_failure_rate={allowed:g}:\n{reasons}"
+                )
+        returned = [job_return(outcome) for _, outcome in sorted(controller.returned.items())]
         return [returned[i : i + settings.n_jobs] for i in range(0, len(returned), settings.n_jobs)]
 
     def _open_study(self, settings: SweeperSettings) -> "Study":
         """The study with all its trials, new or as it was left; and Hydra's multirun.yaml beside it."""
         from hydra_async_sweeper.study import Study
 
+        base = OmegaConf.masked_copy(self._config, [str(key) for key in self._config if key != "hydra"])
+        islands = settings.islands._asdict() if settings.sampler == "islands" else {}
+        islands.pop("island_size", None)  # it stays as it was when the study was made
+        identity = {
+            "space": to_plain(self._plan.space),
+            "config": _without(OmegaConf.to_container(base, enum_to_str=True), self._task.free_keys),
+            "objective": settings.objective, "directions": settings.directions, "sampler": settings.sampler,
+            "seed": settings.seed, "islands": islands,
+            **({"population": settings.population._asdict()} if settings.population else {}),
+        }  # fmt: skip
         plan, key = self._plan, "hydra.sweeper.storage" if settings.storage else "hydra.sweep.dir"
         journal = Path(settings.storage) if settings.storage else self._folder / JOURNAL
         with _creating(key, journal):
-            study = Study(journal, settings.study_name, plan.space, settings.directions, self._identity(settings))
+            study = Study(journal, settings.study_name, plan.space, settings.directions, identity)
         write_atomically(self._folder / "multirun.yaml", OmegaConf.to_yaml(self._config))
         grid = combinations(plan.space)[: settings.n_trials] if settings.sampler == "grid" else []
         study.enqueue(len(grid) or settings.n_trials or 0, grid)
@@ -195,19 +211,6 @@ class SweepRun:
                 "hydra.sweeper.study_name=NAME for fewer", settings.n_trials, study.count(),
             )  # fmt: skip
         return study
-
-    def _identity(self, settings: SweeperSettings) -> dict[str, Any]:
-        """What makes this sweep another one if it changes."""
-        base = OmegaConf.masked_copy(self._config, [str(key) for key in self._config if key != "hydra"])
-        islands = settings.islands._asdict() if settings.sampler == "islands" else {}
-        islands.pop("island_size", None)  # it stays as it was when the study was made
-        return {
-            "space": to_plain(self._plan.space),
-            "config": _without(OmegaConf.to_container(base, enum_to_str=True), self._task.free_keys),
-            "objective": settings.objective, "directions": settings.directions, "sampler": settings.sampler,
-            "seed": settings.seed, "islands": islands,
-            **({"population": settings.population._asdict()} if settings.population else {}),
-        }  # fmt: skip
 
     def overrides_of(self, trial: StartedTrial) -> list[str]:
         """The overrides of a trial."""
@@ -255,19 +258,6 @@ class SweepRun:
         overrides = self._plan.overrides(best[0].params)  # in the order of the trial: a later one may count
         words = [*(text for text in overrides if not text.startswith(groups)), *task.best_run]
         return f"{task.program} {shlex.join(words)}".rstrip()
-
-    def _check_failures(self) -> None:
-        """Raises TrialsFailedError if trials could not be started, or a larger share has failed than is allowed."""
-        study, allowed = self._study, self._settings.max_failure_rate
-        if study.waiting():
-            raise TrialsFailedError("no member of the latest round has a value, so none can go on")
-        failed = [trial for trial in study.finished() if trial.outcome == FAILED]
-        if len(failed) > allowed * study.count():
-            reasons = "\n".join(f"  trial {trial.number}: {trial.failure}" for trial in failed[:5])
-            raise TrialsFailedError(
-                f"{len(failed)} of {study.count()} trials have failed, and "
-                f"hydra.sweeper.max_failure_rate={allowed:g}:\n{reasons}"
-            )
 
 
 @contextmanager
