@@ -10,8 +10,16 @@ from pathlib import Path
 from metalearn.app.local_server import LocalHandler, opened, serve
 from metalearn.cli.arguments import command_parser, whole
 from metalearn.errors import ConfigError, RunError, printable
-from metalearn.reporting.index import INDEX, index_page, report_at, runs_below, text_columns, write_index
-from metalearn.reporting.plots import comparison, curve_of
+from metalearn.reporting.index import (
+    INDEX,
+    comparison,
+    curve_of,
+    index_page,
+    report_at,
+    runs_below,
+    text_columns,
+    write_index,
+)
 from metalearn.runs.metrics import METRIC_NAMES, TESTS, difference, read_table, shown
 from metalearn.storage.files import creating, is_folder
 

@@ -225,9 +225,6 @@ class SweepController:
                 signal.signal(number, handler)
 
 
-# What a person sees
-
-
 class SweepView:
     """Logs the start and the end of each of `total` trials, with the best value and the estimated time left. `slots` of
     them run at a time; those that are `done` ended in earlier sessions."""

@@ -46,20 +46,7 @@ class ScoredTrial(NamedTuple):
     loss: float | None
 
 
-class Exchange(NamedTuple):
-    """Individuals that went from one island to another after the result `told`; `numbers` are their trials."""
-
-    told: int
-    source: int
-    target: int
-    numbers: tuple[int, ...]
-
-
-class Populations(NamedTuple):
-    """The active individuals of each island, all with a finite loss, and every exchange so far."""
-
-    islands: Sequence[Sequence[ScoredTrial]]
-    exchanges: Sequence[Exchange]
+Populations = list[list[ScoredTrial]]  # the active individuals of each island, all with a finite loss
 
 
 def topology_of(count: int) -> list[list[int]]:
@@ -70,14 +57,12 @@ def topology_of(count: int) -> list[list[int]]:
 def offspring(number: int, populations: Populations, space: Space, settings: IslandSettings) -> Params:
     """The parameters of trial `number`, from the populations that are there when it starts."""
     rng = random.Random(f"{settings.seed}-{number}")
-    return breed(rng, populations.islands[number % settings.num_islands], space, settings)
+    return breed(rng, populations[number % settings.num_islands], space, settings)
 
 
 def breed(rng: random.Random, active: Sequence[ScoredTrial], space: Space, settings: IslandSettings) -> Params:
-    """A child of two of the island's best `pop_size`, or random parameters while the island has fewer.
-
-    `rng` is advanced as Propulate's default operators advance it; a draw that decides nothing is made for that alone.
-    """
+    """A child of two of the island's best `pop_size`, or random parameters while the island has fewer. `rng` is
+    advanced as Propulate's default operators advance it; a draw that decides nothing is made for that alone."""
     if len(active) < settings.pop_size:
         rng.random()
         return uniform_params(rng, space)
@@ -97,21 +82,23 @@ def breed(rng: random.Random, active: Sequence[ScoredTrial], space: Space, setti
 
 def fold(finished: Iterable[ScoredTrial], settings: IslandSettings) -> Populations:
     """The populations after the results, in the order in which they were told. One without finite loss is left out."""
-    populations: list[list[ScoredTrial]] = [[] for _ in range(settings.num_islands)]
-    exchanges: list[Exchange] = []
+    populations: Populations = [[] for _ in range(settings.num_islands)]
     for trial in finished:
         if trial.loss is not None and math.isfinite(trial.loss):
             home = trial.number % settings.num_islands
             populations[home].append(trial)
-            exchanges += _exchange(trial.told, home, populations, settings)
-    return Populations(populations, exchanges)
+            exchange(trial.told, home, populations, settings)
+    return populations
 
 
-def _exchange(told: int, source: int, populations: list[list[ScoredTrial]], settings: IslandSettings) -> list[Exchange]:
-    """Changes `populations` by what the source sends after the result `told`, which is often nothing."""
+def exchange(
+    told: int, source: int, populations: Populations, settings: IslandSettings
+) -> dict[int, list[ScoredTrial]]:
+    """Changes `populations` by what the source sends after the result `told`, which is often nothing. Returns what each
+    island gets."""
     rng = random.Random(f"{settings.seed}-exchange-{told}")
     if rng.random() >= settings.migration_probability / settings.island_size:
-        return []
+        return {}
     row = (settings.topology or topology_of(settings.num_islands))[source]
     best = sorted(populations[source], key=_loss)  # of equal losses the earlier first
     parcels: dict[int, list[ScoredTrial]] = {}  # nothing goes if there are too few individuals for all
@@ -127,7 +114,7 @@ def _exchange(told: int, source: int, populations: list[list[ScoredTrial]], sett
             shrinks = populations[target if settings.pollination else source]
             worst = max(shrinks, key=_loss)  # of equal losses the earlier
             shrinks.remove(worst if settings.pollination else individual)
-    return [Exchange(told, source, target, tuple(i.number for i in parcel)) for target, parcel in parcels.items()]
+    return parcels
 
 
 def _loss(individual: ScoredTrial) -> float:

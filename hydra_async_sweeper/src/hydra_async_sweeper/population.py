@@ -25,11 +25,6 @@ class PopulationSettings(NamedTuple):
     factors: Sequence[float] = (0.8, 1.2)  # a number that is taken over is multiplied by one of them
     resample: float = 0.25  # the probability that a parameter that is taken over is drawn afresh
 
-    @property
-    def replaced(self) -> int:
-        """How many members take over from as many of the best after a round."""
-        return max(1, int(self.members * self.quantile))
-
 
 def decide(
     number: int, finished: Iterable[ScoredTrial], space: Space, settings: PopulationSettings
@@ -49,11 +44,11 @@ def decide(
     before = {trial.number: trial for trial in finished if trial.number // settings.members == round_ - 1}
     if parent not in before:
         return None
-    last = before[parent]
+    last, replaced = before[parent], max(1, int(settings.members * settings.quantile))
     behind = sum(_rank(other) > _rank(last) for other in before.values())
-    if last.loss is not None and behind >= settings.replaced:
+    if last.loss is not None and behind >= replaced:
         return StartedTrial(number, last.params, parent)
-    best = [trial for trial in sorted(before.values(), key=_rank)[: settings.replaced] if trial.loss is not None]
+    best = [trial for trial in sorted(before.values(), key=_rank)[:replaced] if trial.loss is not None]
     if len(before) < settings.members or not best:
         return None
     donor = rng.choice(best)

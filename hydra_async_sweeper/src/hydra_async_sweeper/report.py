@@ -180,10 +180,8 @@ def _by_optuna(study: "optuna.Study", ended: FinishedTrials, width: int) -> Iter
 
 
 def _importance(plots: Any, study: "optuna.Study", completed: int, name: str) -> Any:
-    """How much each parameter decides whether a trial is among the best tenth; with few trials, the best five.
-
-    Watanabe et al. 2023, "PED-ANOVA" (arXiv 2304.10255).
-    """
+    """How much each parameter decides whether a trial is among the best tenth; with few trials, the best five. Watanabe
+    et al. 2023, "PED-ANOVA" (arXiv 2304.10255)."""
     import optuna
 
     evaluator: Any = optuna.importance.PedAnovaImportanceEvaluator
@@ -283,25 +281,19 @@ def main(arguments: Sequence[str]) -> int:
         by_round = identity["sampler"] == PBT
         lanes = Lanes("member", identity["population"]["members"], by_round=True) if by_round else ONE_LANE
         ended = FinishedTrials(finished_of(study), identity["objective"] or ["value"], directions, lanes)
-        written = draw(options.folder, study, ended, from_plain(identity["space"]))
+        print("\n".join(map(str, draw(options.folder, study, ended, from_plain(identity["space"])))))
     except (OSError, ValueError) as error:
         print(f"error: {error}", file=sys.stderr)
         return BAD_USAGE
-    print("\n".join(map(str, written)))
     return OK
 
 
 def open_study(journal: Path, name: str | None) -> "optuna.Study":
-    """The study of that name in a journal, or the only one that it holds. Writes nothing.
-
-    Raises:
-        FileNotFoundError: there is no journal.
-        ValueError: the journal is damaged, does not hold the study, or another program has made it.
-    """
+    """The study of that name in a journal, or the only one that it holds. Writes nothing. Raises FileNotFoundError if
+    there is no journal, and ValueError if it is damaged, does not hold the study, or is of another program."""
     if not journal.is_file():
-        raise FileNotFoundError(
-            f"{journal}: there is no such journal; name the folder of a sweep, or type --storage FILE"
-        )
+        advice = "name the folder of a sweep, or type --storage FILE"
+        raise FileNotFoundError(f"{journal}: there is no such journal; {advice}")
     import optuna
 
     from hydra_async_sweeper.study import without_experimental_warnings

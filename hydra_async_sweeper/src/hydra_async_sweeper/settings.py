@@ -68,16 +68,10 @@ class SweeperSettings(NamedTuple):
 def settings_of(
     values: Mapping[str, Any], space: Space, objective: str | None = None, maximized: Collection[str] = ()
 ) -> SweeperSettings:
-    """The settings that the keys below `hydra.sweeper` describe. Raises SpaceError for a value that is not allowed, or
-    a package that is missing; the message names the key.
-
-    Args:
-        values: the keys with their values.
-        space: what is searched.
-        objective: what is searched for where the key `objective` is not given.
-        maximized: where the key `direction` is not given, fields that end in one of these names are maximised, as
-            accuracies are; everything else is minimised.
-    """
+    """The settings that the keys below `hydra.sweeper` describe, with the `objective` of the program if there is no
+    such key. Without the key `direction`, accuracies and fields that end in a name of `maximized` are maximised,
+    everything else is minimised. Raises SpaceError for a value that is not allowed, or a package that is missing; the
+    message names the key."""
     keys: dict[str, Any] = {
         key: OmegaConf.to_container(value) if OmegaConf.is_config(value) else value for key, value in values.items()
     }

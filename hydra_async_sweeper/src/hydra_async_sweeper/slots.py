@@ -36,8 +36,8 @@ class NurseryGoneError(RuntimeError):
 
 
 class TrialExit(NamedTuple):
-    """A trial's process has ended: its exit code (below 0: the signal that killed it), and the trial's outcome where it
-    lived to return one."""
+    """A trial's process has ended: its exit code (below 0: the signal that killed it), and the trial's outcome if it
+    has returned one."""
 
     number: int
     code: int
@@ -45,11 +45,9 @@ class TrialExit(NamedTuple):
 
 
 class TrialSlots:
-    """Runs trials, each in a process of its own.
+    """Runs trials by `work`, each in a process of its own, with their logs and outcomes in `folder`.
 
     Args:
-        work: what a trial's process runs.
-        folder: for the trials' logs and outcomes.
         preload: modules that the nursery imports; empty: trials import for themselves.
         gpus: slot i sees only the GPU at place i, modulo their number; empty: all see what there is.
     """

@@ -64,12 +64,10 @@ Space = dict[str, Dimension]
 
 
 class SweepPlan(NamedTuple):
-    """The space, and the overrides of a trial: the fixed ones as they are, and the key where a parameter stands; and
-    those of the command line."""
+    """The space, and the overrides of a trial: the fixed ones as they are, and the key where a parameter stands."""
 
     space: Space
     template: list[tuple[str, bool]]
-    arguments: list[str]
 
     def overrides(self, params: Mapping[str, Value]) -> list[str]:
         """A trial's overrides, in the order of the command line."""
@@ -77,14 +75,9 @@ class SweepPlan(NamedTuple):
 
 
 def plan_of(arguments: Sequence[str], params: Mapping[str, Any], options: Callable[[str], Sequence[str]]) -> SweepPlan:
-    """What the overrides on the command line, and those of `hydra.sweeper.params`, ask for. Raises SpaceError for a
-    sweep that describes no space, or a searched key that comes once more.
-
-    Args:
-        arguments: overrides of the command line; they come before `params` of the same key.
-        params: key → value or sweep, as text.
-        options: from the name of a config group to its options.
-    """
+    """What the overrides on the command line ask for, and for other keys those of `hydra.sweeper.params`: key → value
+    or sweep, as text. `options` leads from the name of a config group to its options. Raises SpaceError for a sweep
+    that describes no space, or a searched key that comes once more."""
     parser = OverridesParser.create()
     typed = parser.parse_overrides(list(arguments))
     keys = {override.get_key_element().lstrip("+~") for override in typed}
@@ -105,7 +98,7 @@ def plan_of(arguments: Sequence[str], params: Mapping[str, Any], options: Callab
             template.append((key, True))
         else:
             template.append((str(override.input_line), False))
-    return SweepPlan(space, template, list(arguments))
+    return SweepPlan(space, template)
 
 
 def dimension_of(override: Override, options: Callable[[str], Sequence[str]]) -> Dimension:

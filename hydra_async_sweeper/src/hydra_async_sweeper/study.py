@@ -43,14 +43,8 @@ checkpoint it goes on from; and how often it has been run again."""
 
 
 class Study:
-    """The trials of one sweep. One process at a time may hold it.
-
-    Args:
-        path: the journal file.
-        name: of the study.
-        space: what is searched.
-        directions: `minimize` or `maximize` for each objective.
-        identity: what makes this sweep another one if it changes, as nested plain values.
+    """The trials of one sweep, in the journal at `path`. One process at a time may hold it. `identity` is what makes
+    this sweep another one if it changes, as nested plain values.
 
     Raises:
         OSError: the journal cannot be written.
@@ -93,7 +87,7 @@ class Study:
         except BaseException:
             self.close()
             raise
-        self._total: int | None = None
+        self._total = math.inf  # the trials that this command wants; an earlier one may have added more
         self.space = space
         self.directions = [d.name.lower() for d in self._study.directions]
         self.distributions = {name: distribution(dimension) for name, dimension in space.items()}
@@ -140,18 +134,15 @@ class Study:
 
     def waiting(self) -> list[int]:
         """The numbers of the trials that are to start."""
-        return sorted(trial.number for trial in self._trials(TrialState.WAITING) if self._is_wanted(trial))
+        return sorted(trial.number for trial in self._trials(TrialState.WAITING) if trial.number < self._total)
 
     def interrupted(self) -> list[int]:
         """The numbers of the trials that were under way when the last controller ended."""
         return sorted(trial.number for trial in self._trials(TrialState.RUNNING))
 
     def begin(self, number: int, sampler: BaseSampler, parent: int | None = None) -> StartedTrial:
-        """Gives a trial its parameters. One that was interrupted keeps those that it has; the sampler draws the others.
-
-        Args:
-            parent: the trial whose checkpoint it goes on from.
-        """
+        """Gives a trial its parameters, and the parent whose checkpoint it goes on from. One that was interrupted keeps
+        the parameters that it has; the sampler draws the others."""
         # Study.ask() takes the first waiting trial; which one starts is the controller's choice here.
         storage, frozen = self._study._storage, self._frozen(number)
         trial_id = frozen._trial_id
@@ -199,11 +190,7 @@ class Study:
 
     def count(self) -> int:
         """All trials that have begun or are to start."""
-        return sum(trial.state != TrialState.WAITING or self._is_wanted(trial) for trial in self._trials())
-
-    def _is_wanted(self, trial: FrozenTrial) -> bool:
-        """Whether this command wants the trial; an earlier one may have added more."""
-        return self._total is None or trial.number < self._total
+        return sum(trial.state != TrialState.WAITING or trial.number < self._total for trial in self._trials())
 
     def finished(self) -> list[FinishedTrial]:
         """The trials that have ended, in the order in which they were told."""

@@ -33,7 +33,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("hydra_async_sweeper")
 
-
 SAME = "the same command"  # how messages name what resumes a sweep
 
 
@@ -66,15 +65,9 @@ def sweep(
     keys: Mapping[str, Any], arguments: Sequence[str], config: DictConfig, launcher: Launcher, loader: ConfigLoader,
     task_function: TaskFunction | None,
 ) -> list[list[JobReturn]]:  # fmt: skip
-    """Runs a sweep as Hydra's sweeper `async` or `pbt`.
-
-    Returns:
-        What the trials of this call have returned, in groups of `n_jobs`, in the order of their numbers.
-
-    Raises:
-        SystemExit: 1 if the nursery was killed, a disk has failed, or more trials have failed than `max_failure_rate`
-            allows; 2 if the sweep cannot be started; 130 or 143 if it was stopped.
-    """
+    """Runs a sweep as Hydra's sweeper `async` or `pbt`. Returns what the trials of this call have returned, in groups
+    of `n_jobs`, in the order of their numbers. Raises SystemExit: 1 if the nursery was killed, a disk has failed, or
+    more trials have failed than `max_failure_rate` allows; 2 if it cannot be started; 130 or 143 if it was stopped."""
     traits = {name: getattr(task_function, name) for name in TaskTraits._fields if hasattr(task_function, name)}
     task, folder, again = TaskTraits(**traits), Path(str(config.hydra.sweep.dir)), SAME
     try:
@@ -225,8 +218,6 @@ class SweepRun:
         round_ = trial.number // population.members
         return [*overrides, *self._task.segment(round_, population.rounds, parent, list(self._plan.space))]
 
-    # What it leaves behind: tables after every trial, plots at the end, and the command of the best configuration
-
     def _ended(self) -> FinishedTrials:
         study, settings = self._study, self._settings
         return FinishedTrials(study.finished(), settings.objective or ["value"], study.directions, settings.lanes)
@@ -277,9 +268,6 @@ def _without(node: Any, keys: Sequence[str], prefix: str = "") -> dict[str, Any]
         for name, value in node.items()
         if f"{prefix}{name}" not in keys
     }
-
-
-# One trial: its folder, what its process runs, and what that returns
 
 
 def trial_folders(config: DictConfig, folder: Path) -> Callable[[int], Path] | None:

@@ -80,9 +80,6 @@ class Lanes(NamedTuple):
 ONE_LANE = Lanes("", 1)
 
 
-# The end of a trial
-
-
 class TrialResult(NamedTuple):
     """How a trial has ended, with its values or the reason why there are none, and the seconds that it says it took."""
 
@@ -98,7 +95,6 @@ def result_of(
     """What a trial's end means.
 
     Args:
-        ended: the end of its process, and the outcome that it left.
         objective: the fields of the returned mapping that are the values; None: the value that is returned, or the
             validation metric of a mapping.
         count: how many values there must be.
@@ -168,9 +164,6 @@ def leaves(node: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
             yield from leaves(value, f"{prefix}.{name}" if prefix else str(name))
     else:
         yield prefix, node
-
-
-# All trials of a sweep
 
 
 class FinishedTrials(NamedTuple):

@@ -7,7 +7,6 @@ from typing import Any, Dict, List, Optional  # noqa: UP035 (OmegaConf reads the
 from hydra.core.config_store import ConfigStore
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.plugins import Plugins
-from hydra.plugins.launcher import Launcher
 from hydra.plugins.sweeper import Sweeper
 from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig
@@ -80,24 +79,18 @@ class AsyncSweeper(Sweeper):
 
     def __init__(self, **settings: Any) -> None:
         self._settings = settings
-        self.hydra_context: HydraContext | None = None
-        self.task_function: TaskFunction | None = None
-        self.config: DictConfig | None = None
-        self.launcher: Launcher | None = None
 
     def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
-        self.hydra_context, self.task_function, self.config = hydra_context, task_function, config
+        self._loader, self._task_function, self._config = hydra_context.config_loader, task_function, config
         HydraConfig.instance().set_config(config)  # the sweep's folder may be made of `${hydra:…}`
-        self.launcher = Plugins.instance().instantiate_launcher(
+        self._launcher = Plugins.instance().instantiate_launcher(
             hydra_context=hydra_context, task_function=task_function, config=config
         )
 
     def sweep(self, arguments: List[str]) -> Any:  # noqa: UP006
         from hydra_async_sweeper.sweep import sweep
 
-        assert self.config is not None and self.launcher is not None and self.hydra_context is not None
-        loader = self.hydra_context.config_loader
-        return sweep(self._settings, arguments, self.config, self.launcher, loader, self.task_function)
+        return sweep(self._settings, arguments, self._config, self._launcher, self._loader, self._task_function)
 
 
 class PbtSweeper(AsyncSweeper):
