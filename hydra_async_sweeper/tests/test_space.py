@@ -2,6 +2,7 @@
 
 from dataclasses import fields
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -143,7 +144,7 @@ def test_the_best_command_has_the_order_of_its_trial() -> None:
         TaskTraits(program="python app.py"),
     )
     sweep._settings = settings(sweep._plan.space)
-    sweep._ended = lambda: FinishedTrials([best], ["value"], ["minimize"])  # type: ignore[method-assign]
+    sweep._study = SimpleNamespace(ended=lambda _: FinishedTrials([best], ["value"], ["minimize"]))  # type: ignore[assignment]
     assert sweep._command() == "python app.py 'a={b:1,c:2}' a.b=3"
 
 

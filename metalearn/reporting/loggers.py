@@ -147,7 +147,7 @@ def rows_of(run_dir: Path) -> Iterator[Row]:
             raise ValueError(f"{path}: has a line that is no JSON ({error})") from error
 
 
-class Lines:
+class Lines(Logger):
     """The file of a run that logs. If a run continues, the lines of what it will do again are removed."""
 
     def __init__(self, folder: Path, window: Window) -> None:
@@ -174,7 +174,7 @@ class Lines:
         with writing(self._path):
             self._file = self._path.open("a", encoding="utf-8")
 
-    def write(self, step: int, split: str, values: Values) -> None:
+    def scalars(self, step: int, split: str, values: Values) -> None:
         line = json.dumps(jsonable({"step": step, "split": split, **values})) + "\n"
         with writing(self._path):
             self._file.write(line)

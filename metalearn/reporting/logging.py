@@ -43,13 +43,11 @@ def unnoticed(tasks: int) -> None:
     """Ignores progress."""
 
 
-class RunLog:
-    """The log of a run. This one is silent: it is for ranks that take the same steps while rank zero logs."""
+class RunLog(Logger):
+    """The log of a run: it gets every step. This one is silent: it is for ranks that take the same steps while rank
+    zero logs."""
 
     plots, report = False, False  # whether the completed run gets these
-
-    def start(self, config: Config, pictures: Mapping[str, Picture]) -> None:
-        """Gets the config, and a few episodes as pictures."""
 
     def step(self, step: int, values: Values) -> None:
         """Logs the values of a meta-step."""
@@ -61,19 +59,10 @@ class RunLog:
     def evaluation(self, step: int, split: str, figures: dict[str, Any]) -> None:
         """Logs the figures of a validation or test."""
 
-    def result(self, config: Config, figures: Values) -> None:
-        """Logs the final figures, with the config."""
-
-    def close(self) -> None:
-        """Writes everything to disk."""
-
-    def pending(self) -> Sums:
-        """The sums over the steps since the last line. A run that goes on begins with them."""
-        return {}
-
-    def digest(self) -> str:
-        """The SHA-256 of metrics.jsonl."""
-        return ""
+    def saved(self) -> dict[str, Any]:
+        """What a run that goes on begins with: the `pending` sums over the steps since the last line, and the `digest`
+        of metrics.jsonl."""
+        return {"pending": {}, "digest": ""}
 
 
 SILENT = RunLog()
@@ -262,7 +251,7 @@ class _WrittenLog(RunProgress):
 
     def __init__(self, window: Window, every: int, lines: Lines, loggers: Sequence[Logger]) -> None:
         super().__init__(window)
-        self._every, self._lines, self._loggers = every, lines, loggers
+        self._every, self._lines, self._loggers = every, lines, [lines, *loggers]
         self._sums: Sums = dict(window.pending)
 
     def start(self, config: Config, pictures: Mapping[str, Picture]) -> None:
@@ -281,7 +270,7 @@ class _WrittenLog(RunProgress):
         means = {name: self._sums[name][0] / self._sums[name][1] for name in values}
         means[f"{unit}_per_second"] = self._window.meta_batch_size / means["step_seconds"]
         self._sums.clear()
-        self._record(step, "train", means)
+        self.scalars(step, "train", means)
         parts = [f"{name} {means[name]:.4f}" for name in ("loss", *METRIC_NAMES) if name in means]
         text = "  ".join([*parts, f"{means[f'{unit}_per_second']:.1f} {unit}/s", self.time_left()])
         level = logging.DEBUG if self.bars is not None else logging.INFO  # the bars say it already
@@ -289,11 +278,10 @@ class _WrittenLog(RunProgress):
 
     def evaluation(self, step: int, split: str, figures: dict[str, Any]) -> None:
         numbers = {name: value for name, value in figures.items() if isinstance(value, int | float)}
-        self._record(step, split, numbers)
+        self.scalars(step, split, numbers)
         log.info("step %d/%d  %s: %s", step, self._window.steps, split, describe(figures))
 
-    def _record(self, step: int, split: str, values: Values) -> None:
-        self._lines.write(step, split, values)
+    def scalars(self, step: int, split: str, values: Values) -> None:
         for logger in self._loggers:
             logger.scalars(step, split, values)
 
@@ -302,15 +290,11 @@ class _WrittenLog(RunProgress):
         for logger in self._loggers:
             logger.result(config, figures)
 
-    def pending(self) -> Sums:
-        return dict(self._sums)
-
-    def digest(self) -> str:
-        return self._lines.digest()
+    def saved(self) -> dict[str, Any]:
+        return {"pending": dict(self._sums), "digest": self._lines.digest()}
 
     def close(self) -> None:
         super().close()
-        self._lines.close()
         for logger in self._loggers:
             logger.close()
 

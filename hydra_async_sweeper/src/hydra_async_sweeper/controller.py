@@ -94,10 +94,11 @@ class SweepController:
     def __init__(
         self, study: Study, slots: TrialSlots, settings: SweeperSettings, *,
         overrides_of: Callable[[StartedTrial], list[str]], search: Search, watch: PruningWatch | None,
-        view: "SweepView", record: Callable[[], None], again: str = "the same command",
+        record: Callable[[], None], again: str = "the same command",
     ) -> None:  # fmt: skip
         self._study, self._slots, self._settings, self._search = study, slots, settings, search
-        self._overrides_of, self._watch, self._view, self._record = overrides_of, watch, view, record
+        self._overrides_of, self._watch, self._record = overrides_of, watch, record
+        self._view = SweepView(study.count(), settings.n_jobs, study.ended(settings))
         self._free, self._again = deque(range(settings.n_jobs)), again
         self._running: dict[int, tuple[StartedTrial, int]] = {}
         self._ready: deque[StartedTrial] = deque()

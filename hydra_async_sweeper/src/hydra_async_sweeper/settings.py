@@ -117,9 +117,7 @@ def _population(keys: Mapping[str, Any], space: Space) -> PopulationSettings:
     factors = keys["factors"]
     if not factors or min(factors) <= 0:
         raise _refused("factors", factors, "must be numbers above 0", "[0.8,1.2]")
-    return PopulationSettings(
-        keys["seed"], keys["members"], keys["rounds"], keys["quantile"], factors, keys["resample"]
-    )
+    return PopulationSettings(**{name: keys[name] for name in PopulationSettings._fields})
 
 
 def _sampler(name: str | None, n_trials: int | None, space: Space) -> str:

@@ -57,8 +57,8 @@ class TrialSlots:
         folder.mkdir(parents=True, exist_ok=True)
         # SEQPACKET keeps the borders of messages, so neither side needs a framing of its own.
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self._pids: dict[int, int] = {}  # 0: it is still to be forked
-        self._unsent: dict[int, signal.Signals] = {}
+        self._pids: dict[int, int] = {}
+        self._ended: list[TrialExit] = []  # those of which `wait` has not told yet
         sys.stdout.flush()  # or the child would print what is buffered once more
         sys.stderr.flush()
         self._nursery = os.fork()
@@ -80,46 +80,43 @@ class TrialSlots:
             self._socket.send(json.dumps([number, list(overrides), slot]).encode())
         except ConnectionError as error:
             raise NurseryGoneError from error
-        self._pids[number] = 0
+        while number not in self._pids:
+            self._receive()
 
     def wait(self, seconds: float) -> list[TrialExit]:
         """The trials that have ended, after at most `seconds`. Raises NurseryGoneError if the nursery is gone, and its
         trials with it."""
-        ended: list[TrialExit] = []
-        self._socket.settimeout(seconds)
-        while self._pids:
-            try:
-                message = self._socket.recv(_LARGEST_MESSAGE)
-            except (TimeoutError, BlockingIOError):
-                break
-            except ConnectionError:
-                message = b""
-            if not message:
-                raise NurseryGoneError
-            number, pid, code = json.loads(message)
-            if code is None:
-                self._pids[number] = pid
-                if number in self._unsent:
-                    self.signal(self._unsent.pop(number), [number])
-            else:
-                del self._pids[number]
-                self._unsent.pop(number, None)
-                path = _file(self.folder, number, "json")
-                outcome = json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
-                path.unlink(missing_ok=True)
-                ended.append(TrialExit(number, code, outcome))
+        self._socket.settimeout(0 if self._ended else seconds)
+        with suppress(TimeoutError, BlockingIOError):
+            while self._pids:
+                self._receive()
                 self._socket.settimeout(0)  # takes what has ended meanwhile, and waits no longer
+        ended, self._ended = self._ended, []
         return ended
 
+    def _receive(self) -> None:
+        """Receives a message of the nursery: it has forked a trial, or a trial has ended."""
+        try:
+            message = self._socket.recv(_LARGEST_MESSAGE)
+        except ConnectionError:
+            message = b""
+        if not message:
+            raise NurseryGoneError
+        number, pid, code = json.loads(message)
+        if code is None:
+            self._pids[number] = pid
+            return
+        del self._pids[number]
+        path = _file(self.folder, number, "json")
+        outcome = json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
+        path.unlink(missing_ok=True)
+        self._ended.append(TrialExit(number, code, outcome))
+
     def signal(self, what: signal.Signals, numbers: Sequence[int] | None = None) -> None:
-        """Sends a signal to the processes of these trials, or of all; to one that is still to be forked, as soon as
-        `wait` hears of it."""
-        for number, pid in [(n, self._pids[n]) for n in (self._pids if numbers is None else numbers)]:
-            if pid:
-                with suppress(ProcessLookupError):  # it has ended already
-                    os.kill(pid, what)
-            else:
-                self._unsent[number] = what
+        """Sends a signal to the processes of these trials, or of all."""
+        for number in [*self._pids] if numbers is None else numbers:
+            with suppress(ProcessLookupError):  # it has ended already
+                os.kill(self._pids[number], what)
 
     def log_of(self, number: int) -> Path:
         """Where a trial's output goes."""

@@ -31,6 +31,7 @@ from hydra_async_sweeper.trials import (
     FAILED,
     Direction,
     FinishedTrial,
+    FinishedTrials,
     StartedTrial,
     StudyError,
     TrialResult,
@@ -195,6 +196,10 @@ class Study:
     def finished(self) -> list[FinishedTrial]:
         """The trials that have ended, in the order in which they were told."""
         return finished_of(self._study)
+
+    def ended(self, settings: SweeperSettings) -> FinishedTrials:
+        """The trials that have ended, with the names of their values, and how they are numbered."""
+        return FinishedTrials(self.finished(), settings.objective or ["value"], self.directions, settings.lanes)
 
     def losses(self) -> list[ScoredTrial]:
         """The trials that have ended, as the searches take them; only a completed one has a loss."""

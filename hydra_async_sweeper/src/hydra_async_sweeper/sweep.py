@@ -26,7 +26,7 @@ from hydra_async_sweeper import report
 from hydra_async_sweeper.settings import JOURNAL, SweeperSettings, settings_of
 from hydra_async_sweeper.slots import NurseryGoneError, TrialSlots, write_atomically
 from hydra_async_sweeper.space import SpaceError, SweepPlan, combinations, plan_of, size, to_plain
-from hydra_async_sweeper.trials import FAILED, FinishedTrials, PausedError, StartedTrial, StudyError
+from hydra_async_sweeper.trials import FAILED, PausedError, StartedTrial, StudyError
 
 if TYPE_CHECKING:
     from hydra_async_sweeper.study import Study
@@ -139,13 +139,11 @@ class SweepRun:
     def run(self, slots: TrialSlots, again: str) -> list[list[JobReturn]]:
         """Runs the trials, and writes the records; `again` is what to type to resume them. Raises TrialsFailedError if
         trials could not be started, or a larger share has failed than is allowed."""
-        from hydra_async_sweeper.controller import PruningWatch, SweepController, SweepView
+        from hydra_async_sweeper.controller import PruningWatch, SweepController
         from hydra_async_sweeper.study import PRUNERS, search_of
 
         study, settings, folder_of = self._study, self._settings, self._folder_of
         with closing(study):
-            ended = self._ended()
-            view = SweepView(study.count(), settings.n_jobs, ended)
             watch = None
             if settings.pruner != "none":
                 assert folder_of is not None and settings.objective
@@ -153,7 +151,7 @@ class SweepRun:
                 watch = PruningWatch(study, PRUNERS[settings.pruner](), folder_of, metric)
             controller = SweepController(
                 study, slots, settings, overrides_of=self.overrides_of, search=search_of(study, settings), watch=watch,
-                view=view, record=self._record, again=again,
+                record=self._record, again=again,
             )  # fmt: skip
             stopped = controller.run()
             self._record()
@@ -161,7 +159,7 @@ class SweepRun:
                 raise SystemExit(128 + stopped)
             if settings.plots:
                 self._draw()
-            log.info("the trials, the best first:\n%s", report.text_table(self._ended()))
+            log.info("the trials, the best first:\n%s", report.text_table(study.ended(settings)))
             log.info("tables and plots: %s", self._folder)
             if (command := self._command()) is not None:
                 log.info("the best configuration: %s", command)
@@ -218,14 +216,10 @@ class SweepRun:
         round_ = trial.number // population.members
         return [*overrides, *self._task.segment(round_, population.rounds, parent, list(self._plan.space))]
 
-    def _ended(self) -> FinishedTrials:
-        study, settings = self._study, self._settings
-        return FinishedTrials(study.finished(), settings.objective or ["value"], study.directions, settings.lanes)
-
     def _record(self) -> None:
-        folder_of = self._folder_of
+        folder_of, ended = self._folder_of, self._study.ended(self._settings)
         report.write_tables(
-            self._folder, self._ended(), total=self._study.count(), command=self._command(),
+            self._folder, ended, total=self._study.count(), command=self._command(),
             folder_of=lambda number: folder_of(number).name if folder_of else str(number),
         )  # fmt: skip
 
@@ -242,7 +236,7 @@ class SweepRun:
     def _command(self) -> str | None:
         """The command that trains the best configuration; of several, the first. None of a population, whose winner has
         several."""
-        best, task = self._ended().best(), self._task
+        best, task = self._study.ended(self._settings).best(), self._task
         if not best or self._settings.population:
             return None
         groups = tuple(f"{group}=" for group in task.groups_of_sweeps)
