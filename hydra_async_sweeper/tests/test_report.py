@@ -338,20 +338,23 @@ def test_plots_of_equal_values_rank_no_parameter(tmp_path: Path, value: float) -
 class Clock:
     """Seconds that pass only when they are set."""
 
-    def __init__(self) -> None:
+    def __init__(self, patch: pytest.MonkeyPatch) -> None:
         self.now = 0.0
+        patch.setattr("hydra_async_sweeper.controller.time", self)
 
-    def __call__(self) -> float:
+    def monotonic(self) -> float:
         return self.now
 
 
-def test_the_view_logs_a_line_when_a_trial_starts_and_ends(caplog: pytest.LogCaptureFixture) -> None:
+def test_the_view_logs_a_line_when_a_trial_starts_and_ends(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
     caplog.set_level(logging.INFO, "hydra_async_sweeper")
-    clock = Clock()
+    clock = Clock(monkeypatch)
     earlier = [ended(n, (0.5,), seconds=30.0) for n in range(6)]
     earlier[3] = ended(3, (0.9512,), seconds=30.0)
     done = FinishedTrials(earlier, ["val.accuracy"], ["maximize"])
-    view = SweepView(24, 2, done, clock=clock)
+    view = SweepView(24, 2, done)
     view.start(StartedTrial(6, {"algorithm.inner_lr": 0.0123456, "algorithm": "maml"}))
     view.start(StartedTrial(7, {}))
     clock.now = 30.0
@@ -373,7 +376,7 @@ def test_the_view_logs_a_line_when_a_trial_starts_and_ends(caplog: pytest.LogCap
 def test_the_view_logs_no_missing_best_trial_or_time(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "hydra_async_sweeper")
     none = FinishedTrials([], ["a", "b"], ["minimize", "minimize"])
-    view = SweepView(2, 2, none, clock=Clock())
+    view = SweepView(2, 2, none)
     view.end(ended(0, None, "diverged", seconds=None))
     view.end(ended(1, (1.0, 2e-7), seconds=0.25))
     assert [record.getMessage() for record in caplog.records] == [

@@ -25,7 +25,6 @@ from metalearn.runs.metrics import jsonable
 from metalearn.storage.files import read_json, write_atomically, writing
 
 Values = dict[str, float]
-
 Sums = dict[str, tuple[float, int]]  # for each figure, its sum over some steps and the number of steps
 
 log = logging.getLogger("metalearn")
@@ -130,7 +129,6 @@ class Guarded(Logger):
 
 
 METRICS = "metrics.jsonl"  # the file of a run folder
-
 Row = dict[str, Any]
 
 
@@ -161,12 +159,10 @@ class Lines(Logger):
             raise RunError(f"{self._path}: cannot be read: {error.strerror}; {advice}") from error
         last = {"train": window.done, "val": window.validated, "test": 0}  # the steps that are not done again
         for line in lines:
-            try:
+            with suppress(ValueError, KeyError, TypeError):  # it is damaged, which the digest shows
                 row = json.loads(line)
                 if 0 < row["step"] <= last[row["split"]]:
                     kept.append(line.decode())
-            except (ValueError, KeyError, TypeError):
-                continue  # it is damaged, which the digest shows
         self._digest = hashlib.sha256("".join(kept).encode())
         if window.digest not in (None, self.digest()):
             log.warning("%s: its lines up to step %d are not those that this run has written", self._path, window.done)

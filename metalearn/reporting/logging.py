@@ -21,14 +21,13 @@ from rich.logging import RichHandler
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn
 
 from metalearn.config.values import Config
-from metalearn.errors import Invalid, PrintableFormatter, ToStderr, one_of, true_or_false, whole_number
+from metalearn.errors import Invalid, PrintableFormatter, ToStderr, one_of, switches, whole_number
 from metalearn.reporting.loggers import MODES, Lines, Logger, OpenLogger, Sums, Values, Window, openers_of
 from metalearn.reporting.page import Picture
 from metalearn.runs.metrics import METRIC_NAMES, describe
 from metalearn.storage.files import unwritten, writing
 
 CONSOLE = Console(stderr=True)
-
 LINE_SECONDS = 30.0  # seconds between the lines of a validation or test, where no bars are drawn
 _NOTEBOOK_SECONDS = 0.25  # the least time between two drawings in a notebook, which go over its network
 _NOTEBOOK_WIDTH = 110  # characters
@@ -69,11 +68,20 @@ SILENT = RunLog()
 
 
 class RunProgress(RunLog):
-    """Shows how far a run is, on a terminal or in a notebook, and a line for each evaluation (a notebook keeps one).
-    Elsewhere a long validation or test logs lines."""
+    """Shows how far a run is, on a terminal or in a notebook, and a line for each evaluation, in a notebook the
+    last one. Elsewhere a long validation or test logs lines."""
 
     def __init__(self, window: Window) -> None:
-        self.bars = _bars()  # what draws it, or None
+        columns = TextColumn("{task.description}"), MofNCompleteColumn(), BarColumn(), TextColumn("{task.fields[text]}")
+        interactive = sys.modules.get("IPython")
+        shell = interactive.get_ipython() if interactive is not None else None
+        self.bars: Progress | None = None  # what draws it
+        if on_terminal():
+            self.bars = Progress(*columns, console=CONSOLE)
+        elif getattr(shell, "kernel", None) is not None:  # only the shell of a kernel has one
+            self.bars = _InNotebook(*columns)
+        if self.bars is not None:
+            self.bars.start()
         self._window, self._done = window, window.done
         self._smooth: Values = {}
         self._task_seconds: float | None = None
@@ -139,24 +147,10 @@ class RunProgress(RunLog):
 
 
 def on_terminal() -> bool:
-    """Whether stderr is a terminal that draws lines again, also where FORCE_COLOR is set. The commands of a notebook's
-    cells (`!metalearn …`) are on a terminal whose control characters all stay in the notebook."""
+    """Whether stderr is a terminal that draws lines again. FORCE_COLOR makes no terminal of a file; and the commands of
+    a notebook's cells (`!metalearn …`) are on a terminal whose control characters all stay in the notebook."""
     is_terminal = sys.stderr is not None and not sys.stderr.closed and sys.stderr.isatty()
     return is_terminal and CONSOLE.is_terminal and not CONSOLE.is_dumb_terminal and "JPY_PARENT_PID" not in os.environ
-
-
-def _bars() -> Progress | None:
-    columns = TextColumn("{task.description}"), MofNCompleteColumn(), BarColumn(), TextColumn("{task.fields[text]}")
-    interactive = sys.modules.get("IPython")
-    shell = interactive.get_ipython() if interactive is not None else None
-    if on_terminal():
-        bars = Progress(*columns, console=CONSOLE)
-    elif getattr(shell, "kernel", None) is not None:  # only the shell of a kernel has one
-        bars = _InNotebook(*columns)
-    else:
-        return None
-    bars.start()
-    return bars
 
 
 class _InNotebook(Progress):
@@ -212,13 +206,12 @@ def run_log(
         others: loggers of plugins.
     """
     whole_number("every", every, at_least=1)
-    switches = {"tensorboard": tensorboard, "wandb": wandb, "mlflow": mlflow}
-    for name, value in (switches | {"plots": plots, "report": report}).items():
-        true_or_false(name, value)
+    asked = {"tensorboard": tensorboard, "wandb": wandb, "mlflow": mlflow}
+    switches(**asked, plots=plots, report=report)
     if wandb_mode is not None:
         one_of("wandb_mode", wandb_mode, MODES)
     for name in ("wandb", "mlflow"):
-        if switches[name] and importlib.util.find_spec(name) is None:
+        if asked[name] and importlib.util.find_spec(name) is None:
             raise Invalid(
                 name, "true", f"the package {name} is not installed", f"type pip install {name}", quoted=False
             )
@@ -229,7 +222,7 @@ def run_log(
             lines = Lines(folder, window)
             opened.callback(lines.close)
             loggers = []
-            for open_logger in (*(openers[name] for name in switches if switches[name]), *others):
+            for open_logger in (*(openers[name] for name in asked if asked[name]), *others):
                 loggers.append(open_logger(folder, window))
                 opened.callback(loggers[-1].close)
             opened.pop_all()

@@ -62,8 +62,7 @@ class Chart(NamedTuple):
 
 
 def chart(title: str, lines: Sequence[Line], *, logarithmic: bool = False, **axes: Any) -> Chart:
-    """A chart, with the fields `axes`, of what can be drawn: finite points, above 0 if the axis of y is
-    `logarithmic`."""
+    """A chart, with the other fields `axes`, of what can be drawn: finite points, above 0 if it is `logarithmic`."""
     shown = []
     for line in lines:
         kept = [

@@ -20,7 +20,6 @@ from metalearn.types import Adapt, Episode, Params
 
 REPORT = "report.html"
 ADAPTATION_STEPS = (1, 10)
-
 COSTS = ("data", "compute", "waiting", "communication", "update")  # the costs of a worker's step, in seconds
 _COST = re.compile(r"worker(\d+)/(compute|waiting|communication)_seconds")
 

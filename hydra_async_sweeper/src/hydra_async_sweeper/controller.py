@@ -34,7 +34,6 @@ from hydra_async_sweeper.trials import (
 
 STOP_FILE = "stop"
 """A run that finds this file in its folder saves, and stops as pruned. Remove it, and the same command resumes."""
-
 LOOK_SECONDS = 0.25  # how long the controller waits for a trial to end before it looks at the others' metrics
 
 log = logging.getLogger("hydra_async_sweeper")
@@ -230,16 +229,14 @@ class SweepView:
     """Logs the start and the end of each of `total` trials, with the best value and the estimated time left. `slots` of
     them run at a time; those that are `done` ended in earlier sessions."""
 
-    def __init__(
-        self, total: int, slots: int, done: FinishedTrials, *, clock: Callable[[], float] = time.monotonic
-    ) -> None:
-        self._total, self._slots, self._done, self._clock = total, slots, done, clock
+    def __init__(self, total: int, slots: int, done: FinishedTrials) -> None:
+        self._total, self._slots, self._done = total, slots, done
         self._elapsed = [trial.seconds for trial in done.trials if trial.seconds is not None]
         self._started: dict[int, float] = {}
 
     def start(self, trial: StartedTrial) -> None:
         """A trial starts."""
-        self._started[trial.number] = self._clock()
+        self._started[trial.number] = time.monotonic()
         settings = " ".join(f"{k}={v:.4g}" if isinstance(v, float) else f"{k}={v}" for k, v in trial.params.items())
         origin = "" if trial.parent is None else f" from trial {trial.parent}"
         log.info("trial %d: starts%s with %s", trial.number, origin, settings or "the defaults")
@@ -248,7 +245,7 @@ class SweepView:
         """A trial has ended, perhaps without a start: its values may be those of another trial."""
         started = self._started.pop(trial.number, None)
         # A trial that resumed may have waited for days between its two runs.
-        elapsed = trial.seconds if started is None else self._clock() - started
+        elapsed = trial.seconds if started is None else time.monotonic() - started
         if elapsed is not None:
             self._elapsed.append(elapsed)
         seconds = elapsed if trial.seconds is None else trial.seconds
@@ -268,7 +265,7 @@ class SweepView:
             first = [f"Pareto front of {len(best)} trial{'s' * (len(best) > 1)}"] if best else []
         elif best and best[0].values:
             first = [f"best {best[0].values[0]:.4g} (trial {best[0].number})"]
-        now, left = self._clock(), ""
+        now, left = time.monotonic(), ""
         waiting = self._total - ended - len(self._started)
         if self._elapsed and (self._started or waiting > 0):
             mean = sum(self._elapsed) / len(self._elapsed)

@@ -91,16 +91,14 @@ def fold(finished: Iterable[ScoredTrial], settings: IslandSettings) -> Populatio
     return populations
 
 
-def exchange(
-    told: int, source: int, populations: Populations, settings: IslandSettings
-) -> dict[int, list[ScoredTrial]]:
-    """Changes `populations` by what the source sends after the result `told`, which is often nothing. Returns what each
+def exchange(told: int, source: int, islands: Populations, settings: IslandSettings) -> dict[int, list[ScoredTrial]]:
+    """Changes `islands` by what the source sends after the result `told`, which is often nothing. Returns what each
     island gets."""
     rng = random.Random(f"{settings.seed}-exchange-{told}")
     if rng.random() >= settings.migration_probability / settings.island_size:
         return {}
     row = (settings.topology or topology_of(settings.num_islands))[source]
-    best = sorted(populations[source], key=_loss)  # of equal losses the earlier first
+    best = sorted(islands[source], key=_loss)  # of equal losses the earlier first
     parcels: dict[int, list[ScoredTrial]] = {}  # nothing goes if there are too few individuals for all
     if settings.pollination and max(row) <= len(best):
         parcels = {target: best[:count] for target, count in enumerate(row) if count}
@@ -110,8 +108,8 @@ def exchange(
         parcels = {target: [leaving.pop(0) for _ in range(count)] for target, count in enumerate(row) if count}
     for target, parcel in parcels.items():
         for individual in parcel:
-            populations[target].append(individual)
-            shrinks = populations[target if settings.pollination else source]
+            islands[target].append(individual)
+            shrinks = islands[target if settings.pollination else source]
             worst = max(shrinks, key=_loss)  # of equal losses the earlier
             shrinks.remove(worst if settings.pollination else individual)
     return parcels

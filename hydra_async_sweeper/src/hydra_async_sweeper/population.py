@@ -30,13 +30,9 @@ def decide(
     number: int, finished: Iterable[ScoredTrial], space: Space, settings: PopulationSettings
 ) -> StartedTrial | None:
     """What trial `number` = round · members + member does; in the first round it has no parent. One that has `finished`
-    without a finite value has the loss None.
-
-    Returns:
-        None while the results that decide it are not there yet: a member that is certain to stay needs its own and
-        those of enough members behind it; one that takes over needs the whole round. None for good if no member of the
-        round has a value.
-    """
+    without a finite value has the loss None. Returns None while the results that decide it are not there yet: a member
+    that is certain to stay needs its own and those of enough members behind it; one that takes over needs the whole
+    round. It is None for good if no member of the round has a value."""
     round_, parent = number // settings.members, number - settings.members
     rng = random.Random(f"{settings.seed}-{number}")
     if round_ == 0:

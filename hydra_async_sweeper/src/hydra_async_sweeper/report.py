@@ -35,7 +35,6 @@ if TYPE_CHECKING:
     import optuna
 
 OK, BAD_USAGE = 0, 2
-
 _FEWEST, _FEWEST_TOP = 10, 5  # Importances need at least 10 completed trials, of which at least 5 count as the top ones
 _MOST_ROWS = 30  # Rows of the table that a sweep ends with; trials.csv has all
 _MOST_NAMED = 20  # A legend with more trials would be larger than the plot
@@ -129,20 +128,15 @@ def draw(folder: Path, study: "optuna.Study", ended: FinishedTrials, space: Spac
     """Draws the plots of a sweep into folder/plots and returns their files. One that fails is left out, with a
     warning."""
     import matplotlib
-
-    matplotlib.use("Agg")  # no window
     from matplotlib import pyplot
 
-    figures: list[tuple[str, Callable[[], Any]]] = list(_by_optuna(study, ended, len(space)))
-    if ended.lanes.by_round:
-        figures.append(("population", partial(population_plot, ended, space)))
+    pyplot.switch_backend("Agg")  # no window
     (folder / "plots").mkdir(parents=True, exist_ok=True)
     written = []
-    for name, make in figures:
+    for name, make in _figures(study, ended, space):
         path = folder / "plots" / f"{name}.png"
         try:
-            with matplotlib.rc_context(), warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # all of these plots are experimental
+            with matplotlib.rc_context(), warnings.catch_warnings(action="ignore"):  # all plots are experimental
                 make().savefig(path, dpi=120, bbox_inches="tight")
             written.append(path)
         except Exception as error:  # the parameters of an application may have any names and values
@@ -152,11 +146,11 @@ def draw(folder: Path, study: "optuna.Study", ended: FinishedTrials, space: Spac
     return written
 
 
-def _by_optuna(study: "optuna.Study", ended: FinishedTrials, width: int) -> Iterator[tuple[str, Callable[[], Any]]]:
-    """The names of Optuna's plots, and what draws them. Those of a further objective have its number in their name."""
+def _figures(study: "optuna.Study", ended: FinishedTrials, space: Space) -> Iterator[tuple[str, Callable[[], Any]]]:
+    """The names of the plots, and what draws them. Those of a further objective have its number in their name."""
     from optuna.visualization import matplotlib as plots
 
-    completed = ended.completed()
+    completed, width = ended.completed(), len(space)
     for at, name in enumerate(ended.objectives if completed else ()):
         target: dict[str, Any] = {"target_name": name}
         if len(ended.objectives) > 1:  # without a target, Optuna draws the best value so far, too
@@ -177,6 +171,8 @@ def _by_optuna(study: "optuna.Study", ended: FinishedTrials, width: int) -> Iter
         yield "intermediate", partial(_figure, partial(plots.plot_intermediate_values, study))
     if ended.trials:
         yield "timeline", partial(_figure, partial(plots.plot_timeline, study))
+    if ended.lanes.by_round:
+        yield "population", partial(population_plot, ended, space)
 
 
 def _importance(plots: Any, study: "optuna.Study", completed: int, name: str) -> Any:

@@ -89,11 +89,17 @@ def settings_of(
     objectives = objective if keys["objective"] is None else keys["objective"]
     objectives = objectives if objectives is None or isinstance(objectives, list) else [str(objectives)]
     directions = _directions(keys["direction"], objectives, maximized)
-    if "members" in keys:
-        population = _population(keys, space)
+    population = None
+    if "members" in keys:  # hydra/sweeper=pbt
+        if not space:
+            example = "'optimizer.lr=tag(log,interval(1e-4,1e-2))'"
+            raise SpaceError(f"hydra/sweeper=pbt: no key has several values; type one, such as {example}")
+        if not keys["factors"] or min(keys["factors"]) <= 0:
+            raise _refused("factors", keys["factors"], "must be numbers above 0", "[0.8,1.2]")
+        population = PopulationSettings(**{name: keys[name] for name in PopulationSettings._fields})
         sampler, n_trials, pruner = PBT, population.members * population.rounds, "none"
     else:
-        population, n_trials, pruner = None, keys["n_trials"], keys["pruner"]
+        n_trials, pruner = keys["n_trials"], keys["pruner"]
         _one_of("pruner", pruner)
         sampler = _sampler(keys["sampler"], n_trials, space)
     _needs(f"hydra.sweeper.sampler={sampler}", PACKAGES.get(sampler, ("optuna",)))
@@ -105,19 +111,6 @@ def settings_of(
         keys["storage"], keys["max_failure_rate"], keys["max_retries"], keys["warm"], keys["preload"], keys["plots"],
         _islands(of_islands, keys["seed"], keys["n_jobs"]), population,
     )  # fmt: skip
-
-
-def _population(keys: Mapping[str, Any], space: Space) -> PopulationSettings:
-    """What `hydra/sweeper=pbt` does."""
-    if not space:
-        raise SpaceError(
-            "hydra/sweeper=pbt: no key has several values; type one, such as "
-            "'optimizer.lr=tag(log,interval(1e-4,1e-2))'"
-        )
-    factors = keys["factors"]
-    if not factors or min(factors) <= 0:
-        raise _refused("factors", factors, "must be numbers above 0", "[0.8,1.2]")
-    return PopulationSettings(**{name: keys[name] for name in PopulationSettings._fields})
 
 
 def _sampler(name: str | None, n_trials: int | None, space: Space) -> str:

@@ -16,7 +16,6 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Glob, IntervalSweep, Override, RangeSweep, Transformer
 
 Value = str | int | float  # A parameter's value. Of categories it is the text that stands on the right of the override.
-
 Params = dict[str, Value]
 
 
@@ -105,47 +104,40 @@ def dimension_of(override: Override, options: Callable[[str], Sequence[str]]) ->
     """The dimension that a sweep override spans; `options` gives those of a config group, for `glob`. Raises SpaceError
     for an interval that is empty, reversed or not finite, a logarithm of 0, or an empty list."""
     value: Any = override.value()
+    line = override.input_line
     dimension: Dimension
     if isinstance(value, IntervalSweep):
-        dimension = _interval(override, value)
+        low, high = value.start, value.end
+        if low is None or high is None or not (math.isfinite(low) and math.isfinite(high)):
+            raise SpaceError(f"{line}: an interval needs two finite ends; type interval(0.1,1.0)")
+        if low >= high:
+            swapped = f"; type interval({high},{low})" if low > high else ""
+            raise SpaceError(f"{line}: the interval is empty: {low} must be below {high}{swapped}")
+        whole = isinstance(low, int) and isinstance(high, int)
+        low, high = (low, high) if whole else (float(low), float(high))
+        dimension = Number(low, high, log="log" in value.tags, whole=whole)
     elif isinstance(value, RangeSweep) and not value.shuffle:
-        dimension = _range(override, value)
+        start, stop, step = value.start, value.stop, value.step
+        if start is None or stop is None or not step:
+            raise SpaceError(f"{line}: a range needs a start, a stop and a step that is not 0")
+        first, end, by = (Decimal(repr(number)) for number in (start, stop, step))
+        count = math.ceil((end - first) / by)
+        if count < 1:
+            raise SpaceError(f"{line}: the range is empty: {stop} is not among its values")
+        whole = all(isinstance(number, int) for number in (start, stop, step))
+        low, high = map(int if whole else float, sorted((first, first + (count - 1) * by)))
+        several = Number(low, high, log="log" in value.tags, step=abs(step), whole=whole)
+        dimension = several if count > 1 else Category((str(start),))
     elif isinstance(value, Glob):
         dimension = Category(tuple(value.filter(list(options(override.key_or_group)))))
     else:
         texts = map(str, override.sweep_iterator(transformer=Transformer.encode))
         dimension = Category(tuple(dict.fromkeys(texts)))
     if isinstance(dimension, Category) and not dimension.options:
-        raise SpaceError(f"{override.input_line}: has no values")
+        raise SpaceError(f"{line}: has no values")
     if isinstance(dimension, Number) and dimension.log and dimension.low <= 0:
-        raise SpaceError(f"{override.input_line}: a logarithmic scale must begin above 0, not at {dimension.low}")
+        raise SpaceError(f"{line}: a logarithmic scale must begin above 0, not at {dimension.low}")
     return dimension
-
-
-def _interval(override: Override, value: IntervalSweep) -> Number:
-    low, high = value.start, value.end
-    if low is None or high is None or not (math.isfinite(low) and math.isfinite(high)):
-        raise SpaceError(f"{override.input_line}: an interval needs two finite ends; type interval(0.1,1.0)")
-    if low >= high:
-        swapped = f"; type interval({high},{low})" if low > high else ""
-        raise SpaceError(f"{override.input_line}: the interval is empty: {low} must be below {high}{swapped}")
-    whole = isinstance(low, int) and isinstance(high, int)
-    return Number(low if whole else float(low), high if whole else float(high), log="log" in value.tags, whole=whole)
-
-
-def _range(override: Override, value: RangeSweep) -> Dimension:
-    start, stop, step = value.start, value.stop, value.step
-    if start is None or stop is None or not step:
-        raise SpaceError(f"{override.input_line}: a range needs a start, a stop and a step that is not 0")
-    first, end, by = (Decimal(repr(number)) for number in (start, stop, step))
-    count = math.ceil((end - first) / by)
-    if count < 1:
-        raise SpaceError(f"{override.input_line}: the range is empty: {stop} is not among its values")
-    if count == 1:
-        return Category((str(start),))
-    whole = all(isinstance(number, int) for number in (start, stop, step))
-    low, high = map(int if whole else float, sorted((first, first + (count - 1) * by)))
-    return Number(low, high, log="log" in value.tags, step=abs(step), whole=whole)
 
 
 def size(space: Space) -> int | None:

@@ -4,11 +4,10 @@ The journal is the only state of a sweep beside the trials' own folders. It may 
 is removed, and a trial that was under way is run again under its number, with its parameters, in its folder.
 """
 
-import contextlib
 import json
 import math
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -239,22 +238,13 @@ def distribution(dimension: Dimension) -> BaseDistribution:
     return FloatDistribution(float(dimension.low), float(dimension.high), log=dimension.log, step=dimension.step)
 
 
-@contextlib.contextmanager
-def without_experimental_warnings() -> Iterator[None]:
-    """Optuna warns of what it may change. Version 4 does so at every start of a trial, of `constant_liar`."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
-        yield
+# Optuna warns of what it may change. Version 4 does so at every start of a trial, of `constant_liar`.
+without_experimental_warnings = partial(
+    warnings.catch_warnings, action="ignore", category=optuna.exceptions.ExperimentalWarning
+)
 
 
-# Where a trial's parameters come from. A sampler is made again for every trial, from seed and number: a seeded Optuna
-# sampler that is made once repeats its first draws after every restart.
-
-
-PRUNERS: dict[str, Callable[[], optuna.pruners.BasePruner]] = {
-    "median": optuna.pruners.MedianPruner, "hyperband": optuna.pruners.HyperbandPruner,
-}  # fmt: skip
-
+PRUNERS: dict[str, Any] = {"median": optuna.pruners.MedianPruner, "hyperband": optuna.pruners.HyperbandPruner}
 
 Search = Callable[[int], tuple[BaseSampler, int | None] | None]
 """From a trial's number to a sampler that gives its parameters, and the trial whose checkpoint it goes on from, if any;
@@ -263,14 +253,16 @@ None while what decides that is not known yet."""
 
 def search_of(study: Study, settings: SweeperSettings) -> Search:
     """The search that the settings ask for."""
+    # A sampler is made again for every trial, from seed and number: a seeded Optuna sampler that is made once repeats
+    # its first draws after every restart.
     samplers: dict[str, Callable[..., BaseSampler]] = {
         "tpe": partial(optuna.samplers.TPESampler, constant_liar=True, n_startup_trials=10),
         "cmaes": optuna.samplers.CmaEsSampler, "gp": optuna.samplers.GPSampler,
     }  # fmt: skip
 
-    @without_experimental_warnings()
     def choose(number: int) -> tuple[BaseSampler, int | None] | None:
-        seed, parent = (settings.seed * 1_000_003 + number) % 2**32, None  # what numpy takes
+        params: Params | None = None
+        parent: int | None = None
         if settings.population is not None:
             decision = decide(number, study.losses(), study.space, settings.population)
             if decision is None:
@@ -278,8 +270,9 @@ def search_of(study: Study, settings: SweeperSettings) -> Search:
             params, parent = decision.params, decision.parent
         elif settings.sampler == "islands":
             params = offspring(number, fold(study.losses(), settings.islands), study.space, settings.islands)
-        else:
-            return samplers.get(settings.sampler, optuna.samplers.RandomSampler)(seed=seed), None
-        return optuna.samplers.PartialFixedSampler(params, optuna.samplers.RandomSampler(seed=seed)), parent
+        seed = (settings.seed * 1_000_003 + number) % 2**32  # what numpy takes
+        with without_experimental_warnings():
+            sampler = samplers.get(settings.sampler, optuna.samplers.RandomSampler)(seed=seed)
+            return sampler if params is None else optuna.samplers.PartialFixedSampler(params, sampler), parent
 
     return choose

@@ -10,7 +10,6 @@ from hydra_async_sweeper.slots import TrialExit
 from hydra_async_sweeper.space import Params
 
 Values = tuple[float, ...]  # A trial's values, one for each objective
-
 Direction = Literal["minimize", "maximize"]
 
 COMPLETED, PRUNED, DIVERGED, FAILED = OUTCOMES = ("completed", "pruned", "diverged", "failed")  # how a trial can end
