@@ -215,8 +215,7 @@ def _best(runs: Sequence[ListedRun]) -> ListedRun | None:
 def text_columns(rows: Sequence[Sequence[str]]) -> str:
     """Rows of cells as lines, each column as wide as its longest cell."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = ("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in rows)
-    return "\n".join(line.rstrip() for line in lines)
+    return "\n".join("  ".join(map(str.ljust, row, widths)).rstrip() for row in rows)
 
 
 def _cells(result: Mapping[str, Any]) -> list[Cell]:
@@ -243,9 +242,8 @@ def index_page(folder: Path, runs: Sequence[ListedRun], renew: int = 0) -> str:
         "index.html", title=folder.resolve().name, renew=renew, charts=_charts(runs), sweeps=_sweeps(folder, runs),
         alike=" ".join(f"{key}={value}" for key, value in alike.items()), more=more,
         heads=[
-            *((head, "") for head in ("run", "status", "test", "best validation")),
-            *zip(short_keys(keys), keys, strict=True),
-            *((head, "") for head in ("steps done", "seconds")),
+            ("run", ""), ("status", ""), ("test", ""), ("best validation", ""),
+            *zip(short_keys(keys), keys, strict=True), ("steps done", ""), ("seconds", ""),
         ],
         runs=[
             {

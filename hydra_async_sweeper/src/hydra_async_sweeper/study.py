@@ -134,11 +134,11 @@ class Study:
 
     def waiting(self) -> list[int]:
         """The numbers of the trials that are to start."""
-        return sorted(trial.number for trial in self._trials(TrialState.WAITING) if trial.number < self._total)
+        return [trial.number for trial in self._trials(TrialState.WAITING) if trial.number < self._total]
 
     def interrupted(self) -> list[int]:
         """The numbers of the trials that were under way when the last controller ended."""
-        return sorted(trial.number for trial in self._trials(TrialState.RUNNING))
+        return [trial.number for trial in self._trials(TrialState.RUNNING)]
 
     def begin(self, number: int, sampler: BaseSampler, parent: int | None = None) -> StartedTrial:
         """Gives a trial its parameters, and the parent whose checkpoint it goes on from. One that was interrupted keeps
