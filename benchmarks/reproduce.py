@@ -37,7 +37,7 @@ import yaml  # type: ignore[import-untyped]
 from metalearn.cli.arguments import command_parser, whole
 from metalearn.config.saved import read_config
 from metalearn.errors import ConfigError, real_number
-from metalearn.reporting.plots import curve_of
+from metalearn.reporting.index import curve_of
 from metalearn.reporting.provenance import commit, cpu_name, version_of
 from metalearn.storage.files import creating, read_json, read_object, write_atomically
 

@@ -21,7 +21,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
 
 from search_functions import PROBLEMS, Problem
 
-from hydra_async_sweeper.islands import IslandSettings, Populations, ScoredTrial, fold, offspring
+from hydra_async_sweeper.islands import IslandSettings, ScoredTrial, fold, offspring
 from hydra_async_sweeper.space import Params
 
 POP_SIZE = 8
@@ -33,8 +33,8 @@ Search = Callable[[Problem, int], float]
 
 def random_search(problem: Problem, seed: int) -> float:
     """Every parameter uniform in its limits: an island that never has enough individuals to breed."""
-    settings, nobody = IslandSettings(seed=seed, pop_size=problem.evaluations), Populations(((),), ())
-    return min(loss_of(problem, offspring(n, nobody, problem.space, settings)) for n in range(problem.evaluations))
+    settings = IslandSettings(seed=seed, pop_size=problem.evaluations)
+    return min(loss_of(problem, offspring(n, [[]], problem.space, settings)) for n in range(problem.evaluations))
 
 
 def island_search(problem: Problem, seed: int, *, num_islands: int, pollination: bool = True) -> float:

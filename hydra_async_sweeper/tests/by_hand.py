@@ -6,14 +6,14 @@ from pathlib import Path
 from typing import Any
 
 from omegaconf import OmegaConf
-from optuna.samplers import RandomSampler
+from optuna.samplers import BaseSampler, RandomSampler
 
-from hydra_async_sweeper.controller import SweepController, SweepView
+from hydra_async_sweeper.controller import SweepController
 from hydra_async_sweeper.settings import SweeperSettings, settings_of
 from hydra_async_sweeper.slots import TrialSlots
 from hydra_async_sweeper.space import Category, Dimension, Number, Space
-from hydra_async_sweeper.study import ParamChoice, Search, Study
-from hydra_async_sweeper.trials import FinishedTrials, StartedTrial
+from hydra_async_sweeper.study import Search, Study
+from hydra_async_sweeper.trials import StartedTrial
 from hydra_plugins.async_sweeper import AsyncSweeperConf, PbtSweeperConf
 
 Work = Callable[[int, Sequence[str]], Any]
@@ -40,8 +40,8 @@ def completed(number: int, overrides: Sequence[str] = ()) -> dict[str, Any]:
     return {"status": "COMPLETED", "value": {"status": "completed", "exit": 0, "val": {"mse": float(number)}}}
 
 
-def drawn(number: int) -> ParamChoice:
-    return ParamChoice(RandomSampler(seed=number))
+def drawn(number: int) -> tuple[BaseSampler, None]:
+    return RandomSampler(seed=number), None
 
 
 @contextmanager
@@ -61,10 +61,9 @@ def controller(
     study = Study(folder / "study.journal", "s", LINE, ["minimize"], {})
     study.enqueue(count)
     chosen = settings(LINE, n_trials=count, n_jobs=n_jobs, max_retries=max_retries, objective="val.mse")
-    view = SweepView(count, n_jobs, FinishedTrials([], ["val.mse"], ["minimize"]))
     try:
         yield SweepController(
-            study, slots, chosen, overrides_of=overrides_of, search=choose, watch=None, view=view, record=record
+            study, slots, chosen, overrides_of=overrides_of, search=choose, watch=None, record=record
         ), study  # fmt: skip
     finally:
         slots.close()

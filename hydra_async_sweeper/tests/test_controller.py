@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 from by_hand import Work, completed, controller, drawn
-from optuna.samplers import RandomSampler
+from optuna.samplers import BaseSampler, RandomSampler
 
-from hydra_async_sweeper.study import ParamChoice, Study
+from hydra_async_sweeper.study import Study
 from hydra_async_sweeper.trials import COMPLETED, PausedError, StartedTrial, StudyError
 
 DONE = [(number, COMPLETED, (float(number),)) for number in range(3)]
@@ -64,7 +64,7 @@ def test_a_trial_that_a_signal_has_stopped_alone_is_run_again(tmp_path: Path) ->
 
 
 def test_a_stop_while_parameters_are_drawn_starts_no_trial(tmp_path: Path) -> None:
-    def choose(number: int) -> ParamChoice:
+    def choose(number: int) -> tuple[BaseSampler, None]:
         os.kill(os.getpid(), signal.SIGTERM)
         return drawn(number)
 

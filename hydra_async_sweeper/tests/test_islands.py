@@ -13,10 +13,11 @@ from hypothesis import strategies as st
 from search_functions import PROBLEMS
 
 from hydra_async_sweeper.islands import (
-    Individual,
     IslandSettings,
+    Populations,
     ScoredTrial,
     breed,
+    exchange,
     fold,
     offspring,
 )
@@ -47,6 +48,21 @@ GRIDS: dict[str, set[Value]] = {
 def suggest(number: int, finished: list[ScoredTrial], space: Space, settings: IslandSettings) -> Params:
     """The parameters of trial `number`, from the results that are there when it starts."""
     return offspring(number, fold(finished, settings), space, settings)
+
+
+def moves_of(finished: list[ScoredTrial], settings: IslandSettings) -> list[tuple[int, int, int, tuple[int, ...]]]:
+    """Every exchange while these results come in: after which, from where to where, and the numbers of its trials."""
+    moves: list[tuple[int, int, int, tuple[int, ...]]] = []
+
+    def noted(told: int, source: int, populations: Populations, law: IslandSettings) -> dict[int, list[ScoredTrial]]:
+        parcels = exchange(told, source, populations, law)
+        moves.extend((told, source, target, tuple(i.number for i in parcel)) for target, parcel in parcels.items())
+        return parcels
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("hydra_async_sweeper.islands.exchange", noted)
+        fold(finished, settings)
+    return moves
 
 
 def space_of(limits: dict[str, list[Any]]) -> Space:
@@ -93,12 +109,12 @@ def search(space: Space, settings: IslandSettings, count: int, slots: int = 1, f
 def test_breeding_is_propulates_draw_for_draw(case: dict[str, Any]) -> None:
     space, settings = space_of(case["limits"]), IslandSettings(seed=0, pop_size=case["pop_size"])
     rng = random.Random(case["seed"])
-    population: list[Individual] = []
+    population: list[ScoredTrial] = []
     for number, (params, loss) in enumerate(recorded(case)):
         child = breed(rng, population, space, settings)
         assert child == params
         assert list(map(type, child.values())) == list(map(type, params.values()))
-        population.append(Individual(number, 0, params, loss))
+        population.append(ScoredTrial(number, number, params, loss))
 
 
 @pytest.mark.parametrize("case", RECORDINGS["islands"], ids=name_of)
@@ -115,8 +131,8 @@ def test_a_whole_search_on_islands_is_propulates(case: dict[str, Any]) -> None:
         finished.append(ScoredTrial(number, number, params, loss))
         if str(number) in case["active"]:
             populations = fold(finished, settings)
-            assert [[one.number for one in island] for island in populations.islands] == case["active"][str(number)]
-    assert len(populations.exchanges) > 20
+            assert [[one.number for one in island] for island in populations] == case["active"][str(number)]
+    assert len(moves_of(finished, settings)) > 20
 
 
 @pytest.mark.parametrize("case", RECORDINGS["breeding"], ids=name_of)
@@ -132,7 +148,7 @@ def test_the_functions_of_the_benchmark_are_propulates(case: dict[str, Any]) -> 
 
 def test_a_child_differs_from_its_parents_only_by_draws() -> None:
     settings = IslandSettings(seed=0, pop_size=2, mutation=0, random_init=0, sigma=0)
-    parents = [Individual(i, 0, {"a": float(i), "b": float(i)}, 0.0) for i in range(2)]
+    parents = [ScoredTrial(i, i, {"a": float(i), "b": float(i)}, 0.0) for i in range(2)]
     rng = random.Random(0)
     children = [breed(rng, parents, PLAIN, settings) for _ in range(4000)]
     assert {tuple(child.values()) for child in children} == {(0.0, 0.0), (0.0, 1.0), (1.0, 0.0), (1.0, 1.0)}
@@ -170,14 +186,14 @@ def test_a_logarithmic_number_is_the_exponential_of_a_plain_one(seed: int, low: 
     high = low * ratio
     settings = IslandSettings(seed=0, pop_size=3)
     plain, log = random.Random(seed), random.Random(seed)
-    plain_parents: list[Individual] = []
-    log_parents: list[Individual] = []
+    plain_parents: list[ScoredTrial] = []
+    log_parents: list[ScoredTrial] = []
     for number in range(20):
         x = breed(plain, plain_parents, {"x": Number(math.log(low), math.log(high))}, settings)
         y = breed(log, log_parents, {"x": Number(low, high, log=True)}, settings)
         assert y["x"] == pytest.approx(math.exp(float(x["x"])), rel=1e-9)
-        plain_parents.append(Individual(number, 0, x, float(number)))
-        log_parents.append(Individual(number, 0, y, float(number)))
+        plain_parents.append(ScoredTrial(number, number, x, float(number)))
+        log_parents.append(ScoredTrial(number, number, y, float(number)))
 
 
 def test_a_whole_logarithmic_number_halves_with_its_size() -> None:
@@ -202,8 +218,8 @@ def test_trials_without_a_finite_loss_change_nothing(pollination: bool) -> None:
     usable = [trial for trial in finished if trial.loss is not None and math.isfinite(trial.loss)]
     assert len(usable) < len(finished)
     with_failed, without = fold(finished, settings), fold(usable, settings)
-    assert with_failed.islands == without.islands
-    assert with_failed.exchanges == without.exchanges
+    assert with_failed == without
+    assert moves_of(finished, settings) == moves_of(usable, settings)
     for number in range(90, 120):
         assert suggest(number, finished, PLAIN, settings) == suggest(number, usable, PLAIN, settings)
 
@@ -227,13 +243,13 @@ def test_a_search_continues_from_what_a_file_holds() -> None:
 def test_pollination_keeps_sizes_and_migration_moves() -> None:
     finished = [ScoredTrial(told, told, {"a": 0.0, "b": 0.0}, float(-told % 7)) for told in range(40)]
     pollination = fold(finished, IslandSettings(seed=8, pop_size=2, num_islands=4))
-    assert [len(island) for island in pollination.islands] == [10, 10, 10, 10]
+    assert [len(island) for island in pollination] == [10, 10, 10, 10]
     migration = fold(finished, IslandSettings(seed=8, pop_size=2, num_islands=4, pollination=False))
-    assert sorted(one.number for island in migration.islands for one in island) == list(range(40))
-    for result in (pollination, migration):
-        moves = [(move.source, move.target) for move in result.exchanges]
-        assert moves and all(source != target for source, target in moves)
-        assert all(move.source == move.told % 4 and len(move.numbers) == 1 for move in result.exchanges)
+    assert sorted(one.number for island in migration for one in island) == list(range(40))
+    for pollinates in (True, False):
+        moves = moves_of(finished, IslandSettings(seed=8, pop_size=2, num_islands=4, pollination=pollinates))
+        assert moves and all(source != target for _, source, target, _ in moves)
+        assert all(source == told % 4 and len(numbers) == 1 for told, source, _, numbers in moves)
 
 
 def test_pollination_drops_one_for_each_that_arrives() -> None:
@@ -242,15 +258,14 @@ def test_pollination_drops_one_for_each_that_arrives() -> None:
     losses = [0.0, 1.0, 2.0]
     finished = [ScoredTrial(told, told, {}, loss) for told, loss in enumerate(losses)]
     result = fold(finished, settings)
-    assert [[one.number for one in island] for island in result.islands] == [[0, 2], [0]]
-    assert [(move.told, move.numbers) for move in result.exchanges] == [(2, (0, 2))]
+    assert [[one.number for one in island] for island in result] == [[0, 2], [0]]
+    assert moves_of(finished, settings) == [(2, 0, 1, (0, 2))]
 
 
 def test_a_larger_island_exchanges_less_often() -> None:
     finished = [ScoredTrial(told, told, {}, 0.0) for told in range(2000)]
     counts = [
-        len(fold(finished, IslandSettings(seed=9, pop_size=2, num_islands=2, island_size=size)).exchanges)
-        for size in (1, 3)
+        len(moves_of(finished, IslandSettings(seed=9, pop_size=2, num_islands=2, island_size=size))) for size in (1, 3)
     ]
     assert counts[0] / 2000 == pytest.approx(0.9, abs=0.03)
     assert counts[1] / 2000 == pytest.approx(0.3, abs=0.03)

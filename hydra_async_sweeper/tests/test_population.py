@@ -8,8 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hydra_async_sweeper.islands import ScoredTrial
-from hydra_async_sweeper.population import Decision, PopulationSettings, decide
+from hydra_async_sweeper.population import PopulationSettings, decide
 from hydra_async_sweeper.space import Category, Number, Params, Space
+from hydra_async_sweeper.trials import StartedTrial
 
 SPACE: Space = {
     "rate": Number(1e-4, 1e-1, log=True),
@@ -43,7 +44,7 @@ def test_the_worst_member_takes_over_from_the_best() -> None:
     after = [decide(4 + member, before, SPACE, settings(resample=0.0)) for member in range(4)]
     assert [found and found.parent for found in after] == [0, 2, 2, 3]
     for member in (0, 2, 3):
-        assert after[member] == Decision(before[member].params, member)
+        assert after[member] == StartedTrial(4 + member, before[member].params, member)
     taken = after[1]
     assert taken is not None
     ratio = taken.params["rate"] / before[2].params["rate"]  # type: ignore[operator]

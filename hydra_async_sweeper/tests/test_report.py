@@ -28,7 +28,6 @@ from hydra_async_sweeper.trials import (
     StartedTrial,
     TrialResult,
     Values,
-    best_trials,
 )
 
 pytestmark = pytest.mark.thorough
@@ -183,10 +182,14 @@ def test_two_processes_may_write_the_tables_at_once(tmp_path: Path) -> None:
 # The best trials
 
 
+def best(trials: Sequence[FinishedTrial], *directions: str) -> list[FinishedTrial]:
+    return FinishedTrials(trials, ["x"] * len(directions), directions).best()
+
+
 def test_the_best_trial_is_the_earliest_of_equal_completed_ones() -> None:
-    assert [trial.number for trial in best_trials(BY_HAND, ["maximize"])] == [0]
-    assert [trial.number for trial in best_trials(BY_HAND, ["minimize"])] == [2]
-    assert best_trials([], ["minimize"]) == []
+    assert [trial.number for trial in best(BY_HAND, "maximize")] == [0]
+    assert [trial.number for trial in best(BY_HAND, "minimize")] == [2]
+    assert best([], "minimize") == []
 
 
 def test_the_pareto_front_by_hand() -> None:
@@ -197,7 +200,7 @@ def test_the_pareto_front_by_hand() -> None:
     #  1  6  .  .  .
     values = {0: (1.0, 4.0), 1: (2.0, 3.0), 2: (2.0, 2.0), 3: (2.0, 2.0), 4: (4.0, 3.0), 6: (1.0, 1.0)}
     trials = [*(ended(number, pair) for number, pair in values.items()), ended(5, (9.0, 0.0), "pruned")]
-    assert [trial.number for trial in best_trials(trials, ["maximize", "minimize"])] == [2, 3, 4, 6]
+    assert [trial.number for trial in best(trials, "maximize", "minimize")] == [2, 3, 4, 6]
 
 
 @given(st.lists(st.tuples(st.integers(0, 4), st.integers(0, 4), st.integers(0, 4)), max_size=30))
@@ -208,7 +211,7 @@ def test_the_pareto_front_is_what_no_other_trial_beats(points: list[tuple[int, i
         return a[0] <= b[0] and a[1] >= b[1] and a[2] <= b[2] and a != b
 
     expected = [n for n, point in enumerate(points) if not any(beats(other, point) for other in points)]
-    front = best_trials(random.Random(0).sample(trials, len(trials)), ["minimize", "maximize", "minimize"])
+    front = best(random.Random(0).sample(trials, len(trials)), "minimize", "maximize", "minimize")
     assert [trial.number for trial in front] == expected
 
 
@@ -335,20 +338,23 @@ def test_plots_of_equal_values_rank_no_parameter(tmp_path: Path, value: float) -
 class Clock:
     """Seconds that pass only when they are set."""
 
-    def __init__(self) -> None:
+    def __init__(self, patch: pytest.MonkeyPatch) -> None:
         self.now = 0.0
+        patch.setattr("hydra_async_sweeper.controller.time", self)
 
-    def __call__(self) -> float:
+    def monotonic(self) -> float:
         return self.now
 
 
-def test_the_view_logs_a_line_when_a_trial_starts_and_ends(caplog: pytest.LogCaptureFixture) -> None:
+def test_the_view_logs_a_line_when_a_trial_starts_and_ends(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
     caplog.set_level(logging.INFO, "hydra_async_sweeper")
-    clock = Clock()
+    clock = Clock(monkeypatch)
     earlier = [ended(n, (0.5,), seconds=30.0) for n in range(6)]
     earlier[3] = ended(3, (0.9512,), seconds=30.0)
     done = FinishedTrials(earlier, ["val.accuracy"], ["maximize"])
-    view = SweepView(24, 2, done, clock=clock)
+    view = SweepView(24, 2, done)
     view.start(StartedTrial(6, {"algorithm.inner_lr": 0.0123456, "algorithm": "maml"}))
     view.start(StartedTrial(7, {}))
     clock.now = 30.0
@@ -370,7 +376,7 @@ def test_the_view_logs_a_line_when_a_trial_starts_and_ends(caplog: pytest.LogCap
 def test_the_view_logs_no_missing_best_trial_or_time(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "hydra_async_sweeper")
     none = FinishedTrials([], ["a", "b"], ["minimize", "minimize"])
-    view = SweepView(2, 2, none, clock=Clock())
+    view = SweepView(2, 2, none)
     view.end(ended(0, None, "diverged", seconds=None))
     view.end(ended(1, (1.0, 2e-7), seconds=0.25))
     assert [record.getMessage() for record in caplog.records] == [

@@ -55,9 +55,9 @@ def test_a_trial_that_fails_or_is_killed_takes_no_other_with_it(slots: TrialSlot
     assert ended(slots, 1)[2].code == 0
 
 
-def test_a_signal_reaches_a_trial_that_is_still_to_be_forked(slots: TrialSlots) -> None:
+def test_a_signal_reaches_a_trial_that_has_just_been_started(slots: TrialSlots) -> None:
     slots.start(0, ["sleep"], 0)
-    slots.signal(signal.SIGTERM)  # before `wait` has heard of the fork
+    slots.signal(signal.SIGTERM)  # it may still ignore the signals, as the nursery does
     assert ended(slots, 1)[0] == TrialExit(0, -signal.SIGTERM, None)
     slots.start(0, [], 0)
     assert ended(slots, 1)[0].code == 0

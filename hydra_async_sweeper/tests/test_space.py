@@ -2,6 +2,7 @@
 
 from dataclasses import fields
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,7 +15,6 @@ from hydra_async_sweeper.space import (
     Dimension,
     Number,
     SpaceError,
-    as_overrides,
     from_plain,
     plan_of,
     size,
@@ -122,7 +122,7 @@ def test_overrides_keep_the_order_of_the_command_line() -> None:
     )
     assert list(planned.space) == ["z", "x", "+y"]
     assert planned.overrides({"x": 0.1, "+y": "q", "z": 2}) == ["z=2", "a=1", "x=0.1", "b=2", "+y=q"]
-    assert as_overrides({"x": 1e-05, "n": 3}) == ["x=1e-05", "n=3"]
+    assert planned.overrides({"x": 1e-05, "+y": "p", "z": 3}) == ["z=3", "a=1", "x=1e-05", "b=2", "+y=p"]
 
 
 @pytest.mark.parametrize("later", ["x=0.05", "++x=0.05", "~x", "x=1,2", "x=interval(0,2)"])
@@ -144,7 +144,7 @@ def test_the_best_command_has_the_order_of_its_trial() -> None:
         TaskTraits(program="python app.py"),
     )
     sweep._settings = settings(sweep._plan.space)
-    sweep._ended = lambda: FinishedTrials([best], ["value"], ["minimize"])  # type: ignore[method-assign]
+    sweep._study = SimpleNamespace(ended=lambda _: FinishedTrials([best], ["value"], ["minimize"]))  # type: ignore[assignment]
     assert sweep._command() == "python app.py 'a={b:1,c:2}' a.b=3"
 
 

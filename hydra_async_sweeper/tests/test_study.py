@@ -28,8 +28,8 @@ def opened(folder: Path, **identity: object) -> Study:
 def sampler_of(study: Study, number: int, sampler: str = "random") -> BaseSampler:
     chosen = settings(SPACE, sampler=sampler, n_trials=9, islands={"pop_size": 4})
     choice = search_of(study, chosen)(number)
-    assert choice is not None and choice.parent is None
-    return choice.sampler
+    assert choice is not None and choice[1] is None
+    return choice[0]
 
 
 def begun(study: Study) -> dict[int, dict[str, object]]:

@@ -26,11 +26,17 @@ from metalearn.config.options import CONF
 from metalearn.config.values import to_container
 from metalearn.errors import ConfigError, DataError, DiskError, DivergedError, MixedWorkersError, RunError, as_typed
 from metalearn.nn.backends import describe
-from metalearn.reporting.loggers import Window
+from metalearn.reporting.loggers import Window, rows_of
 from metalearn.reporting.logging import detach, log_to_file, log_to_terminal
-from metalearn.reporting.page import episode_picture, has_pictures
-from metalearn.reporting.plots import adaptation, bits_by_position, learning_curve
-from metalearn.reporting.report import REPORT, ShownLearner, ShownTask, write_report
+from metalearn.reporting.page import episode_picture, has_pictures, save
+from metalearn.reporting.report import (
+    REPORT,
+    ShownTask,
+    adaptation_chart,
+    learning_charts,
+    position_charts,
+    write_report,
+)
 from metalearn.runs import folder, metrics
 from metalearn.runs.checkpoint import ORIGIN, Checkpointer, Snapshot, fitted, rewind
 from metalearn.runs.signals import Interrupted, Stops, StopSignal
@@ -506,19 +512,21 @@ def draw(parts: Parts, trainer: Trainer, tested: Params, result: Result) -> None
     params = {name: value.float() for name, value in tested.items()}  # in the type of the data
 
     def plots() -> None:
-        learning_curve(parts.job.run_dir)
-        bits_by_position(parts.job.run_dir, result["test"])
+        place = parts.job.run_dir / "plots"
+        save(learning_charts(list(rows_of(parts.job.run_dir))), place / "learning_curve.png")
+        if charts := position_charts(result["test"]):
+            save(charts, place / "bits_by_position.png")
         episode = shown_episode(parts, torch.tensor([0]))
         from_one_number = episode.query.y.is_floating_point() and episode.query.x.shape[2:] == (1,)
         if from_one_number and parts.source.classes("test") is None:
-            adaptation(parts.job.run_dir, parts.algorithm.adapt, params, episode)
+            save([adaptation_chart("", parts.algorithm.adapt, params, episode)], place / "adaptation.png")
 
     def report() -> None:
         commands = trainer.meta[COMMANDS]
         ends = [*([f"pause_after={step}"] for step, _ in commands[1:]), []]
         lines = [as_typed(shlex.join([*words, *end])) for (_, words), end in zip(commands, ends, strict=True)]
-        learned = ShownLearner(parts.algorithm.adapt, params)
-        write_report(parts.job.run_dir, lines, trainer.meta["config"], result, shown_tasks(parts, learned), learned)
+        tasks, learned = shown_tasks(parts, params), (parts.algorithm.adapt, params)
+        write_report(parts.job.run_dir, lines, trainer.meta["config"], result, tasks, learned)
 
     for asked, name, make in ((trainer.log.plots, "plots", plots), (trainer.log.report, REPORT, report)):
         if asked:
@@ -534,7 +542,7 @@ def draw(parts: Parts, trainer: Trainer, tested: Params, result: Result) -> None
                 log.debug("where the drawing failed:", exc_info=True)  # for train.log
 
 
-def shown_tasks(parts: Parts, learned: ShownLearner) -> list[ShownTask]:
+def shown_tasks(parts: Parts, params: Params) -> list[ShownTask]:
     """The first test tasks, or the first test samples, and what is answered for them."""
     samples = parts.algorithm.evaluated_on == "samples"
     shown = {f"task {number}": torch.tensor([number]) for number in range(SHOWN_TASKS)}
@@ -543,7 +551,7 @@ def shown_tasks(parts: Parts, learned: ShownLearner) -> list[ShownTask]:
     tasks = []
     for title, indices in shown.items():
         (support, query) = shown_episode(parts, indices)
-        outputs = learned.adapt(learned.params, support)(query.x)
+        outputs = parts.algorithm.adapt(params, support)(query.x)
         if samples:  # their support set gives statistics only
             support = Batch(support.x[:, :0], support.y[:, :0])
         names = class_names_of(parts.source, "test", int(indices[0]))

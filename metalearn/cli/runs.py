@@ -6,8 +6,7 @@ from pathlib import Path
 from metalearn.app.process import BAD_CONFIG, FAILED, print_all, report_error
 from metalearn.cli.arguments import command_parser
 from metalearn.errors import RunError
-from metalearn.reporting.index import INDEX, text_columns, write_index
-from metalearn.reporting.plots import comparison, curve_of
+from metalearn.reporting.index import INDEX, comparison, curve_of, text_columns, write_index
 from metalearn.runs.metrics import METRIC_NAMES, TESTS, difference, read_table, shown
 from metalearn.storage.files import creating, is_folder
 

@@ -1,9 +1,11 @@
-"""The runs below a folder: a table of text, and index.html, a page with their curves and a table that sorts."""
+"""Several runs side by side: index.html, a page with their curves and a table that sorts; tables of text; and a plot of
+their validations."""
 
 import colorsys
 import os
 import re
 import socket
+import textwrap
 import urllib.parse
 from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
@@ -17,9 +19,10 @@ from rich.progress import track
 from metalearn.config.check import LOCK
 from metalearn.config.saved import read_config, typed_keys
 from metalearn.config.values import leaves
+from metalearn.errors import first_line
 from metalearn.reporting.loggers import METRICS, Row, rows_of
 from metalearn.reporting.logging import CONSOLE, on_terminal
-from metalearn.reporting.page import PALETTE, Chart, Line, chart, page, pages
+from metalearn.reporting.page import PALETTE, Chart, Line, chart, new_figure, page, pages, percent
 from metalearn.reporting.report import REPORT, duration, report_of
 from metalearn.runs.metrics import ERRORS, METRIC_NAMES, better, deciding, from_json, main_metric, shown
 from metalearn.storage.files import holder_of, read_object, write_atomically, writing
@@ -57,13 +60,12 @@ def runs_below(folder: Path) -> list[ListedRun]:
     runs = []
     for here, folders, files in os.walk(folder):  # links are not followed
         path = Path(here).relative_to(folder)
-        if path.parts and not {*folders, *files}.isdisjoint(_SIGNS):
+        is_run = path.parts and not {*folders, *files}.isdisjoint(_SIGNS)
+        if is_run:
             ended, lines = (_stamp(folder / path / name) for name in _SIGNS[:2])
             runs.append(_listed(folder, path, (ended, lines, not any(ended) and _is_held(folder / path))))
-            folders.clear()
-        elif len(path.parts) >= _DEEPEST:
-            folders.clear()
-        folders[:] = sorted(name for name in folders if not name.startswith("."))
+        is_last = is_run or len(path.parts) >= _DEEPEST
+        folders[:] = [] if is_last else sorted(name for name in folders if not name.startswith("."))
     return runs
 
 
@@ -97,7 +99,7 @@ def _listed(folder: Path, path: Path, stamp: tuple[object, ...]) -> ListedRun:
         _cells(result)  # what is damaged there shall be one row, too
         return ListedRun(path, status, typed, config, result, _curve(rows))
     except Exception as error:  # whatever is damaged in a folder: it is one row, and the others are shown
-        reason = next(iter(str(error).splitlines()), "") or type(error).__name__
+        reason = first_line(error)
         return ListedRun(path, _DAMAGED + reason.removeprefix(f"{run_dir}/"), {}, {}, {})
 
 
@@ -134,16 +136,9 @@ def _curve(rows: Sequence[Row]) -> tuple[str, str, list[tuple[float, float]]]:
     return metric, {"val": "validation", "train": "training"}.get(split, ""), points
 
 
-class Contrast(NamedTuple):
-    """What tells runs apart: the typed keys with another value in at least two of them, with the values of each run;
-    and `alike`, the keys with the same value in all."""
-
-    values: Mapping[str, Sequence[object]]
-    alike: Mapping[str, object]
-
-
-def what_differs(runs: Sequence[ListedRun]) -> Contrast:
-    """The keys that were typed for any of the runs, by whether their values differ."""
+def what_differs(runs: Sequence[ListedRun]) -> tuple[dict[str, list[object]], dict[str, object]]:
+    """Of the keys that were typed for any of the runs those with another value in at least two of them, with the values
+    of each run; and those with the same value in all."""
 
     def value(run: ListedRun, key: str) -> object:
         return run.typed.get(key, run.config.get(key, ""))
@@ -151,7 +146,7 @@ def what_differs(runs: Sequence[ListedRun]) -> Contrast:
     whole = [run for run in runs if not run.status.startswith(_DAMAGED)]
     keys = dict.fromkeys(key for run in whole for key in run.typed)
     alike = {key: value(whole[0], key) for key in keys if len({str(value(run, key)) for run in whole}) == 1}
-    return Contrast({key: [value(run, key) for run in runs] for key in keys if key not in alike}, alike)
+    return {key: [value(run, key) for run in runs] for key in keys if key not in alike}, alike
 
 
 def short_keys(keys: Sequence[str]) -> list[str]:
@@ -178,29 +173,24 @@ def short_names(runs: Sequence[ListedRun]) -> list[tuple[str, str]]:
             lists.setdefault(run.path.parent, []).append(run)
     names = {run.path: run.path.name for run in runs}
     for siblings in lists.values():
-        values = what_differs(siblings).values
+        values, _ = what_differs(siblings)
+        short = short_keys([*values])
         for place, run in enumerate(siblings):
-            pairs = [
-                f"{k}={rounded(each[place])}" for k, each in zip(short_keys([*values]), values.values(), strict=True)
-            ]
+            pairs = [f"{key}={rounded(each[place])}" for key, each in zip(short, values.values(), strict=True)]
             names[run.path] = " ".join(pairs) or re.sub(r",(?:\w+\.)*", " ", run.path.name)
     whole = [(str(path.parent), name) for path, name in names.items()]
     return whole if len({*whole}) == len(whole) else [(str(run.path.parent), run.path.name) for run in runs]
 
 
 def jobs_table(folder: Path, jobs: Sequence[Sequence[str]]) -> str:
-    """A line for each job of a multirun in the folder: what differs, its best validation and its test; empty if none of
-    them has begun, or all have been on other disks.
-
-    Args:
-        jobs: the typed words of each.
-    """
+    """A line for each job of a multirun in the folder, by its typed words: what differs, its best validation and its
+    test; empty if none of them has begun, or all have been on other disks."""
     asked = [learned_keys(word.partition("=")[::2] for word in job) for job in jobs]
     runs = [run for run in runs_below(folder) if run.typed in asked]  # earlier ones may lie there, too
     made = sorted(runs, key=lambda run: asked.index(dict(run.typed)))
     if not made:
         return ""
-    values, best = what_differs(made).values, _best(made)
+    (values, _), best = what_differs(made), _best(made)
     rows = [
         [*(rounded(each[place]) for each in values.values()), *(str(text) for text, _ in _cells(run.result)[1::-1]),
          "best" if run is best else "" if run.result.get("status") == "completed" else run.status]
@@ -225,8 +215,7 @@ def _best(runs: Sequence[ListedRun]) -> ListedRun | None:
 def text_columns(rows: Sequence[Sequence[str]]) -> str:
     """Rows of cells as lines, each column as wide as its longest cell."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = ("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in rows)
-    return "\n".join(line.rstrip() for line in lines)
+    return "\n".join("  ".join(map(str.ljust, row, widths)).rstrip() for row in rows)
 
 
 def _cells(result: Mapping[str, Any]) -> list[Cell]:
@@ -244,26 +233,17 @@ def _cells(result: Mapping[str, Any]) -> list[Cell]:
 
 
 def index_page(folder: Path, runs: Sequence[ListedRun], renew: int = 0) -> str:
-    """The page of the runs below a folder, with links to their reports (`report_at`).
-
-    Args:
-        renew: seconds after which a page that is served asks for itself again; 0: it stays as it is.
-    """
-    table = what_differs(runs)
-    keys = [*table.values][:_MOST_KEYS]
+    """The page of the runs below a folder, with links to their reports (`report_at`). If it is served, it asks for
+    itself again after `renew` seconds; 0: it stays as it is."""
+    values, alike = what_differs(runs)
+    keys, more = [*values][:_MOST_KEYS], [*values][_MOST_KEYS:]
     names, folders = short_names(runs), {run.path.parent for run in runs}
     return page(
-        "index.html",
-        title=folder.resolve().name,
-        renew=renew,
-        charts=_charts(runs),
-        sweeps=_sweeps(folder, runs),
-        alike=" ".join(f"{key}={value}" for key, value in table.alike.items()),
-        more=[*table.values][_MOST_KEYS:],
+        "index.html", title=folder.resolve().name, renew=renew, charts=_charts(runs), sweeps=_sweeps(folder, runs),
+        alike=" ".join(f"{key}={value}" for key, value in alike.items()), more=more,
         heads=[
-            *((head, "") for head in ("run", "status", "test", "best validation")),
-            *zip(short_keys(keys), keys, strict=True),
-            *((head, "") for head in ("steps done", "seconds")),
+            ("run", ""), ("status", ""), ("test", ""), ("best validation", ""),
+            *zip(short_keys(keys), keys, strict=True), ("steps done", ""), ("seconds", ""),
         ],
         runs=[
             {
@@ -273,7 +253,7 @@ def index_page(folder: Path, runs: Sequence[ListedRun], renew: int = 0) -> str:
                 "name": names[number][1],
                 "cells": [
                     (run.status, None), *(cells := _cells(run.result))[:2],
-                    *((rounded(value), value) for value in (table.values[key][number] for key in keys)), *cells[2:],
+                    *((rounded(value), value) for value in (values[key][number] for key in keys)), *cells[2:],
                 ],
             }
             for number, run in enumerate(runs)
@@ -330,11 +310,11 @@ def _charts(runs: Sequence[ListedRun]) -> list[Chart]:
 
 def link_of(folder: Path, run: ListedRun) -> str | None:
     """The address of a run's report from the index: its report.html, else one that is made of its metrics.jsonl."""
+    address = urllib.parse.quote(os.fsencode(run.path / REPORT))
     if (folder / run.path / REPORT).is_file():
-        return "./" + urllib.parse.quote(os.fsencode(run.path / REPORT))
-    if not (folder / run.path / METRICS).is_file() or run.status.startswith(_DAMAGED):
-        return None
-    return f"./{REPORTS}/" + urllib.parse.quote(os.fsencode(run.path / REPORT))
+        return f"./{address}"
+    has_lines = (folder / run.path / METRICS).is_file() and not run.status.startswith(_DAMAGED)
+    return f"./{REPORTS}/{address}" if has_lines else None
 
 
 def report_at(folder: Path, runs: Sequence[ListedRun], address: str) -> bytes | None:
@@ -346,19 +326,14 @@ def report_at(folder: Path, runs: Sequence[ListedRun], address: str) -> bytes | 
     if address.startswith(f"/{REPORTS}/"):
         return report_of(folder / run.path, run.result).encode()
     file = (folder / run.path / REPORT).resolve()
-    if not file.is_relative_to(folder.resolve()):  # a link, in a folder that may come from elsewhere
-        return None
-    return file.read_bytes()
+    # It may be a link, in a folder that comes from elsewhere.
+    return file.read_bytes() if file.is_relative_to(folder.resolve()) else None
 
 
 def write_index(folder: Path) -> int:
     """Writes the page into the folder, and beside it, in `REPORTS`, the reports of runs that have none; returns the
-    number of runs.
-
-    Raises:
-        FileNotFoundError: the folder is missing, or has no run below it.
-        RunError: it cannot be written.
-    """
+    number of runs. Raises FileNotFoundError if the folder is missing, or has no run below it, and RunError if it cannot
+    be written."""
     runs = runs_below(folder)
     if not runs:
         raise FileNotFoundError(f"{folder}: has no runs below it, {_DEEPEST} deep; type the folder of some")
@@ -376,3 +351,80 @@ def write_index(folder: Path) -> int:
         write_atomically(target, content)
     write_atomically(folder / INDEX, index_page(folder, runs))
     return len(runs)
+
+
+_LONGER = 10  # the axes of minutes and steps are logarithmic if one run is this many times as long as another
+_LEGEND_WIDTH = 48  # characters in a line of the legend, which leave the plots their room
+_BEST = 0.9999  # accuracies above are drawn as this one: their axis has no 100%
+_ACCURACIES = (0.05, 0.1, 0.2, 0.35, 0.5, 0.65, 0.8, 0.9, 0.95, 0.97, 0.98, 0.99, 0.995, 0.998, 0.999)
+"""Ticks that stay apart on an axis of odds."""
+
+
+class Curve(NamedTuple):
+    """The validations of a run: the values of a metric, accuracy or mse, with the meta-step of each and, if they are
+    known, the seconds of training and validation until then."""
+
+    name: str
+    metric: str
+    steps: list[int]
+    seconds: list[float] | None
+    values: list[float]
+
+
+def curve_of(run_dir: Path) -> Curve:
+    """The validations in metrics.jsonl, without those that are not finite. Raises ValueError if the run has not been
+    validated yet, and as `rows_of`."""
+    rows = [row for row in rows_of(run_dir) if row["split"] == "val"]
+    if not rows:
+        raise ValueError(f"{run_dir}: has not been validated yet; let it run for trainer.val_every steps")
+    metric = main_metric(rows[0])
+    timed = all("elapsed_seconds" in row for row in rows)
+    rows = [row for row in rows if row[metric] is not None]
+    seconds = [row["elapsed_seconds"] for row in rows] if timed else None
+    return Curve(run_dir.name, metric, [row["step"] for row in rows], seconds, [row[metric] for row in rows])
+
+
+def _spread_out(axes: Any) -> None:
+    """Turns the horizontal axis into a logarithmic one, linear near 0, if a line of it is `_LONGER` than another."""
+    lines = [sorted(x for x in line.get_xdata() if x > 0) for line in axes.get_lines()]
+    ends = [line[-1] for line in lines if line]
+    if ends and max(ends) >= _LONGER * min(ends):
+        first = min(line[0] for line in lines if line)
+        axes.set_xscale("symlog", linthresh=first, linscale=0.3)
+        axes.set_xlim(left=0)
+        # A power of ten in the linear part would touch the 0.
+        axes.set_xticks([0, *(tick for tick in axes.get_xticks() if first <= tick <= max(ends))])
+        axes.xaxis.set_major_formatter("{x:,.10g}")
+
+
+def comparison(curves: Sequence[Curve], path: Path) -> Path:
+    """Draws the validations of several runs with the same metric, against wall-clock minutes and against meta-steps.
+    The axis of accuracy is that of its odds: 98% to 99% is as far as 96% to 98%."""
+    with new_figure(15, 5.5) as figure:
+        left, right = figure.subplots(1, 2, sharey=True)
+        accuracy = all(curve.metric == "accuracy" for curve in curves)
+        for number, curve in enumerate(curves):
+            heights = [min(max(value, 1 - _BEST), _BEST) for value in curve.values] if accuracy else curve.values
+            style = {"color": f"C{number % 10}", "linestyle": ("-", "--", ":")[number // 10 % 3], "linewidth": 1.4}
+            if curve.seconds is not None:
+                left.plot([seconds / 60 for seconds in curve.seconds], heights, marker=".", **style)
+            label = textwrap.fill(curve.name, _LEGEND_WIDTH)
+            right.plot(curve.steps, heights, marker=".", label=label, **style)
+        left.set_xlabel("minutes of training and validation")
+        right.set_xlabel("meta-steps")
+        left.set_ylabel("validation: " + " or ".join(dict.fromkeys(METRIC_NAMES[curve.metric] for curve in curves)))
+        left.set_yscale("logit" if accuracy else "log")  # shows the last small differences
+        if accuracy:
+            low, high = left.get_ylim()
+            ticks = [tick for tick in _ACCURACIES if low <= tick <= high]
+            if len(ticks) > 2:  # else matplotlib finds closer ones
+                left.set_yticks(ticks)
+                left.minorticks_off()
+            for set_formatter in (left.yaxis.set_major_formatter, left.yaxis.set_minor_formatter):
+                set_formatter(percent)
+        for axes in (left, right):
+            _spread_out(axes)
+            axes.grid(alpha=0.3)
+        figure.legend(*right.get_legend_handles_labels(), loc="outside right upper", fontsize="small")
+        figure.savefig(path, format="png", dpi=120)
+    return path

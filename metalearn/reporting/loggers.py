@@ -25,7 +25,6 @@ from metalearn.runs.metrics import jsonable
 from metalearn.storage.files import read_json, write_atomically, writing
 
 Values = dict[str, float]
-
 Sums = dict[str, tuple[float, int]]  # for each figure, its sum over some steps and the number of steps
 
 log = logging.getLogger("metalearn")
@@ -46,10 +45,6 @@ class Window:
     val_every: int = 1  # steps between validations
     val_tasks: int = 0  # of each validation
     test_tasks: int = 0
-
-    def keeps(self, split: str, step: int) -> bool:
-        """Whether a point of an earlier session stays, since this run will not compute it again."""
-        return 0 < step <= {"train": self.done, "val": self.validated, "test": 0}[split]
 
 
 class Logger:
@@ -81,17 +76,10 @@ def as_yaml(config: Config) -> str:
     return str(yaml.safe_dump(config, sort_keys=False, allow_unicode=True))
 
 
-def run_name(folder: Path) -> str:
-    """The name of a run elsewhere: its experiment and its name."""
-    return f"{folder.parent.name}/{folder.name}"
-
-
 class Sent:
-    """A file in the run folder that notes the points sent to another program, which cannot take a point back.
-
-    A run that goes on makes the steps after its checkpoint again, with the same values. They are not sent twice.
-    `id` is the run's name in that program; None: it has nothing of this run yet.
-    """
+    """A file in the run folder that notes the points sent to another program, which cannot take a point back. A run
+    that goes on makes the steps after its checkpoint again, with the same values: they are not sent twice. `id` is the
+    run's name in that program; None: it has nothing of this run yet."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -120,10 +108,10 @@ class Guarded(Logger):
     """The logger of another program, by the key `name` of the group logger. A failure after the start does not end the
     run: it is reported once, and the logger gets nothing more. Raises RunError if it cannot be opened."""
 
-    def __init__(self, name: str, open_it: Callable[[], Logger]) -> None:
+    def __init__(self, name: str, open_logger: OpenLogger, folder: Path, window: Window) -> None:
         self._name, self._failed = name, False
         try:
-            logger = open_it()
+            logger = open_logger(folder, window)
         except Exception as error:  # of the other program's code: any type
             advice = f"type logger.{name}=false to go on without"
             raise RunError(f"logger.{name}: cannot be opened: {error}; {advice}") from error
@@ -141,17 +129,12 @@ class Guarded(Logger):
 
 
 METRICS = "metrics.jsonl"  # the file of a run folder
-
 Row = dict[str, Any]
 
 
 def rows_of(run_dir: Path) -> Iterator[Row]:
-    """The complete lines of metrics.jsonl: a running program may be writing the last one.
-
-    Raises:
-        FileNotFoundError: the folder holds no run.
-        ValueError: a line is no JSON.
-    """
+    """The complete lines of metrics.jsonl: a running program may be writing the last one. Raises FileNotFoundError if
+    the folder holds no run, and ValueError if a line is no JSON."""
     path = run_dir / METRICS
     if not path.exists():
         raise FileNotFoundError(f"{run_dir}: holds no {METRICS}; type the folder of a run that has begun")
@@ -162,7 +145,7 @@ def rows_of(run_dir: Path) -> Iterator[Row]:
             raise ValueError(f"{path}: has a line that is no JSON ({error})") from error
 
 
-class Lines:
+class Lines(Logger):
     """The file of a run that logs. If a run continues, the lines of what it will do again are removed."""
 
     def __init__(self, folder: Path, window: Window) -> None:
@@ -174,13 +157,12 @@ class Lines:
         except OSError as error:
             advice = "make it readable, or move it away"
             raise RunError(f"{self._path}: cannot be read: {error.strerror}; {advice}") from error
+        last = {"train": window.done, "val": window.validated, "test": 0}  # the steps that are not done again
         for line in lines:
-            try:
+            with suppress(ValueError, KeyError, TypeError):  # it is damaged, which the digest shows
                 row = json.loads(line)
-                if window.keeps(row["split"], row["step"]):
+                if 0 < row["step"] <= last[row["split"]]:
                     kept.append(line.decode())
-            except (ValueError, KeyError, TypeError):
-                continue  # it is damaged, which the digest shows
         self._digest = hashlib.sha256("".join(kept).encode())
         if window.digest not in (None, self.digest()):
             log.warning("%s: its lines up to step %d are not those that this run has written", self._path, window.done)
@@ -188,7 +170,7 @@ class Lines:
         with writing(self._path):
             self._file = self._path.open("a", encoding="utf-8")
 
-    def write(self, step: int, split: str, values: Values) -> None:
+    def scalars(self, step: int, split: str, values: Values) -> None:
         line = json.dumps(jsonable({"step": step, "split": split, **values})) + "\n"
         with writing(self._path):
             self._file.write(line)
@@ -258,15 +240,12 @@ class TensorboardLogger(Logger):
 MODES = ("offline", "online")
 
 
-def wandb_logger(project: str, mode: str | None) -> OpenLogger:
+class WandbLogger(Logger):
     """Weights & Biases: a run of the project; its files lie in `wandb` in the run folder. Nothing leaves the machine
     unless `mode`, else WANDB_MODE, is `online`."""
-    mode = mode or os.environ.get("WANDB_MODE", "offline")
-    return lambda folder, window: Guarded("wandb", lambda: _WandbRun(folder, project, mode))
 
-
-class _WandbRun(Logger):
-    def __init__(self, folder: Path, project: str, mode: str) -> None:
+    def __init__(self, folder: Path, window: Window, *, project: str, mode: str | None) -> None:
+        mode = mode or os.environ.get("WANDB_MODE", "offline")
         os.environ.setdefault("WANDB_ERROR_REPORTING", "false")  # else errors are sent, in offline mode too
         os.environ["WANDB_CACHE_DIR"] = str(folder.resolve() / "wandb" / "cache")  # where its links lead
         import wandb  # takes a second
@@ -281,8 +260,8 @@ class _WandbRun(Logger):
             silent=True,
         )  # fmt: skip
         self._run: Any = wandb.init(
-            project=project, id=name, name=run_name(folder), dir=str(folder), mode=mode, settings=settings,
-            resume="allow" if mode == "online" else None,
+            project=project, id=name, name=f"{folder.parent.name}/{folder.name}", dir=str(folder), mode=mode,
+            settings=settings, resume="allow" if mode == "online" else None,
         )  # fmt: skip
         self._sent.keep(name)
 
@@ -302,21 +281,16 @@ class _WandbRun(Logger):
         self._run.finish()
 
 
-DATABASE = "mlflow.db"
-
 _LONGEST_PARAM = 500  # the most characters of a parameter's value that every store of MLflow takes
 _MOST_PARAMS = 100  # the most parameters in one call
 
 
-def mlflow_logger(experiment: str, uri: str | None) -> OpenLogger:
+class MlflowLogger(Logger):
     """MLflow: a run of the experiment, at the tracking server or database `uri`, else MLFLOW_TRACKING_URI, else in
     `mlflow.db` in the run folder: MLflow has given up its stores of plain files."""
-    uri = uri or os.environ.get("MLFLOW_TRACKING_URI")
-    return lambda folder, window: Guarded("mlflow", lambda: _MlflowRun(folder, window, experiment, uri))
 
-
-class _MlflowRun(Logger):
-    def __init__(self, folder: Path, window: Window, experiment: str, uri: str | None) -> None:
+    def __init__(self, folder: Path, window: Window, *, experiment: str, uri: str | None) -> None:
+        uri = uri or os.environ.get("MLFLOW_TRACKING_URI")
         os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
         from mlflow import MlflowClient, entities  # takes seconds
 
@@ -324,15 +298,16 @@ class _MlflowRun(Logger):
             logging.getLogger(chatty).setLevel(logging.WARNING)
         self._entities: Any = entities
         home = folder.resolve()
-        self._client: Any = MlflowClient(tracking_uri=uri or f"sqlite:///{home / DATABASE}")
+        self._client: Any = MlflowClient(tracking_uri=uri or f"sqlite:///{home / 'mlflow.db'}")
         self._status, self._steps = "KILLED", window.steps  # killed, unless a result comes
         self._sent = Sent(folder / "mlflow.json")
         self._is_new = self._sent.id is None
-        if self._sent.id is None:
+        if self._is_new:
             artifacts = None if uri else (home / "mlartifacts").as_uri()
             old = self._client.get_experiment_by_name(experiment)
             number = old.experiment_id if old else self._client.create_experiment(experiment, artifacts)
-            self._sent.keep(self._client.create_run(number, run_name=run_name(folder)).info.run_id)
+            name = f"{folder.parent.name}/{folder.name}"
+            self._sent.keep(self._client.create_run(number, run_name=name).info.run_id)
         else:
             self._client.update_run(self._sent.id, status="RUNNING")
 
@@ -363,3 +338,12 @@ class _MlflowRun(Logger):
         now = int(1000 * time.time())
         metrics = [self._entities.Metric(name, value, now, step) for name, value in values.items()]
         self._client.log_batch(self._sent.id, metrics=metrics)
+
+
+def openers_of(project: str, wandb_mode: str | None, mlflow_uri: str | None) -> dict[str, OpenLogger]:
+    """What opens each logger, by its key of the group logger."""
+    return {
+        "tensorboard": TensorboardLogger,
+        "wandb": partial(Guarded, "wandb", partial(WandbLogger, project=project, mode=wandb_mode)),
+        "mlflow": partial(Guarded, "mlflow", partial(MlflowLogger, experiment=project, uri=mlflow_uri)),
+    }

@@ -21,30 +21,19 @@ from rich.logging import RichHandler
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn
 
 from metalearn.config.values import Config
-from metalearn.errors import Invalid, PrintableFormatter, ToStderr, one_of, true_or_false, whole_number
-from metalearn.reporting.loggers import (
-    MODES,
-    Lines,
-    Logger,
-    OpenLogger,
-    Sums,
-    TensorboardLogger,
-    Values,
-    Window,
-    mlflow_logger,
-    wandb_logger,
-)
+from metalearn.errors import Invalid, PrintableFormatter, ToStderr, one_of, switches, whole_number
+from metalearn.reporting.loggers import MODES, Lines, Logger, OpenLogger, Sums, Values, Window, openers_of
 from metalearn.reporting.page import Picture
 from metalearn.runs.metrics import METRIC_NAMES, describe
 from metalearn.storage.files import unwritten, writing
 
 CONSOLE = Console(stderr=True)
-
 LINE_SECONDS = 30.0  # seconds between the lines of a validation or test, where no bars are drawn
 _NOTEBOOK_SECONDS = 0.25  # the least time between two drawings in a notebook, which go over its network
 _NOTEBOOK_WIDTH = 110  # characters
 
 log = logging.getLogger("metalearn")
+_PACKAGES = ("metalearn", "distributed")  # whose messages a run shows and writes
 
 Done = Callable[[int], None]  # gets the number of tasks whenever some of a validation or test are done
 
@@ -53,18 +42,52 @@ def unnoticed(tasks: int) -> None:
     """Ignores progress."""
 
 
-class RunProgress:
-    """Shows how far a run is, on a terminal or in a notebook. Elsewhere a long validation or test logs lines."""
+class RunLog(Logger):
+    """The log of a run: it gets every step. This one is silent: it is for ranks that take the same steps while rank
+    zero logs."""
+
+    plots, report = False, False  # whether the completed run gets these
+
+    def step(self, step: int, values: Values) -> None:
+        """Logs the values of a meta-step."""
+
+    def evaluating(self, split: str, tasks: int) -> Done:
+        """A validation or test of `tasks` begins."""
+        return unnoticed
+
+    def evaluation(self, step: int, split: str, figures: dict[str, Any]) -> None:
+        """Logs the figures of a validation or test."""
+
+    def saved(self) -> dict[str, Any]:
+        """What a run that goes on begins with: the `pending` sums over the steps since the last line, and the `digest`
+        of metrics.jsonl."""
+        return {"pending": {}, "digest": ""}
+
+
+SILENT = RunLog()
+
+
+class RunProgress(RunLog):
+    """Shows how far a run is, on a terminal or in a notebook, and a line for each evaluation, in a notebook the
+    last one. Elsewhere a long validation or test logs lines."""
 
     def __init__(self, window: Window) -> None:
-        self.bars = _bars()  # what draws it, or None
+        columns = TextColumn("{task.description}"), MofNCompleteColumn(), BarColumn(), TextColumn("{task.fields[text]}")
+        interactive = sys.modules.get("IPython")
+        shell = interactive.get_ipython() if interactive is not None else None
+        self.bars: Progress | None = None  # what draws it
+        if on_terminal():
+            self.bars = Progress(*columns, console=CONSOLE)
+        elif getattr(shell, "kernel", None) is not None:  # only the shell of a kernel has one
+            self.bars = _InNotebook(*columns)
+        if self.bars is not None:
+            self.bars.start()
         self._window, self._done = window, window.done
         self._smooth: Values = {}
         self._task_seconds: float | None = None
         self._ids: dict[str, TaskID] = {}
 
     def step(self, step: int, values: Values) -> None:
-        """A step is done, with these figures."""
         for name, value in values.items():
             self._smooth[name] = 0.9 * self._smooth.get(name, value) + 0.1 * value
         self._done = step
@@ -74,7 +97,6 @@ class RunProgress:
             self._show(self.bars, "step", step, self._window.steps, "  ".join([*parts, speed, self.time_left()]))
 
     def evaluating(self, split: str, tasks: int) -> Done:
-        """A validation or test of `tasks` begins."""
         began = logged = time.perf_counter()
         done = 0
 
@@ -114,9 +136,9 @@ class RunProgress:
         short = remaining < 24 * 3600
         return f"{time.strftime('%H:%M:%S', time.gmtime(remaining)) if short else f'{remaining / 86400:.1f} days'} left"
 
-    def note(self, text: str) -> None:
-        """Shows a line where the bars are shown."""
+    def evaluation(self, step: int, split: str, figures: dict[str, Any]) -> None:
         if self.bars is not None:
+            text = f"step {step}/{self._window.steps}  {split}: {describe(figures)}"
             self.bars.console.print(text, highlight=False, markup=False)
 
     def close(self) -> None:
@@ -125,34 +147,14 @@ class RunProgress:
 
 
 def on_terminal() -> bool:
-    """Whether stderr is a terminal that draws lines again.
-
-    FORCE_COLOR makes no terminal of a file. The commands of a notebook's cells (`!metalearn …`) are on a terminal whose
-    control characters all stay in the notebook.
-    """
-    try:
-        is_terminal = sys.stderr.isatty()
-    except (AttributeError, ValueError):  # it is None, or closed
-        return False
+    """Whether stderr is a terminal that draws lines again. FORCE_COLOR makes no terminal of a file; and the commands of
+    a notebook's cells (`!metalearn …`) are on a terminal whose control characters all stay in the notebook."""
+    is_terminal = sys.stderr is not None and not sys.stderr.closed and sys.stderr.isatty()
     return is_terminal and CONSOLE.is_terminal and not CONSOLE.is_dumb_terminal and "JPY_PARENT_PID" not in os.environ
 
 
-def _bars() -> Progress | None:
-    columns = TextColumn("{task.description}"), MofNCompleteColumn(), BarColumn(), TextColumn("{task.fields[text]}")
-    interactive = sys.modules.get("IPython")
-    shell = interactive.get_ipython() if interactive is not None else None
-    if on_terminal():
-        bars = Progress(*columns, console=CONSOLE)
-    elif getattr(shell, "kernel", None) is not None:  # only the shell of a kernel has one
-        bars = _InNotebook(*columns)
-    else:
-        return None
-    bars.start()
-    return bars
-
-
 class _InNotebook(Progress):
-    """One output, of which a saved notebook keeps the last state, with the last line noted. Rich's own way into
+    """One output, of which a saved notebook keeps the last state, with the last line printed. Rich's own way into
     notebooks, as that of tqdm, needs ipywidgets, and a saved notebook shows none of them."""
 
     def __init__(self, *columns: Any) -> None:
@@ -184,44 +186,6 @@ class _InNotebook(Progress):
         self._output.update({"text/plain": page.export_text().rstrip(), "text/html": html}, raw=True)
 
 
-_PACKAGES = ("metalearn", "distributed")
-
-
-class RunLog:
-    """The log of a run. This one is silent: it is for ranks that take the same steps while rank zero logs."""
-
-    plots, report = False, False  # whether the completed run gets these
-
-    def start(self, config: Config, pictures: Mapping[str, Picture]) -> None:
-        """Gets the config, and a few episodes as pictures."""
-
-    def step(self, step: int, values: Values) -> None:
-        """Logs the values of a meta-step."""
-
-    def evaluating(self, split: str, tasks: int) -> Done:
-        """A validation or test of `tasks` begins."""
-        return unnoticed
-
-    def evaluation(self, step: int, split: str, figures: dict[str, Any]) -> None:
-        """Logs the figures of a validation or test."""
-
-    def result(self, config: Config, figures: Values) -> None:
-        """Logs the final figures, with the config."""
-
-    def close(self) -> None:
-        """Writes everything to disk."""
-
-    def pending(self) -> Sums:
-        """The sums over the steps since the last line. A run that goes on begins with them."""
-        return {}
-
-    def digest(self) -> str:
-        """The SHA-256 of metrics.jsonl."""
-        return ""
-
-
-SILENT = RunLog()
-
 OpenLog = Callable[[Path, Window], RunLog]
 
 
@@ -238,32 +202,27 @@ def run_log(
         plots, report: whether the completed run gets its plots, and report.html.
         tensorboard, wandb, mlflow: which loggers get every line besides the terminal and metrics.jsonl.
         project: the project of Weights & Biases, or the experiment of MLflow.
-        wandb_mode, mlflow_uri: as `wandb_logger` and `mlflow_logger` have them.
+        wandb_mode, mlflow_uri: as `WandbLogger` and `MlflowLogger` have them.
         others: loggers of plugins.
     """
     whole_number("every", every, at_least=1)
-    switches = {"tensorboard": tensorboard, "wandb": wandb, "mlflow": mlflow}
-    for name, value in (switches | {"plots": plots, "report": report}).items():
-        true_or_false(name, value)
+    asked = {"tensorboard": tensorboard, "wandb": wandb, "mlflow": mlflow}
+    switches(**asked, plots=plots, report=report)
     if wandb_mode is not None:
         one_of("wandb_mode", wandb_mode, MODES)
     for name in ("wandb", "mlflow"):
-        if switches[name] and importlib.util.find_spec(name) is None:
+        if asked[name] and importlib.util.find_spec(name) is None:
             raise Invalid(
                 name, "true", f"the package {name} is not installed", f"type pip install {name}", quoted=False
             )
-    openers: dict[str, OpenLogger] = {
-        "tensorboard": TensorboardLogger,
-        "wandb": wandb_logger(project, wandb_mode),
-        "mlflow": mlflow_logger(project, mlflow_uri),
-    }
+    openers = openers_of(project, wandb_mode, mlflow_uri)
 
     def open_log(folder: Path, window: Window) -> RunLog:
         with ExitStack() as opened:  # closes what is open already, if another cannot be opened
             lines = Lines(folder, window)
             opened.callback(lines.close)
             loggers = []
-            for open_logger in (*(openers[name] for name in switches if switches[name]), *others):
+            for open_logger in (*(openers[name] for name in asked if asked[name]), *others):
                 loggers.append(open_logger(folder, window))
                 opened.callback(loggers[-1].close)
             opened.pop_all()
@@ -274,37 +233,18 @@ def run_log(
     return open_log
 
 
-class _SeenLog(RunLog):
-    """Shows how far the run is, and a line for each evaluation; a notebook keeps the last one."""
-
-    def __init__(self, window: Window, progress: RunProgress) -> None:
-        self._window, self._progress = window, progress
-
-    def step(self, step: int, values: Values) -> None:
-        self._progress.step(step, values)
-
-    def evaluating(self, split: str, tasks: int) -> Done:
-        return self._progress.evaluating(split, tasks)
-
-    def evaluation(self, step: int, split: str, figures: dict[str, Any]) -> None:
-        self._progress.note(f"step {step}/{self._window.steps}  {split}: {describe(figures)}")
-
-    def close(self) -> None:
-        self._progress.close()
-
-
 def bar_log(window: Window) -> RunLog:
     """A log that is only seen, on a terminal or in a notebook; silent elsewhere."""
     progress = RunProgress(window)
-    return SILENT if progress.bars is None else _SeenLog(window, progress)
+    return SILENT if progress.bars is None else progress
 
 
-class _WrittenLog(_SeenLog):
+class _WrittenLog(RunProgress):
     """All outputs of a run's log: the terminal, metrics.jsonl, and the loggers."""
 
     def __init__(self, window: Window, every: int, lines: Lines, loggers: Sequence[Logger]) -> None:
-        super().__init__(window, RunProgress(window))
-        self._every, self._lines, self._loggers = every, lines, loggers
+        super().__init__(window)
+        self._every, self._lines, self._loggers = every, lines, [lines, *loggers]
         self._sums: Sums = dict(window.pending)
 
     def start(self, config: Config, pictures: Mapping[str, Picture]) -> None:
@@ -323,19 +263,18 @@ class _WrittenLog(_SeenLog):
         means = {name: self._sums[name][0] / self._sums[name][1] for name in values}
         means[f"{unit}_per_second"] = self._window.meta_batch_size / means["step_seconds"]
         self._sums.clear()
-        self._record(step, "train", means)
+        self.scalars(step, "train", means)
         parts = [f"{name} {means[name]:.4f}" for name in ("loss", *METRIC_NAMES) if name in means]
-        text = "  ".join([*parts, f"{means[f'{unit}_per_second']:.1f} {unit}/s", self._progress.time_left()])
-        level = logging.DEBUG if self._progress.bars is not None else logging.INFO  # the bars say it already
+        text = "  ".join([*parts, f"{means[f'{unit}_per_second']:.1f} {unit}/s", self.time_left()])
+        level = logging.DEBUG if self.bars is not None else logging.INFO  # the bars say it already
         log.log(level, "step %d/%d  %s", step, self._window.steps, text)
 
     def evaluation(self, step: int, split: str, figures: dict[str, Any]) -> None:
         numbers = {name: value for name, value in figures.items() if isinstance(value, int | float)}
-        self._record(step, split, numbers)
+        self.scalars(step, split, numbers)
         log.info("step %d/%d  %s: %s", step, self._window.steps, split, describe(figures))
 
-    def _record(self, step: int, split: str, values: Values) -> None:
-        self._lines.write(step, split, values)
+    def scalars(self, step: int, split: str, values: Values) -> None:
         for logger in self._loggers:
             logger.scalars(step, split, values)
 
@@ -344,15 +283,11 @@ class _WrittenLog(_SeenLog):
         for logger in self._loggers:
             logger.result(config, figures)
 
-    def pending(self) -> Sums:
-        return dict(self._sums)
-
-    def digest(self) -> str:
-        return self._lines.digest()
+    def saved(self) -> dict[str, Any]:
+        return {"pending": dict(self._sums), "digest": self._lines.digest()}
 
     def close(self) -> None:
         super().close()
-        self._lines.close()
         for logger in self._loggers:
             logger.close()
 

@@ -1,7 +1,5 @@
-"""Pages: each is one file that needs nothing else, for screens of any width, light and dark; and their pictures.
-
-Line charts are drawn by matplotlib: inside a page, in its colours, or as files.
-"""
+"""Pages: each is one file that needs nothing else, for screens of any width, light and dark; and their pictures. Line
+charts are drawn by matplotlib: inside a page, in its colours, or as files."""
 
 import base64
 import io
@@ -16,6 +14,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
+
+if TYPE_CHECKING:
+    from jinja2 import Environment, Template
+    from torch import Tensor  # not at once: the demo sets its threads before torch is imported
+
+    from metalearn.types import Episode
 
 PALETTE = ("#2f8ad0", "#d4641c", "#1f9c78", "#bd62a2", "#8a94a0")
 """The colours of lines in turn: they are seen on light and on dark. In a page they are its --c1 to --c5."""
@@ -58,11 +62,7 @@ class Chart(NamedTuple):
 
 
 def chart(title: str, lines: Sequence[Line], *, logarithmic: bool = False, **axes: Any) -> Chart:
-    """A chart of what can be drawn: finite points, above 0 if the axis of y is `logarithmic`.
-
-    Args:
-        axes: the other fields of `Chart`.
-    """
+    """A chart, with the other fields `axes`, of what can be drawn: finite points, above 0 if it is `logarithmic`."""
     shown = []
     for line in lines:
         kept = [
@@ -179,13 +179,6 @@ def _draw(axes: Any, chart: Chart) -> None:
         text.set_color(_SOFT)
 
 
-if TYPE_CHECKING:
-    from jinja2 import Environment, Template
-    from torch import Tensor  # not at once: the demo sets its threads before torch is imported
-
-    from metalearn.types import Episode
-
-
 Picture = NDArray[np.uint8]  # red, green and blue: [height, width, 3]
 
 
@@ -200,11 +193,8 @@ class Tile(NamedTuple):
 
 
 def page(template: "str | Template", **values: Any) -> str:
-    """The page that a template makes of the values; all texts among them are escaped.
-
-    Args:
-        template: a file of the folder `templates`, or one of `pages().from_string`.
-    """
+    """The page that a template (a file of the folder `templates`, or one of `pages().from_string`) makes of the values;
+    all texts among them are escaped."""
     content = pages().get_template(template).render(values)
     # In ASCII no editor or server can spoil it; and names of files may hold bytes that are no UTF-8.
     return content.encode("ascii", "xmlcharrefreplace").decode()
@@ -240,25 +230,19 @@ _LARGEST = 96  # pixels of the longer side of a shown picture
 _GAP = 6
 
 
-class ShownClass(NamedTuple):
-    """A class of an episode: the positions of its support and query pictures that are shown."""
-
-    label: int
-    support: list[int]
-    query: list[int]
-
-
 def has_pictures(episode: "Episode") -> bool:
     """Whether it classifies pictures of one or three channels."""
     x, y = episode.query.x, episode.query.y
     return x.dim() == 5 and x.shape[2] in (1, 3) and not y.is_floating_point()
 
 
-def shown_classes(episode: "Episode") -> list[ShownClass]:
-    """The classes of the first task of an episode."""
+def shown_classes(episode: "Episode") -> list[tuple[int, list[int], list[int]]]:
+    """The classes of the first task of an episode, and the positions of their shown support and query pictures."""
     labels = sorted(set(episode.query.y[0].tolist()))[:MOST_CLASSES]
-    places = [[(batch.y[0] == label).nonzero().flatten().tolist()[:MOST_EACH] for batch in episode] for label in labels]
-    return [ShownClass(label, *where) for label, where in zip(labels, places, strict=True)]
+    support, query = (
+        [(batch.y[0] == label).nonzero().flatten().tolist()[:MOST_EACH] for label in labels] for batch in episode
+    )
+    return list(zip(labels, support, query, strict=True))
 
 
 def picture_of(x: "Tensor") -> Picture:
@@ -283,13 +267,12 @@ def episode_picture(episode: "Episode") -> Picture:
     """The first task of an episode as one picture: a row for each class, its support pictures left of its queries."""
     shown = shown_classes(episode)
     height, width = picture_of(episode.query.x[0, 0]).shape[:2]
-    shots, queries = max(len(row.support) for row in shown), max(len(row.query) for row in shown)
+    shots, queries = max(len(row) for _, row, _ in shown), max(len(row) for _, _, row in shown)
     sheet = np.full((len(shown) * (height + 1), (shots + queries) * (width + 1) + _GAP, 3), 255, np.uint8)
-    for number, row in enumerate(shown):
-        tiles = [(place, episode.support.x) for place in enumerate(row.support)]
-        tiles += [((shots + column, place), episode.query.x) for column, place in enumerate(row.query)]
-        for (column, place), x in tiles:
-            left = column * (width + 1) + (_GAP if column >= shots else 0)
-            top = number * (height + 1)
-            sheet[top : top + height, left : left + width] = picture_of(x[0, place])
+    for number, (_, support, query) in enumerate(shown):
+        tiles = [(column, episode.support.x[0, place]) for column, place in enumerate(support)]
+        tiles += [(column, episode.query.x[0, place]) for column, place in enumerate(query, shots)]
+        for column, x in tiles:
+            left, top = column * (width + 1) + (_GAP if column >= shots else 0), number * (height + 1)
+            sheet[top : top + height, left : left + width] = picture_of(x)
     return sheet

@@ -330,7 +330,7 @@ class Trainer:
 
     def save(self, *, improved: bool) -> None:
         """Writes a checkpoint; with `improved`, it is that of the best validation."""
-        state, logged = self.state, {"pending": self.log.pending(), "digest": self.log.digest()}
+        state, logged = self.state, self.log.saved()
         counts = state.is_validated and self._validates_without_pause(state.step)
         meta = self.meta | {"validation": state.latest if counts else None}
         self.checkpointer.save(state.snapshot(meta, logged), improved)

@@ -153,7 +153,7 @@ def test_a_line_covers_the_steps_before_a_resume_too(tmp_path: Path) -> None:
     logged(whole, range(1, 21))
     killed = open_log(tmp_path / "resumed", Window(0, 0, 20, 4))
     logged(killed, range(1, 8))
-    saved = killed.pending()
+    saved = killed.saved()["pending"]
     logged(killed, range(8, 13))
     resumed = open_log(tmp_path / "resumed", Window(7, 7, 20, 4, pending=saved))
     logged(resumed, range(8, 21))
@@ -177,7 +177,7 @@ def test_lines_that_are_not_those_of_the_run_are_reported(tmp_path: Path, messag
     open_log = run_log(every=1, tensorboard=False, plots=False)
     log = open_log(tmp_path, Window(0, 0, 20, 4))
     logged(log, range(1, 6))
-    digest = log.digest()
+    digest = log.saved()["digest"]
     logged(log, range(6, 9))  # after the checkpoint
     log.close()
     path = tmp_path / "metrics.jsonl"

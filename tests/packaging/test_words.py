@@ -23,7 +23,7 @@ PHRASES = {
 
 NAMES = {
     "own": 0, "said": 0, "given": 0, "there": 0, "wanted": 0, "chosen": 0, "found": 0,
-    "told": 4,  # as in ask-and-tell: a column of the sweeper's trials.csv, and a field that its journal keeps
+    "told": 3,  # as in ask-and-tell: a column of the sweeper's trials.csv, and a field that its journal keeps
     "known": 11,  # the config key dataset.known, as `Shape` and `of_tables` of priors have it
 }  # fmt: skip
 """How many variables, arguments, fields and functions of the product may have each name: say what it holds."""

@@ -29,13 +29,11 @@ from hydra_async_sweeper.trials import (
     PausedError,
     StartedTrial,
     TrialResult,
-    best_trials,
     result_of,
 )
 
 STOP_FILE = "stop"
 """A run that finds this file in its folder saves, and stops as pruned. Remove it, and the same command resumes."""
-
 LOOK_SECONDS = 0.25  # how long the controller waits for a trial to end before it looks at the others' metrics
 
 log = logging.getLogger("hydra_async_sweeper")
@@ -53,8 +51,7 @@ class PruningWatch:
 
     def start(self, number: int) -> None:
         """A trial is about to start: it must not find the request to stop of an earlier controller."""
-        with contextlib.suppress(FileNotFoundError, NotADirectoryError):
-            (self._folder_of(number) / STOP_FILE).unlink()
+        (self._folder_of(number) / STOP_FILE).unlink(missing_ok=True)
         self._read[number] = (0, 0)
 
     def look(self, running: Collection[int]) -> None:
@@ -75,7 +72,7 @@ class PruningWatch:
                 at = at if status.st_ino == inode and status.st_size >= at else 0
                 file.seek(at)
                 text = file.read()
-        except (FileNotFoundError, NotADirectoryError):
+        except FileNotFoundError:
             return []
         whole = text[: text.rfind(b"\n") + 1]
         self._read[number] = (status.st_ino, at + len(whole))
@@ -96,10 +93,11 @@ class SweepController:
     def __init__(
         self, study: Study, slots: TrialSlots, settings: SweeperSettings, *,
         overrides_of: Callable[[StartedTrial], list[str]], search: Search, watch: PruningWatch | None,
-        view: "SweepView", record: Callable[[], None], again: str = "the same command",
+        record: Callable[[], None], again: str = "the same command",
     ) -> None:  # fmt: skip
         self._study, self._slots, self._settings, self._search = study, slots, settings, search
-        self._overrides_of, self._watch, self._view, self._record = overrides_of, watch, view, record
+        self._overrides_of, self._watch, self._record = overrides_of, watch, record
+        self._view = SweepView(study.count(), settings.n_jobs, study.ended(settings))
         self._free, self._again = deque(range(settings.n_jobs)), again
         self._running: dict[int, tuple[StartedTrial, int]] = {}
         self._ready: deque[StartedTrial] = deque()
@@ -111,7 +109,16 @@ class SweepController:
         """Runs all trials that have not ended; returns the number of the signal that stopped the sweep, or 0."""
         with self._signals():
             try:
-                self._run()
+                self._ready.extend(filter(None, map(self._begin, self._study.interrupted())))
+                self._fill()
+                while self._running:
+                    ends = self._slots.wait(LOOK_SECONDS)
+                    for ended in ends:
+                        self._end(ended)
+                    if ends:  # what can start changes with a result only
+                        self._fill()
+                    if self._watch is not None:
+                        self._watch.look(self._running)
             except (OSError, PausedError):
                 # The journal may end in half a line now, so nothing more is told: the trials under way save, and go on
                 # with the next controller.
@@ -121,18 +128,6 @@ class SweepController:
                     self._slots.wait(LOOK_SECONDS)
                 raise
         return self._stop
-
-    def _run(self) -> None:
-        self._ready.extend(filter(None, map(self._begin, self._study.interrupted())))
-        self._fill()
-        while self._running:
-            ends = self._slots.wait(LOOK_SECONDS)
-            for ended in ends:
-                self._end(ended)
-            if ends:  # what can start changes with a result only
-                self._fill()
-            if self._watch is not None:
-                self._watch.look(self._running)
 
     def _fill(self) -> None:
         """Starts trials while a slot is free. Values of equal parameters are copied, and not computed again, but for a
@@ -187,7 +182,7 @@ class SweepController:
         )  # fmt: skip
         if result.outcome == STOPPED:
             return  # it stays under way in the journal, and the next controller resumes it
-        if result.outcome == DISK:  # it stays under way in the journal, as one that was stopped
+        if result.outcome == DISK:  # so does this one
             advice = "make room or bring it back, and the same command goes on"
             raise PausedError(f"trial {trial.number}: {result.failure}; {advice}")
         if result.outcome == RETRY:
@@ -230,26 +225,19 @@ class SweepController:
                 signal.signal(number, handler)
 
 
-# What a person sees
-
-
 class SweepView:
     """Logs the start and the end of each of `total` trials, with the best value and the estimated time left. `slots` of
     them run at a time; those that are `done` ended in earlier sessions."""
 
-    def __init__(
-        self, total: int, slots: int, done: FinishedTrials, *, clock: Callable[[], float] = time.monotonic
-    ) -> None:
-        self._total, self._slots, self._clock = total, slots, clock
-        self._objectives, self._directions, self._lanes = done.objectives, done.directions, done.lanes
-        self._ended, self._best = len(done.trials), done.best()
+    def __init__(self, total: int, slots: int, done: FinishedTrials) -> None:
+        self._total, self._slots, self._done = total, slots, done
         self._elapsed = [trial.seconds for trial in done.trials if trial.seconds is not None]
         self._started: dict[int, float] = {}
 
     def start(self, trial: StartedTrial) -> None:
         """A trial starts."""
-        self._started[trial.number] = self._clock()
-        settings = " ".join(f"{k}={number_text(v) if isinstance(v, float) else v}" for k, v in trial.params.items())
+        self._started[trial.number] = time.monotonic()
+        settings = " ".join(f"{k}={v:.4g}" if isinstance(v, float) else f"{k}={v}" for k, v in trial.params.items())
         origin = "" if trial.parent is None else f" from trial {trial.parent}"
         log.info("trial %d: starts%s with %s", trial.number, origin, settings or "the defaults")
 
@@ -257,39 +245,34 @@ class SweepView:
         """A trial has ended, perhaps without a start: its values may be those of another trial."""
         started = self._started.pop(trial.number, None)
         # A trial that resumed may have waited for days between its two runs.
-        elapsed = trial.seconds if started is None else self._clock() - started
+        elapsed = trial.seconds if started is None else time.monotonic() - started
         if elapsed is not None:
             self._elapsed.append(elapsed)
         seconds = elapsed if trial.seconds is None else trial.seconds
-        self._ended += 1
-        self._best = best_trials([*self._best, trial], self._directions, self._lanes)
-        values = zip(self._objectives, trial.values or (), strict=False)
+        self._done = self._done._replace(trials=[*self._done.trials, trial])
         took = [] if seconds is None else [_time(seconds)]
         notes = [f"same as trial {trial.same_as}"] if trial.same_as is not None else []
         notes += [" ".join(trial.failure.split())] if trial.failure else []
         state = f"{trial.outcome} ({'; '.join(notes)})" if notes else trial.outcome
-        parts = [state, *(f"{name} {number_text(value)}" for name, value in values), *took]
+        values = zip(self._done.objectives, trial.values or (), strict=False)
+        parts = [state, *(f"{name} {value:.4g}" for name, value in values), *took]
         log.info("trial %d: %s; %s", trial.number, ", ".join(parts), "; ".join(self._summary()))
 
     def _summary(self) -> list[str]:
         """The best value, how many trials have ended, and the estimated time left, where there are any."""
-        best = []
-        if len(self._objectives) > 1:
-            best = [f"Pareto front of {len(self._best)} trial{'s' * (len(self._best) > 1)}"] if self._best else []
-        elif self._best and self._best[0].values:
-            best = [f"best {number_text(self._best[0].values[0])} (trial {self._best[0].number})"]
-        now, left = self._clock(), ""
-        waiting = self._total - self._ended - len(self._started)
+        first, best, ended = [], self._done.best(), len(self._done.trials)
+        if len(self._done.objectives) > 1:
+            first = [f"Pareto front of {len(best)} trial{'s' * (len(best) > 1)}"] if best else []
+        elif best and best[0].values:
+            first = [f"best {best[0].values[0]:.4g} (trial {best[0].number})"]
+        now, left = time.monotonic(), ""
+        waiting = self._total - ended - len(self._started)
         if self._elapsed and (self._started or waiting > 0):
             mean = sum(self._elapsed) / len(self._elapsed)
             rests = [max(0.0, mean - now + started) for started in self._started.values()]
             work = [*rests, *[mean] * waiting]  # shared by the slots; the longest piece by none
             left = f", about {_time(max(sum(work) / self._slots, *work))} left"
-        return [*best, f"{self._ended} of {self._total} done{left}"]
-
-
-def number_text(value: float) -> str:
-    return f"{value:.4g}"
+        return [*first, f"{ended} of {self._total} done{left}"]
 
 
 def _time(seconds: float) -> str:

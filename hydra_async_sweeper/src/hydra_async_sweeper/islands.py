@@ -14,14 +14,14 @@ import random
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from hydra_async_sweeper.space import Number, Params, Space, uniform, value_at
+from hydra_async_sweeper.space import Number, Params, Space, uniform, uniform_params
 
 
 class IslandSettings(NamedTuple):
     """Settings of the search."""
 
     seed: int  # of all random numbers
-    pop_size: int  # parents are two of an island's best `pop_size`; until it has as many, trials are random
+    pop_size: int = 10  # parents are two of an island's best `pop_size`; until it has as many, trials are random
     num_islands: int = 1  # how many populations evolve side by side
     # Slots that work for an island, `n_jobs // num_islands` when the study is made. It must not change when the study
     # resumes with other slots: exchanges would become more or less frequent.
@@ -37,7 +37,8 @@ class IslandSettings(NamedTuple):
 
 
 class ScoredTrial(NamedTuple):
-    """A trial that has ended. `told` is its place in the order of results; a failed trial has the loss None."""
+    """A trial that has ended: its place in the order of results, its number, and its loss (lower is better), None if it
+    has failed."""
 
     told: int
     number: int
@@ -45,29 +46,7 @@ class ScoredTrial(NamedTuple):
     loss: float | None
 
 
-class Individual(NamedTuple):
-    """A trial that may be a parent: its number, the island where it was bred, and its loss (lower is better)."""
-
-    number: int
-    island: int
-    params: Params
-    loss: float
-
-
-class Exchange(NamedTuple):
-    """Individuals that went from one island to another after the result `told`; `numbers` are their trials."""
-
-    told: int
-    source: int
-    target: int
-    numbers: tuple[int, ...]
-
-
-class Populations(NamedTuple):
-    """The active individuals of each island, and every exchange so far."""
-
-    islands: Sequence[Sequence[Individual]]
-    exchanges: Sequence[Exchange]
+Populations = list[list[ScoredTrial]]  # the active individuals of each island, all with a finite loss
 
 
 def topology_of(count: int) -> list[list[int]]:
@@ -78,18 +57,16 @@ def topology_of(count: int) -> list[list[int]]:
 def offspring(number: int, populations: Populations, space: Space, settings: IslandSettings) -> Params:
     """The parameters of trial `number`, from the populations that are there when it starts."""
     rng = random.Random(f"{settings.seed}-{number}")
-    return breed(rng, populations.islands[number % settings.num_islands], space, settings)
+    return breed(rng, populations[number % settings.num_islands], space, settings)
 
 
-def breed(rng: random.Random, active: Sequence[Individual], space: Space, settings: IslandSettings) -> Params:
-    """A child of two of the island's best `pop_size`, or random parameters while the island has fewer.
-
-    `rng` is advanced as Propulate's default operators advance it; a draw that decides nothing is made for that alone.
-    """
+def breed(rng: random.Random, active: Sequence[ScoredTrial], space: Space, settings: IslandSettings) -> Params:
+    """A child of two of the island's best `pop_size`, or random parameters while the island has fewer. `rng` is
+    advanced as Propulate's default operators advance it; a draw that decides nothing is made for that alone."""
     if len(active) < settings.pop_size:
         rng.random()
-        return _random(rng, space)
-    first, second = rng.sample(_best(active, settings.pop_size), 2)
+        return uniform_params(rng, space)
+    first, second = rng.sample(sorted(active, key=_loss)[: settings.pop_size], 2)
     rng.random()
     child = {key: (second if rng.random() > settings.crossover else first).params[key] for key in space}
     if rng.random() < settings.mutation:
@@ -100,53 +77,47 @@ def breed(rng: random.Random, active: Sequence[Individual], space: Space, settin
         rng.random()
         (key,) = rng.sample(list(movable), 1)
         child[key] = _moved(rng, movable[key], float(child[key]), settings.sigma)
-    return _random(rng, space) if rng.random() < settings.random_init else child
+    return uniform_params(rng, space) if rng.random() < settings.random_init else child
 
 
 def fold(finished: Iterable[ScoredTrial], settings: IslandSettings) -> Populations:
-    """The populations after the results, in the order in which they were told.
-
-    A trial without a finite loss changes nothing.
-    """
-    populations: list[list[Individual]] = [[] for _ in range(settings.num_islands)]
-    exchanges: list[Exchange] = []
+    """The populations after the results, in the order in which they were told. One without finite loss is left out."""
+    populations: Populations = [[] for _ in range(settings.num_islands)]
     for trial in finished:
         if trial.loss is not None and math.isfinite(trial.loss):
             home = trial.number % settings.num_islands
-            populations[home].append(Individual(trial.number, home, trial.params, trial.loss))
-            exchanges += _exchange(trial.told, home, populations, settings)
-    return Populations(populations, exchanges)
+            populations[home].append(trial)
+            exchange(trial.told, home, populations, settings)
+    return populations
 
 
-def _exchange(told: int, source: int, populations: list[list[Individual]], settings: IslandSettings) -> list[Exchange]:
-    """Changes `populations` by what the source sends after the result `told`, which is often nothing."""
+def exchange(told: int, source: int, islands: Populations, settings: IslandSettings) -> dict[int, list[ScoredTrial]]:
+    """Changes `islands` by what the source sends after the result `told`, which is often nothing. Returns what each
+    island gets."""
     rng = random.Random(f"{settings.seed}-exchange-{told}")
     if rng.random() >= settings.migration_probability / settings.island_size:
-        return []
-    active, row = populations[source], (settings.topology or topology_of(settings.num_islands))[source]
-    parcels: dict[int, list[Individual]] = {}  # nothing goes if there are too few individuals for all
-    if settings.pollination and max(row) <= len(active):
-        parcels = {target: _best(active, count) for target, count in enumerate(row) if count}
-    elif not settings.pollination and sum(row) <= len(active):
-        leaving = _best(active, sum(row))
+        return {}
+    row = (settings.topology or topology_of(settings.num_islands))[source]
+    best = sorted(islands[source], key=_loss)  # of equal losses the earlier first
+    parcels: dict[int, list[ScoredTrial]] = {}  # nothing goes if there are too few individuals for all
+    if settings.pollination and max(row) <= len(best):
+        parcels = {target: best[:count] for target, count in enumerate(row) if count}
+    elif not settings.pollination and sum(row) <= len(best):
+        leaving = best[: sum(row)]
         rng.shuffle(leaving)
         parcels = {target: [leaving.pop(0) for _ in range(count)] for target, count in enumerate(row) if count}
     for target, parcel in parcels.items():
         for individual in parcel:
-            populations[target].append(individual)
-            shrinks = populations[target if settings.pollination else source]
-            worst = max(shrinks, key=lambda one: one.loss)  # of equal losses the earlier
+            islands[target].append(individual)
+            shrinks = islands[target if settings.pollination else source]
+            worst = max(shrinks, key=_loss)  # of equal losses the earlier
             shrinks.remove(worst if settings.pollination else individual)
-    return [Exchange(told, source, target, tuple(i.number for i in parcel)) for target, parcel in parcels.items()]
+    return parcels
 
 
-def _best(active: Sequence[Individual], count: int) -> list[Individual]:
-    """By rising loss; of equal losses the earlier."""
-    return sorted(active, key=lambda individual: individual.loss)[:count]
-
-
-def _random(rng: random.Random, space: Space) -> Params:
-    return {key: uniform(rng, dimension) for key, dimension in space.items()}
+def _loss(individual: ScoredTrial) -> float:
+    assert individual.loss is not None
+    return individual.loss
 
 
 def _moved(rng: random.Random, number: Number, value: float, sigma: float) -> float:
@@ -157,4 +128,4 @@ def _moved(rng: random.Random, number: Number, value: float, sigma: float) -> fl
     else:
         moved = rng.gauss(value, (number.high - number.low) * sigma)
     inside = max(float(number.low), min(float(number.high), moved))
-    return inside if number.step is None else value_at(number, round((inside - number.low) / number.step))
+    return inside if number.step is None else number.at(number.steps_to(inside))

@@ -11,7 +11,8 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from hydra_async_sweeper.islands import ScoredTrial
-from hydra_async_sweeper.space import Category, Dimension, Params, Space, Value, steps_of, uniform, value_at, with_step
+from hydra_async_sweeper.space import Category, Dimension, Space, Value, uniform, uniform_params
+from hydra_async_sweeper.trials import StartedTrial
 
 
 class PopulationSettings(NamedTuple):
@@ -24,46 +25,31 @@ class PopulationSettings(NamedTuple):
     factors: Sequence[float] = (0.8, 1.2)  # a number that is taken over is multiplied by one of them
     resample: float = 0.25  # the probability that a parameter that is taken over is drawn afresh
 
-    @property
-    def replaced(self) -> int:
-        """How many members take over from as many of the best after a round."""
-        return max(1, int(self.members * self.quantile))
 
-
-class Decision(NamedTuple):
-    """A trial's parameters, and the trial whose checkpoint it goes on from; None in the first round."""
-
-    params: Params
-    parent: int | None
-
-
-def decide(number: int, finished: Iterable[ScoredTrial], space: Space, settings: PopulationSettings) -> Decision | None:
-    """What trial `number` = round · members + member does. One that has `finished` without a finite value has the loss
-    None.
-
-    Returns:
-        None while the results that decide it are not there yet: a member that is certain to stay needs its own and
-        those of enough members behind it; one that takes over needs the whole round. None for good if no member of the
-        round has a value.
-    """
-    round_ = number // settings.members
-    parent = number - settings.members
+def decide(
+    number: int, finished: Iterable[ScoredTrial], space: Space, settings: PopulationSettings
+) -> StartedTrial | None:
+    """What trial `number` = round · members + member does; in the first round it has no parent. One that has `finished`
+    without a finite value has the loss None. Returns None while the results that decide it are not there yet: a member
+    that is certain to stay needs its own and those of enough members behind it; one that takes over needs the whole
+    round. It is None for good if no member of the round has a value."""
+    round_, parent = number // settings.members, number - settings.members
     rng = random.Random(f"{settings.seed}-{number}")
     if round_ == 0:
-        return Decision({key: uniform(rng, dimension) for key, dimension in space.items()}, None)
+        return StartedTrial(number, uniform_params(rng, space))
     before = {trial.number: trial for trial in finished if trial.number // settings.members == round_ - 1}
     if parent not in before:
         return None
-    last = before[parent]
+    last, replaced = before[parent], max(1, int(settings.members * settings.quantile))
     behind = sum(_rank(other) > _rank(last) for other in before.values())
-    if last.loss is not None and behind >= settings.replaced:
-        return Decision(last.params, parent)
-    best = [trial for trial in sorted(before.values(), key=_rank)[: settings.replaced] if trial.loss is not None]
+    if last.loss is not None and behind >= replaced:
+        return StartedTrial(number, last.params, parent)
+    best = [trial for trial in sorted(before.values(), key=_rank)[:replaced] if trial.loss is not None]
     if len(before) < settings.members or not best:
         return None
     donor = rng.choice(best)
     explored = {key: _changed(rng, dimension, donor.params[key], settings) for key, dimension in space.items()}
-    return Decision(explored, donor.number)
+    return StartedTrial(number, explored, donor.number)
 
 
 def _rank(trial: ScoredTrial) -> tuple[bool, float, int]:
@@ -77,13 +63,11 @@ def _changed(rng: random.Random, dimension: Dimension, value: Value, settings: P
         return uniform(rng, dimension)
     if isinstance(dimension, Category):
         return value
-    number = with_step(dimension)
     factor = rng.choice(settings.factors)
-    moved = min(max(float(value) * factor, number.low), number.high)
-    if number.step is None:
+    moved = min(max(float(value) * factor, dimension.low), dimension.high)
+    if dimension.spacing is None:
         return moved
-    old = round((float(value) - number.low) / number.step)
-    new = round((moved - number.low) / number.step)
+    old, new = dimension.steps_to(float(value)), dimension.steps_to(moved)
     if new == old:
         new += (factor > 1) - (factor < 1)
-    return value_at(number, min(max(new, 0), steps_of(number)))
+    return dimension.at(min(max(new, 0), dimension.steps_to(dimension.high)))

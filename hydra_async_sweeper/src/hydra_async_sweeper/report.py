@@ -14,7 +14,6 @@ import inspect
 import io
 import logging
 import math
-import os
 import sys
 import warnings
 from collections import Counter
@@ -29,14 +28,13 @@ from hydra.errors import HydraException
 
 from hydra_async_sweeper.settings import JOURNAL, PBT, RESULTS
 from hydra_async_sweeper.slots import write_atomically
-from hydra_async_sweeper.space import Number, Params, Space, from_plain
+from hydra_async_sweeper.space import Number, Space, from_plain
 from hydra_async_sweeper.trials import COMPLETED, ONE_LANE, OUTCOMES, FinishedTrials, Lanes
 
 if TYPE_CHECKING:
     import optuna
 
 OK, BAD_USAGE = 0, 2
-
 _FEWEST, _FEWEST_TOP = 10, 5  # Importances need at least 10 completed trials, of which at least 5 count as the top ones
 _MOST_ROWS = 30  # Rows of the table that a sweep ends with; trials.csv has all
 _MOST_NAMED = 20  # A legend with more trials would be larger than the plot
@@ -94,32 +92,23 @@ def text_table(ended: FinishedTrials) -> str:
 
 
 def _best(ended: FinishedTrials, folder_of: Callable[[int], str]) -> dict[str, Any]:
-    best = ended.best()
+    solutions: list[dict[str, Any]] = [
+        {
+            "params": {key: _plain(value) if isinstance(value, str) else value for key, value in trial.params.items()},
+            "values": list(trial.values or ()), "trial": trial.number, "folder": folder_of(trial.number),
+        }
+        for trial in ended.best()
+    ]  # fmt: skip
     if len(ended.objectives) > 1:
-        return {
-            "solutions": [
-                {"params": _plain_params(trial.params), "values": list(trial.values or ()), "trial": trial.number,
-                 "folder": folder_of(trial.number)}
-                for trial in best
-            ]
-        }  # fmt: skip
-    if not best:
+        return {"solutions": solutions}
+    if not solutions:
         return dict.fromkeys(("best_params", "best_value", "best_trial", "best_folder"))
-    trial = best[0]
-    results: dict[str, Any] = {
-        "best_params": _plain_params(trial.params), "best_value": trial.values and trial.values[0],
-        "best_trial": trial.number, "best_folder": folder_of(trial.number),
-    }  # fmt: skip
+    params, values, number, folder = solutions[0].values()
+    best: dict[str, Any] = {"best_params": params, "best_value": values[0], "best_trial": number, "best_folder": folder}
     if ended.lanes.by_round:
-        chain = ended.lineage(trial.number)
-        results["lineage"] = [
-            {"trial": t.number, "folder": folder_of(t.number), "params": dict(t.params)} for t in chain
-        ]
-    return results
-
-
-def _plain_params(params: Params) -> dict[str, Any]:
-    return {key: _plain(value) if isinstance(value, str) else value for key, value in params.items()}
+        chain = ended.lineage(number)
+        best["lineage"] = [{"trial": t.number, "folder": folder_of(t.number), "params": dict(t.params)} for t in chain]
+    return best
 
 
 @lru_cache(maxsize=4096)
@@ -139,36 +128,29 @@ def draw(folder: Path, study: "optuna.Study", ended: FinishedTrials, space: Spac
     """Draws the plots of a sweep into folder/plots and returns their files. One that fails is left out, with a
     warning."""
     import matplotlib
-
-    matplotlib.use("Agg")  # no window
     from matplotlib import pyplot
 
-    figures: list[tuple[str, Callable[[], Any]]] = list(_by_optuna(study, ended, len(space)))
-    if ended.lanes.by_round:
-        figures.append(("population", partial(population_plot, ended, space)))
+    pyplot.switch_backend("Agg")  # no window
     (folder / "plots").mkdir(parents=True, exist_ok=True)
     written = []
-    for name, make in figures:
+    for name, make in _figures(study, ended, space):
         path = folder / "plots" / f"{name}.png"
-        temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")  # two processes may write it
         try:
-            with matplotlib.rc_context(), warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # all of these plots are experimental
-                make().savefig(temporary, format="png", dpi=120, bbox_inches="tight")
-            temporary.replace(path)
+            with matplotlib.rc_context(), warnings.catch_warnings(action="ignore"):  # all plots are experimental
+                make().savefig(path, dpi=120, bbox_inches="tight")
             written.append(path)
         except Exception as error:  # the parameters of an application may have any names and values
-            temporary.unlink(missing_ok=True)
+            path.unlink(missing_ok=True)
             log.warning("no plot %s: %s: %s", path.name, type(error).__name__, error)
         pyplot.close("all")
     return written
 
 
-def _by_optuna(study: "optuna.Study", ended: FinishedTrials, width: int) -> Iterator[tuple[str, Callable[[], Any]]]:
-    """The names of Optuna's plots, and what draws them. Those of a further objective have its number in their name."""
+def _figures(study: "optuna.Study", ended: FinishedTrials, space: Space) -> Iterator[tuple[str, Callable[[], Any]]]:
+    """The names of the plots, and what draws them. Those of a further objective have its number in their name."""
     from optuna.visualization import matplotlib as plots
 
-    completed = ended.completed()
+    completed, width = ended.completed(), len(space)
     for at, name in enumerate(ended.objectives if completed else ()):
         target: dict[str, Any] = {"target_name": name}
         if len(ended.objectives) > 1:  # without a target, Optuna draws the best value so far, too
@@ -189,13 +171,13 @@ def _by_optuna(study: "optuna.Study", ended: FinishedTrials, width: int) -> Iter
         yield "intermediate", partial(_figure, partial(plots.plot_intermediate_values, study))
     if ended.trials:
         yield "timeline", partial(_figure, partial(plots.plot_timeline, study))
+    if ended.lanes.by_round:
+        yield "population", partial(population_plot, ended, space)
 
 
 def _importance(plots: Any, study: "optuna.Study", completed: int, name: str) -> Any:
-    """How much each parameter decides whether a trial is among the best tenth; with few trials, the best five.
-
-    Watanabe et al. 2023, "PED-ANOVA" (arXiv 2304.10255).
-    """
+    """How much each parameter decides whether a trial is among the best tenth; with few trials, the best five. Watanabe
+    et al. 2023, "PED-ANOVA" (arXiv 2304.10255)."""
     import optuna
 
     evaluator: Any = optuna.importance.PedAnovaImportanceEvaluator
@@ -242,7 +224,8 @@ def population_plot(ended: FinishedTrials, space: Space) -> Any:
     shown = ", ".join(f"{count} {outcome}" for outcome, count in counts.items())
     figure.suptitle(f"Value of each member after each round\n{shown}", fontsize=11)
     scale(panels[0], [trial.values[0] for trial in ended.completed() if trial.values], ended.directions[0])
-    panels[0].set_ylabel(f"{_escaped(ended.objectives[0])}\n({ended.directions[0]})")
+    # Matplotlib would read what stands between two dollar signs as mathematics.
+    panels[0].set_ylabel(f"{ended.objectives[0]}\n({ended.directions[0]})".replace("$", r"\$"))
     best = ended.best()
     chain = [trial.number for trial in ended.lineage(best[0].number)] if best else []
     _draw_members(panels[0], ended, chain, {t.number: t.values[0] for t in ended.trials if t.values})
@@ -250,7 +233,7 @@ def population_plot(ended: FinishedTrials, space: Space) -> Any:
         _draw_members(axes, ended, chain, {t.number: t.params[key] for t in ended.trials if key in t.params})
         if number.log:
             axes.set_yscale("log")
-        axes.set_ylabel(_escaped(key.replace(".", ".\n")), fontsize=8.5)
+        axes.set_ylabel(key.replace(".", ".\n").replace("$", r"\$"), fontsize=8.5)
     panels[-1].set_xticks(range(1 + max((trial.number // ended.lanes.size for trial in ended.trials), default=0)))
     panels[-1].set_xlabel("round; dotted: a member takes over checkpoint and parameters of another")
     for axes in panels:
@@ -278,11 +261,6 @@ def _draw_members(axes: Any, ended: FinishedTrials, chain: Sequence[int], values
         axes.plot(*zip(*winner, strict=True), color="black", lw=2.6, alpha=0.35, label="the winner's lineage", zorder=1)
 
 
-def _escaped(text: str) -> str:
-    """Matplotlib would read what stands between two dollar signs as mathematics."""
-    return text.replace("$", r"\$")
-
-
 def main(arguments: Sequence[str]) -> int:
     """Returns the exit code."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -290,27 +268,28 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--study-name", metavar="NAME", help="of the study, if the journal holds several")
     parser.add_argument("--storage", type=Path, metavar="FILE", help=f"the journal, if it is not FOLDER/{JOURNAL}")
     options = parser.parse_args(arguments)
+    from hydra_async_sweeper.study import finished_of  # imports optuna
+
     try:
         study = open_study(options.storage or options.folder / JOURNAL, options.study_name)
-        written = redraw(options.folder, study)
+        identity: Mapping[str, Any] = study.user_attrs["identity"]
+        directions = [direction.name.lower() for direction in study.directions]
+        by_round = identity["sampler"] == PBT
+        lanes = Lanes("member", identity["population"]["members"], by_round=True) if by_round else ONE_LANE
+        ended = FinishedTrials(finished_of(study), identity["objective"] or ["value"], directions, lanes)
+        print("\n".join(map(str, draw(options.folder, study, ended, from_plain(identity["space"])))))
     except (OSError, ValueError) as error:
         print(f"error: {error}", file=sys.stderr)
         return BAD_USAGE
-    print("\n".join(map(str, written)))
     return OK
 
 
 def open_study(journal: Path, name: str | None) -> "optuna.Study":
-    """The study of that name in a journal, or the only one that it holds. Writes nothing.
-
-    Raises:
-        FileNotFoundError: there is no journal.
-        ValueError: the journal is damaged, does not hold the study, or another program has made it.
-    """
+    """The study of that name in a journal, or the only one that it holds. Writes nothing. Raises FileNotFoundError if
+    there is no journal, and ValueError if it is damaged, does not hold the study, or is of another program."""
     if not journal.is_file():
-        raise FileNotFoundError(
-            f"{journal}: there is no such journal; name the folder of a sweep, or type --storage FILE"
-        )
+        advice = "name the folder of a sweep, or type --storage FILE"
+        raise FileNotFoundError(f"{journal}: there is no such journal; {advice}")
     import optuna
 
     from hydra_async_sweeper.study import without_experimental_warnings
@@ -328,20 +307,6 @@ def open_study(journal: Path, name: str | None) -> "optuna.Study":
     if "identity" not in study.user_attrs:
         raise ValueError(f"study {study.study_name!r}: has no identity, so hydra/sweeper=async has not made it")
     return study
-
-
-def redraw(folder: Path, study: "optuna.Study") -> list[Path]:
-    """Draws the plots; returns their files."""
-    from hydra_async_sweeper.study import finished_of
-
-    identity: Mapping[str, Any] = study.user_attrs["identity"]
-    frozen = study.get_trials(deepcopy=False)
-    trials = sorted((finished_of(t) for t in frozen if t.state.is_finished()), key=lambda t: (t.told, t.number))
-    directions = [direction.name.lower() for direction in study.directions]
-    by_round = identity["sampler"] == PBT
-    lanes = Lanes("member", identity["population"]["members"], by_round=True) if by_round else ONE_LANE
-    ended = FinishedTrials(trials, identity["objective"] or ["value"], directions, lanes)
-    return draw(folder, study, ended, from_plain(identity["space"]))
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ from omegaconf import OmegaConf
 from hydra_async_sweeper.islands import IslandSettings, topology_of
 from hydra_async_sweeper.population import PopulationSettings
 from hydra_async_sweeper.space import Space, SpaceError, size
-from hydra_async_sweeper.trials import ONE_LANE, Direction, Lanes, direction_of
+from hydra_async_sweeper.trials import ONE_LANE, Direction, Lanes
 
 CHOICES = {
     "sampler": ("tpe", "islands", "random", "grid", "cmaes", "gp"),
@@ -35,8 +35,6 @@ PACKAGES = {"cmaes": ("optuna", "cmaes"), "gp": ("optuna", "torch", "scipy")}
 PBT = "pbt"  # what stands for the sampler where `hydra/sweeper=pbt` searches
 
 RESULTS, JOURNAL = "optimization_results.yaml", "study.journal"
-
-POPULATION = 10  # Parents of an island where `hydra.sweeper.islands.pop_size` is not given
 
 
 class SweeperSettings(NamedTuple):
@@ -70,15 +68,10 @@ class SweeperSettings(NamedTuple):
 def settings_of(
     values: Mapping[str, Any], space: Space, objective: str | None = None, maximized: Collection[str] = ()
 ) -> SweeperSettings:
-    """The settings that the keys below `hydra.sweeper` describe. Raises SpaceError for a value that is not allowed, or
-    a package that is missing; the message names the key.
-
-    Args:
-        values: the keys with their values.
-        space: what is searched.
-        objective: what is searched for where the key `objective` is not given.
-        maximized: as for `direction_of`, where the key `direction` is not given.
-    """
+    """The settings that the keys below `hydra.sweeper` describe, with the `objective` of the program if there is no
+    such key. Without the key `direction`, accuracies and fields that end in a name of `maximized` are maximised,
+    everything else is minimised. Raises SpaceError for a value that is not allowed, or a package that is missing; the
+    message names the key."""
     keys: dict[str, Any] = {
         key: OmegaConf.to_container(value) if OmegaConf.is_config(value) else value for key, value in values.items()
     }
@@ -87,22 +80,26 @@ def settings_of(
     for key, (least, most, usual) in RANGES.items():
         if numbers.get(key) is not None and not least <= numbers[key] <= most:
             allowed = f"at least {least}" if most == math.inf else f"from {least} to {most}"
-            raise SpaceError(f"hydra.sweeper.{key}={numbers[key]}: must be {allowed}; type hydra.sweeper.{key}={usual}")
+            raise _refused(key, numbers[key], f"must be {allowed}", usual)
     for name in keys["preload"]:  # it is imported elsewhere
         _needs(f"hydra.sweeper.preload={name}", [name.partition(".")[0]])
     if keys["storage"] is not None and "://" in keys["storage"]:
-        raise SpaceError(
-            f"hydra.sweeper.storage={keys['storage']}: must be a file, the journal of the study, and no database; type "
-            "hydra.sweeper.storage=study.journal"
-        )
-    objectives = keys["objective"] if objective is None or keys["objective"] is not None else objective
+        must = "must be a file, the journal of the study, and no database"
+        raise _refused("storage", keys["storage"], must, "study.journal")
+    objectives = objective if keys["objective"] is None else keys["objective"]
     objectives = objectives if objectives is None or isinstance(objectives, list) else [str(objectives)]
     directions = _directions(keys["direction"], objectives, maximized)
-    if "members" in keys:
-        population = _population(keys, space)
+    population = None
+    if "members" in keys:  # hydra/sweeper=pbt
+        if not space:
+            example = "'optimizer.lr=tag(log,interval(1e-4,1e-2))'"
+            raise SpaceError(f"hydra/sweeper=pbt: no key has several values; type one, such as {example}")
+        if not keys["factors"] or min(keys["factors"]) <= 0:
+            raise _refused("factors", keys["factors"], "must be numbers above 0", "[0.8,1.2]")
+        population = PopulationSettings(**{name: keys[name] for name in PopulationSettings._fields})
         sampler, n_trials, pruner = PBT, population.members * population.rounds, "none"
     else:
-        population, n_trials, pruner = None, keys["n_trials"], keys["pruner"]
+        n_trials, pruner = keys["n_trials"], keys["pruner"]
         _one_of("pruner", pruner)
         sampler = _sampler(keys["sampler"], n_trials, space)
     _needs(f"hydra.sweeper.sampler={sampler}", PACKAGES.get(sampler, ("optuna",)))
@@ -116,23 +113,6 @@ def settings_of(
     )  # fmt: skip
 
 
-def _population(keys: Mapping[str, Any], space: Space) -> PopulationSettings:
-    """What `hydra/sweeper=pbt` does."""
-    if not space:
-        raise SpaceError(
-            "hydra/sweeper=pbt: no key has several values; type one, such as "
-            "'optimizer.lr=tag(log,interval(1e-4,1e-2))'"
-        )
-    factors = keys["factors"]
-    if not factors or min(factors) <= 0:
-        raise SpaceError(
-            f"hydra.sweeper.factors={factors}: must be numbers above 0; type hydra.sweeper.factors=[0.8,1.2]"
-        )
-    return PopulationSettings(
-        keys["seed"], keys["members"], keys["rounds"], keys["quantile"], factors, keys["resample"]
-    )
-
-
 def _sampler(name: str | None, n_trials: int | None, space: Space) -> str:
     countable = size(space) is not None
     sampler = name or ("grid" if countable and n_trials is None else "tpe")
@@ -143,40 +123,38 @@ def _sampler(name: str | None, n_trials: int | None, space: Space) -> str:
             "hydra.sweeper.sampler=tpe hydra.sweeper.n_trials=20"
         )
     if sampler != "grid" and n_trials is None:
-        raise SpaceError(
-            f"hydra.sweeper.n_trials=null: sampler={sampler} needs a number of trials; type hydra.sweeper.n_trials=20"
-        )
+        raise _refused("n_trials", "null", f"sampler={sampler} needs a number of trials", 20)
     return sampler
 
 
 def _directions(value: Any, objectives: list[str] | None, maximized: Collection[str]) -> list[Direction]:
-    usual = [direction_of(name, maximized) for name in objectives or ()]
+    usual: list[Direction] = [
+        "maximize" if "accuracy" in name or name.rpartition(".")[2] in maximized else "minimize"
+        for name in objectives or ()
+    ]
     if value is None:
         return usual or ["minimize"]
     directions: list[Any] = value if isinstance(value, list) else [value]
     for direction in directions:
         _one_of("direction", direction)
     if objectives and len(directions) != len(objectives):
-        raise SpaceError(
-            f"hydra.sweeper.direction={value}: {len(objectives)} objectives need as many directions; type "
-            f"hydra.sweeper.direction=[{','.join(usual)}]"
-        )
+        must = f"{len(objectives)} objectives need as many directions"
+        raise _refused("direction", value, must, f"[{','.join(usual)}]")
     return directions
 
 
 def _islands(values: Mapping[str, Any], seed: int, n_jobs: int) -> IslandSettings:
-    keys = {"seed": seed, "pop_size": POPULATION, **values}
+    keys = {"seed": seed, **values}
     count = keys.get("num_islands", 1)
     keys.setdefault("island_size", max(1, n_jobs // count))
     topology = keys.get("topology", topology_of(count))
     square = [len(row) for row in topology] == [count] * count
     if not square or min(map(min, topology)) < 0 or any(topology[island][island] for island in range(count)):
-        example = str(topology_of(count)).replace(" ", "")
-        raise SpaceError(
-            f"hydra.sweeper.islands.topology={topology}: must have {count} rows of {count} numbers of at least 0, for "
-            f"num_islands={count}, with 0 where an island would send to itself; type "
-            f"hydra.sweeper.islands.topology={example}"
+        must = (
+            f"must have {count} rows of {count} numbers of at least 0, for num_islands={count}, with 0 where an island "
+            "would send to itself"
         )
+        raise _refused("islands.topology", topology, must, str(topology_of(count)).replace(" ", ""))
     return IslandSettings(**keys)
 
 
@@ -188,7 +166,8 @@ def _needs(what: str, packages: Sequence[str]) -> None:
 
 def _one_of(key: str, value: object) -> None:
     if value not in CHOICES[key]:
-        raise SpaceError(
-            f"hydra.sweeper.{key}={value}: must be one of {', '.join(CHOICES[key])}; type "
-            f"hydra.sweeper.{key}={CHOICES[key][0]}"
-        )
+        raise _refused(key, value, f"must be one of {', '.join(CHOICES[key])}", CHOICES[key][0])
+
+
+def _refused(key: str, value: object, must: str, example: object) -> SpaceError:
+    return SpaceError(f"hydra.sweeper.{key}={value}: {must}; type hydra.sweeper.{key}={example}")

@@ -31,13 +31,13 @@ _STOPPING = (signal.SIGINT, signal.SIGTERM)
 class NurseryGoneError(RuntimeError):
     """The process that forks the trials has died, and its trials with it."""
 
-    def __init__(self) -> None:
-        super().__init__("the process that starts the trials is gone; the same command resumes the sweep")
+    def __str__(self) -> str:
+        return "the process that starts the trials is gone; the same command resumes the sweep"
 
 
 class TrialExit(NamedTuple):
-    """A trial's process has ended: its exit code (below 0: the signal that killed it), and the trial's outcome where it
-    lived to return one."""
+    """A trial's process has ended: its exit code (below 0: the signal that killed it), and the trial's outcome if it
+    has returned one."""
 
     number: int
     code: int
@@ -45,11 +45,9 @@ class TrialExit(NamedTuple):
 
 
 class TrialSlots:
-    """Runs trials, each in a process of its own.
+    """Runs trials by `work`, each in a process of its own, with their logs and outcomes in `folder`.
 
     Args:
-        work: what a trial's process runs.
-        folder: for the trials' logs and outcomes.
         preload: modules that the nursery imports; empty: trials import for themselves.
         gpus: slot i sees only the GPU at place i, modulo their number; empty: all see what there is.
     """
@@ -59,14 +57,14 @@ class TrialSlots:
         folder.mkdir(parents=True, exist_ok=True)
         # SEQPACKET keeps the borders of messages, so neither side needs a framing of its own.
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self._pids: dict[int, int] = {}  # 0: it is still to be forked
-        self._unsent: dict[int, signal.Signals] = {}
+        self._pids: dict[int, int] = {}
+        self._ended: list[TrialExit] = []  # those of which `wait` has not told yet
         sys.stdout.flush()  # or the child would print what is buffered once more
         sys.stderr.flush()
         self._nursery = os.fork()
         if self._nursery == 0:
             self._socket.close()
-            _Nursery(work, folder, theirs, gpus).serve(preload)
+            _serve(work, folder, theirs, preload, gpus)
         theirs.close()
 
     @property
@@ -76,55 +74,53 @@ class TrialSlots:
 
     def start(self, number: int, overrides: Sequence[str], slot: int) -> None:
         """Starts a trial in a slot. Raises NurseryGoneError if the nursery is gone, and its trials with it."""
-        _outcome_path(self.folder, number).unlink(missing_ok=True)
+        _file(self.folder, number, "json").unlink(missing_ok=True)
         self._socket.settimeout(None)
         try:
             self._socket.send(json.dumps([number, list(overrides), slot]).encode())
         except ConnectionError as error:
             raise NurseryGoneError from error
-        self._pids[number] = 0
+        while number not in self._pids:
+            self._receive()
 
     def wait(self, seconds: float) -> list[TrialExit]:
         """The trials that have ended, after at most `seconds`. Raises NurseryGoneError if the nursery is gone, and its
         trials with it."""
-        ended: list[TrialExit] = []
-        self._socket.settimeout(seconds)
-        while self._pids:
-            try:
-                message = self._socket.recv(_LARGEST_MESSAGE)
-            except (TimeoutError, BlockingIOError):
-                break
-            except ConnectionError:
-                message = b""
-            if not message:
-                raise NurseryGoneError
-            number, pid, code = json.loads(message)
-            if code is None:
-                self._pids[number] = pid
-                if number in self._unsent:
-                    _send_signal(pid, self._unsent.pop(number))
-            else:
-                del self._pids[number]
-                self._unsent.pop(number, None)
-                path = _outcome_path(self.folder, number)
-                outcome = json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
-                path.unlink(missing_ok=True)
-                ended.append(TrialExit(number, code, outcome))
+        self._socket.settimeout(0 if self._ended else seconds)
+        with suppress(TimeoutError, BlockingIOError):
+            while self._pids:
+                self._receive()
                 self._socket.settimeout(0)  # takes what has ended meanwhile, and waits no longer
+        ended, self._ended = self._ended, []
         return ended
 
+    def _receive(self) -> None:
+        """Receives a message of the nursery: it has forked a trial, or a trial has ended."""
+        try:
+            message = self._socket.recv(_LARGEST_MESSAGE)
+        except ConnectionError:
+            message = b""
+        if not message:
+            raise NurseryGoneError
+        number, pid, code = json.loads(message)
+        if code is None:
+            self._pids[number] = pid
+            return
+        del self._pids[number]
+        path = _file(self.folder, number, "json")
+        outcome = json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
+        path.unlink(missing_ok=True)
+        self._ended.append(TrialExit(number, code, outcome))
+
     def signal(self, what: signal.Signals, numbers: Sequence[int] | None = None) -> None:
-        """Sends a signal to the processes of these trials, or of all; to one that is still to be forked, as soon as
-        `wait` hears of it."""
-        for number, pid in [(n, self._pids[n]) for n in (self._pids if numbers is None else numbers)]:
-            if pid:
-                _send_signal(pid, what)
-            else:
-                self._unsent[number] = what
+        """Sends a signal to the processes of these trials, or of all."""
+        for number in [*self._pids] if numbers is None else numbers:
+            with suppress(ProcessLookupError):  # it has ended already
+                os.kill(self._pids[number], what)
 
     def log_of(self, number: int) -> Path:
         """Where a trial's output goes."""
-        return self.folder / f"trial_{number:04d}.log"
+        return _file(self.folder, number, "log")
 
     def close(self) -> None:
         """Ends the nursery, and with it whatever is still running."""
@@ -134,85 +130,76 @@ class TrialSlots:
             os.waitpid(self._nursery, 0)
 
 
-class _Nursery:
-    """The parent of all trials' processes."""
-
-    def __init__(self, work: Work, folder: Path, controller: socket.socket, gpus: Sequence[str]) -> None:
-        self._work, self._folder, self._controller, self._gpus = work, folder, controller, gpus
-
-    def serve(self, preload: Sequence[str]) -> None:
-        """Serves the controller until it leaves; never returns."""
-        try:
-            die_with_parent()
-            # The controller decides what a signal means, and passes it on to the trials.
-            for number in _STOPPING:
-                signal.signal(number, signal.SIG_IGN)
-            signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # ignored, it would leave nothing to wait for
-            for name in preload:
-                importlib.import_module(name)
-            gc.collect()
-            gc.freeze()  # the trials share these pages
-            self._loop()
-        except ConnectionError:  # the controller is gone, and with it this process soon
-            pass
-        except BaseException:
-            traceback.print_exc()
-        finally:
-            os._exit(1)  # the fork must run none of the atexit functions of the controller
-
-    def _loop(self) -> None:
-        controller = self._controller.fileno()
+def _serve(work: Work, folder: Path, controller: socket.socket, preload: Sequence[str], gpus: Sequence[str]) -> None:
+    """The nursery, the parent of all trials' processes: serves the controller until it leaves; never returns."""
+    try:
+        die_with_parent()
+        # The controller decides what a signal means, and passes it on to the trials.
+        for stopping in _STOPPING:
+            signal.signal(stopping, signal.SIG_IGN)
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # ignored, it would leave nothing to wait for
+        for name in preload:
+            importlib.import_module(name)
+        gc.collect()
+        gc.freeze()  # the trials share these pages
         trials: dict[int, tuple[int, int]] = {}  # from a descriptor of a trial's process to its number and pid
         while True:
-            ready, _, _ = select.select([controller, *trials], [], [])
+            ready, _, _ = select.select([controller.fileno(), *trials], [], [])
             for descriptor in trials.keys() & set(ready):
                 number, pid = trials.pop(descriptor)
                 _, status = os.waitpid(pid, 0)
                 os.close(descriptor)
-                self._controller.send(json.dumps([number, pid, os.waitstatus_to_exitcode(status)]).encode())
-            if controller in ready:
-                message = self._controller.recv(_LARGEST_MESSAGE)
+                controller.send(json.dumps([number, pid, os.waitstatus_to_exitcode(status)]).encode())
+            if controller.fileno() in ready:
+                message = controller.recv(_LARGEST_MESSAGE)
                 if not message:
-                    return
+                    break
                 number, overrides, slot = json.loads(message)
                 signal.pthread_sigmask(signal.SIG_BLOCK, _STOPPING)  # until the trial no longer ignores them
                 pid = os.fork()
                 if pid == 0:
-                    self._become_trial(number, overrides, slot)
+                    controller.close()
+                    if gpus:
+                        os.environ["CUDA_VISIBLE_DEVICES"] = gpus[slot % len(gpus)]
+                    _become_trial(work, folder, number, overrides)
                 signal.pthread_sigmask(signal.SIG_UNBLOCK, _STOPPING)
                 trials[os.pidfd_open(pid)] = number, pid  # select waits for it, without a handler of SIGCHLD
-                self._controller.send(json.dumps([number, pid, None]).encode())
+                controller.send(json.dumps([number, pid, None]).encode())
+    except ConnectionError:  # the controller is gone, and with it this process soon
+        pass
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        os._exit(1)  # the fork must run none of the atexit functions of the controller
 
-    def _become_trial(self, number: int, overrides: Sequence[str], slot: int) -> None:
-        """In the new process: runs the trial; never returns."""
-        code = 1
-        try:
-            die_with_parent()
-            signal.signal(signal.SIGINT, signal.default_int_handler)
-            signal.signal(signal.SIGTERM, signal.SIG_DFL)
-            signal.pthread_sigmask(signal.SIG_UNBLOCK, _STOPPING)
-            self._controller.close()
-            if self._gpus:
-                os.environ["CUDA_VISIBLE_DEVICES"] = self._gpus[slot % len(self._gpus)]
-            log = (self._folder / f"trial_{number:04d}.log").open("a", buffering=1, encoding="utf-8")
-            for stream in (1, 2):
-                os.dup2(log.fileno(), stream)
-            sys.stdout = sys.stderr = log
-            outcome = self._work(number, overrides)
-            write_atomically(_outcome_path(self._folder, number), json.dumps(outcome, default=plain))
-            code = 0
-        except KeyboardInterrupt:
-            code = 130
-        except SystemExit as leaving:
-            code = leaving.code if isinstance(leaving.code, int) else 1
-        except BaseException:
-            traceback.print_exc()
+
+def _become_trial(work: Work, folder: Path, number: int, overrides: Sequence[str]) -> None:
+    """In the new process: runs the trial; never returns."""
+    code = 1
+    try:
+        die_with_parent()
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, _STOPPING)
+        log = _file(folder, number, "log").open("a", buffering=1, encoding="utf-8")
+        for stream in (1, 2):
+            os.dup2(log.fileno(), stream)
+        sys.stdout = sys.stderr = log
+        outcome = work(number, overrides)
+        write_atomically(_file(folder, number, "json"), json.dumps(outcome, default=plain))
+        code = 0
+    except KeyboardInterrupt:
+        code = 130
+    except SystemExit as leaving:
+        code = leaving.code if isinstance(leaving.code, int) else 1
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        try:  # where output goes may be gone
+            sys.stdout.flush()
+            sys.stderr.flush()
         finally:
-            try:  # where output goes may be gone
-                sys.stdout.flush()
-                sys.stderr.flush()
-            finally:
-                os._exit(code)
+            os._exit(code)
 
 
 def plain(value: Any) -> Any:
@@ -231,13 +218,8 @@ def die_with_parent() -> None:
         os._exit(1)
 
 
-def _send_signal(pid: int, what: signal.Signals) -> None:
-    with suppress(ProcessLookupError):  # it has ended already
-        os.kill(pid, what)
-
-
-def _outcome_path(folder: Path, number: int) -> Path:
-    return folder / f"trial_{number:04d}.json"
+def _file(folder: Path, number: int, kind: str) -> Path:
+    return folder / f"trial_{number:04d}.{kind}"
 
 
 def write_atomically(path: Path, text: str) -> None:

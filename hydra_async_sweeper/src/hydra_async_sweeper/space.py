@@ -16,12 +16,11 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Glob, IntervalSweep, Override, RangeSweep, Transformer
 
 Value = str | int | float  # A parameter's value. Of categories it is the text that stands on the right of the override.
-
 Params = dict[str, Value]
 
 
 class SpaceError(ValueError):
-    """A sweep override that describes no space."""
+    """A sweep override that describes no space, or a key of the sweeper that is not allowed."""
 
 
 class Category(NamedTuple):
@@ -39,34 +38,45 @@ class Number(NamedTuple):
     step: float | None = None
     whole: bool = False
 
+    @property
+    def spacing(self) -> float | None:
+        """The step, which is 1 of whole numbers without one."""
+        return 1 if self.whole and self.step is None else self.step
+
+    def steps_to(self, value: float) -> int:
+        """How many steps lead from the low end to the step that is nearest to a value."""
+        assert self.spacing is not None
+        return round((value - self.low) / self.spacing)
+
+    def at(self, index: int) -> int | float:
+        """The value after `index` steps from the low end, as the decimal that a person would write."""
+        value = Decimal(repr(self.low)) + index * Decimal(repr(self.spacing))
+        return int(value) if self.whole else float(value)
+
+    def values(self) -> list[int | float]:
+        """All values of a number with steps."""
+        return [self.at(index) for index in range(self.steps_to(self.high) + 1)]
+
 
 Dimension = Category | Number
 Space = dict[str, Dimension]
 
 
 class SweepPlan(NamedTuple):
-    """The space, and the overrides of a trial: the fixed ones as they are, and the key where a parameter stands; and
-    those of the command line."""
+    """The space, and the overrides of a trial: the fixed ones as they are, and the key where a parameter stands."""
 
     space: Space
     template: list[tuple[str, bool]]
-    arguments: list[str]
 
     def overrides(self, params: Mapping[str, Value]) -> list[str]:
         """A trial's overrides, in the order of the command line."""
-        searched_for = dict(zip(params, as_overrides(params), strict=True))
-        return [searched_for[text] if searched else text for text, searched in self.template]
+        return [f"{text}={params[text]}" if searched else text for text, searched in self.template]
 
 
 def plan_of(arguments: Sequence[str], params: Mapping[str, Any], options: Callable[[str], Sequence[str]]) -> SweepPlan:
-    """What the overrides on the command line, and those of `hydra.sweeper.params`, ask for. Raises SpaceError for a
-    sweep that describes no space, or a searched key that comes once more.
-
-    Args:
-        arguments: overrides of the command line; they come before `params` of the same key.
-        params: key → value or sweep, as text.
-        options: from the name of a config group to its options.
-    """
+    """What the overrides on the command line ask for, and for other keys those of `hydra.sweeper.params`: key → value
+    or sweep, as text. `options` leads from the name of a config group to its options. Raises SpaceError for a sweep
+    that describes no space, or a searched key that comes once more."""
     parser = OverridesParser.create()
     typed = parser.parse_overrides(list(arguments))
     keys = {override.get_key_element().lstrip("+~") for override in typed}
@@ -87,59 +97,47 @@ def plan_of(arguments: Sequence[str], params: Mapping[str, Any], options: Callab
             template.append((key, True))
         else:
             template.append((str(override.input_line), False))
-    return SweepPlan(space, template, list(arguments))
+    return SweepPlan(space, template)
 
 
 def dimension_of(override: Override, options: Callable[[str], Sequence[str]]) -> Dimension:
     """The dimension that a sweep override spans; `options` gives those of a config group, for `glob`. Raises SpaceError
     for an interval that is empty, reversed or not finite, a logarithm of 0, or an empty list."""
     value: Any = override.value()
+    line = override.input_line
     dimension: Dimension
     if isinstance(value, IntervalSweep):
-        dimension = _interval(override, value)
+        low, high = value.start, value.end
+        if low is None or high is None or not (math.isfinite(low) and math.isfinite(high)):
+            raise SpaceError(f"{line}: an interval needs two finite ends; type interval(0.1,1.0)")
+        if low >= high:
+            swapped = f"; type interval({high},{low})" if low > high else ""
+            raise SpaceError(f"{line}: the interval is empty: {low} must be below {high}{swapped}")
+        whole = isinstance(low, int) and isinstance(high, int)
+        low, high = (low, high) if whole else (float(low), float(high))
+        dimension = Number(low, high, log="log" in value.tags, whole=whole)
     elif isinstance(value, RangeSweep) and not value.shuffle:
-        dimension = _range(override, value)
+        start, stop, step = value.start, value.stop, value.step
+        if start is None or stop is None or not step:
+            raise SpaceError(f"{line}: a range needs a start, a stop and a step that is not 0")
+        first, end, by = (Decimal(repr(number)) for number in (start, stop, step))
+        count = math.ceil((end - first) / by)
+        if count < 1:
+            raise SpaceError(f"{line}: the range is empty: {stop} is not among its values")
+        whole = all(isinstance(number, int) for number in (start, stop, step))
+        low, high = map(int if whole else float, sorted((first, first + (count - 1) * by)))
+        several = Number(low, high, log="log" in value.tags, step=abs(step), whole=whole)
+        dimension = several if count > 1 else Category((str(start),))
     elif isinstance(value, Glob):
         dimension = Category(tuple(value.filter(list(options(override.key_or_group)))))
     else:
         texts = map(str, override.sweep_iterator(transformer=Transformer.encode))
         dimension = Category(tuple(dict.fromkeys(texts)))
     if isinstance(dimension, Category) and not dimension.options:
-        raise SpaceError(f"{override.input_line}: has no values")
+        raise SpaceError(f"{line}: has no values")
     if isinstance(dimension, Number) and dimension.log and dimension.low <= 0:
-        raise SpaceError(f"{override.input_line}: a logarithmic scale must begin above 0, not at {dimension.low}")
+        raise SpaceError(f"{line}: a logarithmic scale must begin above 0, not at {dimension.low}")
     return dimension
-
-
-def _interval(override: Override, value: IntervalSweep) -> Number:
-    low, high = value.start, value.end
-    if low is None or high is None or not (math.isfinite(low) and math.isfinite(high)):
-        raise SpaceError(f"{override.input_line}: an interval needs two finite ends; type interval(0.1,1.0)")
-    if low >= high:
-        swapped = f"; type interval({high},{low})" if low > high else ""
-        raise SpaceError(f"{override.input_line}: the interval is empty: {low} must be below {high}{swapped}")
-    whole = isinstance(low, int) and isinstance(high, int)
-    return Number(low if whole else float(low), high if whole else float(high), log="log" in value.tags, whole=whole)
-
-
-def _range(override: Override, value: RangeSweep) -> Dimension:
-    start, stop, step = value.start, value.stop, value.step
-    if start is None or stop is None or not step:
-        raise SpaceError(f"{override.input_line}: a range needs a start, a stop and a step that is not 0")
-    first, end, by = (Decimal(repr(number)) for number in (start, stop, step))
-    count = math.ceil((end - first) / by)
-    if count < 1:
-        raise SpaceError(f"{override.input_line}: the range is empty: {stop} is not among its values")
-    if count == 1:
-        return Category((str(start),))
-    whole = all(isinstance(number, int) for number in (start, stop, step))
-    low, high = map(int if whole else float, sorted((first, first + (count - 1) * by)))
-    return Number(low, high, log="log" in value.tags, step=abs(step), whole=whole)
-
-
-def as_overrides(params: Mapping[str, Value]) -> list[str]:
-    """The overrides that choose these values."""
-    return [f"{key}={value!r}" if isinstance(value, float) else f"{key}={value}" for key, value in params.items()]
 
 
 def size(space: Space) -> int | None:
@@ -148,63 +146,41 @@ def size(space: Space) -> int | None:
     for dimension in space.values():
         if isinstance(dimension, Category):
             counts.append(len(dimension.options))
-        elif (number := with_step(dimension)).step is not None:
-            counts.append(steps_of(number) + 1)
+        elif dimension.spacing is not None:
+            counts.append(dimension.steps_to(dimension.high) + 1)
         else:
             return None
     return math.prod(counts)
 
 
-def steps_of(number: Number) -> int:
-    """How many steps lie between both ends of a number with a step."""
-    assert number.step is not None
-    return round((number.high - number.low) / number.step)
-
-
-def value_at(number: Number, index: int) -> int | float:
-    """The value after `index` steps from the low end, as the decimal that a person would write."""
-    assert number.step is not None
-    value = Decimal(repr(number.low)) + index * Decimal(repr(number.step))
-    return int(value) if number.whole else float(value)
-
-
-def values_of(number: Number) -> list[int | float]:
-    """All values of a number with a step."""
-    return [value_at(number, index) for index in range(steps_of(number) + 1)]
-
-
 def combinations(space: Space) -> list[Params]:
     """Every combination of a space whose values can be counted, the last dimension changing fastest."""
     values: list[Sequence[Value]] = [
-        dimension.options if isinstance(dimension, Category) else values_of(with_step(dimension))
-        for dimension in space.values()
+        dimension.options if isinstance(dimension, Category) else dimension.values() for dimension in space.values()
     ]
     return [dict(zip(space, one, strict=True)) for one in itertools.product(*values)]
 
 
 def uniform(rng: random.Random, dimension: Dimension) -> Value:
-    """A value drawn uniformly, on a logarithmic scale if the number has one.
-
-    With both a step and a logarithmic scale, a value stands for the interval up to the next: 1 is drawn from 1 to 2.
-    """
+    """A value drawn uniformly, on a logarithmic scale if the number has one. With steps, too, a value stands for the
+    interval up to the next: 1 is drawn from 1 to 2."""
     if isinstance(dimension, Category):
         return rng.choice(dimension.options)
-    number = with_step(dimension)
-    low, high = number.low, number.high
-    if number.step is None:
-        if number.log:
+    low, high, step = dimension.low, dimension.high, dimension.spacing
+    if step is None:
+        if dimension.log:
             return min(float(high), max(float(low), math.exp(rng.uniform(math.log(low), math.log(high)))))
         return rng.uniform(low, high)
-    steps = steps_of(number)
-    if not number.log:
-        return value_at(number, rng.randint(0, steps))
-    drawn = math.exp(rng.uniform(math.log(low), math.log(high + number.step)))
-    return value_at(number, min(steps, int((drawn - low) / number.step)))
+    steps = dimension.steps_to(high)
+    if not dimension.log:
+        return dimension.at(rng.randint(0, steps))
+    drawn = math.exp(rng.uniform(math.log(low), math.log(high + step)))
+    return dimension.at(min(steps, int((drawn - low) / step)))
 
 
-def with_step(number: Number) -> Number:
-    """A whole number without a step has the step 1."""
-    return number._replace(step=1) if number.whole and number.step is None else number
+def uniform_params(rng: random.Random, space: Space) -> Params:
+    """A value of each dimension, drawn uniformly."""
+    return {key: uniform(rng, dimension) for key, dimension in space.items()}
 
 
 def ends_of(dimension: Dimension) -> tuple[Value, ...]:

@@ -4,14 +4,13 @@ The journal is the only state of a sweep beside the trials' own folders. It may 
 is removed, and a trial that was under way is run again under its number, with its parameters, in its folder.
 """
 
-import contextlib
 import json
 import math
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import optuna
 from filelock import FileLock, Timeout
@@ -24,7 +23,7 @@ from hydra_async_sweeper.islands import ScoredTrial, fold, offspring
 from hydra_async_sweeper.population import decide
 from hydra_async_sweeper.settings import SweeperSettings
 from hydra_async_sweeper.slots import plain
-from hydra_async_sweeper.space import Category, Dimension, Params, Space, values_of
+from hydra_async_sweeper.space import Category, Dimension, Params, Space
 from hydra_async_sweeper.trials import (
     COMPLETED,
     DIVERGED,
@@ -44,14 +43,8 @@ checkpoint it goes on from; and how often it has been run again."""
 
 
 class Study:
-    """The trials of one sweep. One process at a time may hold it.
-
-    Args:
-        path: the journal file.
-        name: of the study.
-        space: what is searched.
-        directions: `minimize` or `maximize` for each objective.
-        identity: what makes this sweep another one if it changes, as nested plain values.
+    """The trials of one sweep, in the journal at `path`. One process at a time may hold it. `identity` is what makes
+    this sweep another one if it changes, as nested plain values.
 
     Raises:
         OSError: the journal cannot be written.
@@ -84,11 +77,17 @@ class Study:
             if noted is None:
                 self._study.set_user_attr("identity", identity)
             elif noted != identity:
-                raise StudyError(_differences(path.parent, noted, identity))
+                before, after = dict(leaves(noted)), dict(leaves(identity))
+                keys = sorted(key for key in before.keys() | after.keys() if before.get(key) != after.get(key))
+                lines = [f"\n  {key}: {before.get(key, 'absent')} → {after.get(key, 'absent')}" for key in keys]
+                raise StudyError(
+                    f"{path.parent} holds another sweep:{''.join(lines)}\n"
+                    "type hydra.sweeper.study_name=NAME to keep both, or the same values to resume"
+                )
         except BaseException:
             self.close()
             raise
-        self._total: int | None = None
+        self._total = math.inf  # the trials that this command wants; an earlier one may have added more
         self.space = space
         self.directions = [d.name.lower() for d in self._study.directions]
         self.distributions = {name: distribution(dimension) for name, dimension in space.items()}
@@ -135,23 +134,21 @@ class Study:
 
     def waiting(self) -> list[int]:
         """The numbers of the trials that are to start."""
-        return sorted(trial.number for trial in self._trials(TrialState.WAITING) if self._is_wanted(trial))
+        return [trial.number for trial in self._trials(TrialState.WAITING) if trial.number < self._total]
 
     def interrupted(self) -> list[int]:
         """The numbers of the trials that were under way when the last controller ended."""
-        return sorted(trial.number for trial in self._trials(TrialState.RUNNING))
+        return [trial.number for trial in self._trials(TrialState.RUNNING)]
 
     def begin(self, number: int, sampler: BaseSampler, parent: int | None = None) -> StartedTrial:
-        """Gives a trial its parameters. One that was interrupted keeps those that it has; the sampler draws the others.
-
-        Args:
-            parent: the trial whose checkpoint it goes on from.
-        """
+        """Gives a trial its parameters, and the parent whose checkpoint it goes on from. One that was interrupted keeps
+        the parameters that it has; the sampler draws the others."""
         # Study.ask() takes the first waiting trial; which one starts is the controller's choice here.
-        storage, trial_id = self._study._storage, self._id(number)
-        if self._frozen(number).state == TrialState.WAITING:
+        storage, frozen = self._study._storage, self._frozen(number)
+        trial_id = frozen._trial_id
+        if frozen.state == TrialState.WAITING:
             storage.set_trial_state_values(trial_id, TrialState.RUNNING)
-        if parent is not None and PARENT not in self._frozen(number).user_attrs:
+        if parent is not None and PARENT not in frozen.user_attrs:
             storage.set_trial_user_attr(trial_id, PARENT, parent)
         self._study.sampler = sampler
         trial = optuna.trial.Trial(self._study, trial_id)
@@ -172,7 +169,7 @@ class Study:
         # The values, too: Optuna gives a pruned trial its last intermediate value.
         end = {"outcome": outcome, "values": values, "told": len(self.finished()), "same_as": same_as,
                "failure": failure, "seconds": seconds}  # fmt: skip
-        self._study._storage.set_trial_user_attr(self._id(number), END, end)
+        self._study._storage.set_trial_user_attr(self._frozen(number)._trial_id, END, end)
         if outcome == COMPLETED and values is not None:
             self._study.tell(number, list(values))
         else:
@@ -181,31 +178,32 @@ class Study:
     def prunes(self, number: int, step: int, value: float, pruner: optuna.pruners.BasePruner) -> bool:
         """Notes an intermediate value; returns whether the pruner would stop the trial now."""
         if step not in self._frozen(number).intermediate_values:
-            optuna.trial.Trial(self._study, self._id(number)).report(value, step)
+            optuna.trial.Trial(self._study, self._frozen(number)._trial_id).report(value, step)
         return pruner.prune(self._study, self._frozen(number))
 
     def retry(self, number: int) -> int:
         """Counts one more run of a trial; returns how often it has been run again."""
-        count = self._frozen(number).user_attrs.get(RETRIES, 0) + 1
-        self._study._storage.set_trial_user_attr(self._id(number), RETRIES, count)
-        return int(count)
+        trial = self._frozen(number)
+        count = int(trial.user_attrs.get(RETRIES, 0)) + 1
+        self._study._storage.set_trial_user_attr(trial._trial_id, RETRIES, count)
+        return count
 
     def count(self) -> int:
         """All trials that have begun or are to start."""
-        return sum(trial.state != TrialState.WAITING or self._is_wanted(trial) for trial in self._trials())
-
-    def _is_wanted(self, trial: FrozenTrial) -> bool:
-        """Whether this command wants the trial; an earlier one may have added more."""
-        return self._total is None or trial.number < self._total
+        return sum(trial.state != TrialState.WAITING or trial.number < self._total for trial in self._trials())
 
     def finished(self) -> list[FinishedTrial]:
         """The trials that have ended, in the order in which they were told."""
-        ended = [finished_of(trial) for trial in self._trials() if trial.state.is_finished()]
-        return sorted(ended, key=lambda trial: (trial.told, trial.number))
+        return finished_of(self._study)
+
+    def ended(self, settings: SweeperSettings) -> FinishedTrials:
+        """The trials that have ended, with the names of their values, and how they are numbered."""
+        return FinishedTrials(self.finished(), settings.objective or ["value"], self.directions, settings.lanes)
 
     def losses(self) -> list[ScoredTrial]:
         """The trials that have ended, as the searches take them; only a completed one has a loss."""
-        return FinishedTrials(self.finished(), (), self.directions).scored()
+        both = ((trial, trial.losses(self.directions) or (None,)) for trial in self.finished())
+        return [ScoredTrial(trial.told, trial.number, trial.params, losses[0]) for trial, losses in both]
 
     def _trials(self, *states: TrialState) -> list[FrozenTrial]:
         return self._study.get_trials(deepcopy=False, states=states or None)
@@ -213,19 +211,19 @@ class Study:
     def _frozen(self, number: int) -> FrozenTrial:
         return self._trials()[number]  # Optuna numbers the trials of a study from 0 on, without gaps
 
-    def _id(self, number: int) -> int:
-        return self._trials()[number]._trial_id
 
-
-def finished_of(trial: FrozenTrial) -> FinishedTrial:
-    """A trial that has ended, as Optuna has it."""
-    end: dict[str, Any] = dict(trial.user_attrs[END])
-    values = end.pop("values")
-    if end["seconds"] is None and trial.duration is not None:  # which also runs while a sweep that was stopped does not
-        end["seconds"] = trial.duration.total_seconds()
-    return FinishedTrial(
-        trial.number, dict(trial.params), values=values and tuple(values), parent=trial.user_attrs.get(PARENT), **end
-    )
+def finished_of(study: optuna.Study) -> list[FinishedTrial]:
+    """The trials of Optuna's study that have ended, in the order in which they were told."""
+    ended = []
+    for trial in study.get_trials(deepcopy=False):
+        if trial.state.is_finished():
+            end: dict[str, Any] = dict(trial.user_attrs[END])
+            values, parent = end.pop("values"), trial.user_attrs.get(PARENT)
+            if end["seconds"] is None and trial.duration is not None:  # it runs on while the sweep does not
+                end["seconds"] = trial.duration.total_seconds()
+            params = dict(trial.params)
+            ended.append(FinishedTrial(trial.number, params, values=values and tuple(values), parent=parent, **end))
+    return sorted(ended, key=lambda trial: (trial.told, trial.number))
 
 
 def distribution(dimension: Dimension) -> BaseDistribution:
@@ -233,71 +231,48 @@ def distribution(dimension: Dimension) -> BaseDistribution:
     if isinstance(dimension, Category):
         return CategoricalDistribution(dimension.options)
     if dimension.log and dimension.step is not None:
-        return CategoricalDistribution(values_of(dimension))
+        return CategoricalDistribution(dimension.values())
     if dimension.whole:
         step = int(dimension.step or 1)
         return IntDistribution(int(dimension.low), int(dimension.high), log=dimension.log, step=step)
     return FloatDistribution(float(dimension.low), float(dimension.high), log=dimension.log, step=dimension.step)
 
 
-def _differences(folder: Path, noted: Mapping[str, Any], now: Mapping[str, Any]) -> str:
-    before, after = dict(leaves(noted)), dict(leaves(now))
-    keys = sorted(key for key in before.keys() | after.keys() if before.get(key) != after.get(key))
-    lines = [f"{key}: {before.get(key, 'absent')} → {after.get(key, 'absent')}" for key in keys]
-    return (
-        f"{folder} holds another sweep:\n  " + "\n  ".join(lines) + "\n"
-        "type hydra.sweeper.study_name=NAME to keep both, or the same values to resume"
-    )
+# Optuna warns of what it may change. Version 4 does so at every start of a trial, of `constant_liar`.
+without_experimental_warnings = partial(
+    warnings.catch_warnings, action="ignore", category=optuna.exceptions.ExperimentalWarning
+)
 
 
-@contextlib.contextmanager
-def without_experimental_warnings() -> Iterator[None]:
-    """Optuna warns of what it may change. Version 4 does so at every start of a trial, of `constant_liar`."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
-        yield
+PRUNERS: dict[str, Any] = {"median": optuna.pruners.MedianPruner, "hyperband": optuna.pruners.HyperbandPruner}
 
-
-# Where a trial's parameters come from. A sampler is made again for every trial, from seed and number: a seeded Optuna
-# sampler that is made once repeats its first draws after every restart.
-
-
-PRUNERS: dict[str, Callable[[], optuna.pruners.BasePruner]] = {
-    "median": optuna.pruners.MedianPruner, "hyperband": optuna.pruners.HyperbandPruner,
-}  # fmt: skip
-
-
-class ParamChoice(NamedTuple):
-    """A trial's parameters, as a sampler that gives them; and the trial whose checkpoint it goes on from."""
-
-    sampler: BaseSampler
-    parent: int | None = None
-
-
-Search = Callable[[int], ParamChoice | None]
-"""From a trial's number to what it does; None: what decides that is not known yet."""
+Search = Callable[[int], tuple[BaseSampler, int | None] | None]
+"""From a trial's number to a sampler that gives its parameters, and the trial whose checkpoint it goes on from, if any;
+None while what decides that is not known yet."""
 
 
 def search_of(study: Study, settings: SweeperSettings) -> Search:
     """The search that the settings ask for."""
+    # A sampler is made again for every trial, from seed and number: a seeded Optuna sampler that is made once repeats
+    # its first draws after every restart.
     samplers: dict[str, Callable[..., BaseSampler]] = {
         "tpe": partial(optuna.samplers.TPESampler, constant_liar=True, n_startup_trials=10),
         "cmaes": optuna.samplers.CmaEsSampler, "gp": optuna.samplers.GPSampler,
     }  # fmt: skip
 
-    @without_experimental_warnings()
-    def choose(number: int) -> ParamChoice | None:
-        seed, parent = (settings.seed * 1_000_003 + number) % 2**32, None  # what numpy takes
+    def choose(number: int) -> tuple[BaseSampler, int | None] | None:
+        params: Params | None = None
+        parent: int | None = None
         if settings.population is not None:
             decision = decide(number, study.losses(), study.space, settings.population)
             if decision is None:
                 return None
-            params, parent = decision
+            params, parent = decision.params, decision.parent
         elif settings.sampler == "islands":
             params = offspring(number, fold(study.losses(), settings.islands), study.space, settings.islands)
-        else:
-            return ParamChoice(samplers.get(settings.sampler, optuna.samplers.RandomSampler)(seed=seed))
-        sampler = optuna.samplers.PartialFixedSampler(params, optuna.samplers.RandomSampler(seed=seed))
-        return ParamChoice(sampler, parent)
+        seed = (settings.seed * 1_000_003 + number) % 2**32  # what numpy takes
+        with without_experimental_warnings():
+            sampler = samplers.get(settings.sampler, optuna.samplers.RandomSampler)(seed=seed)
+            return sampler if params is None else optuna.samplers.PartialFixedSampler(params, sampler), parent
 
     return choose

@@ -26,13 +26,12 @@ from hydra_async_sweeper import report
 from hydra_async_sweeper.settings import JOURNAL, SweeperSettings, settings_of
 from hydra_async_sweeper.slots import NurseryGoneError, TrialSlots, write_atomically
 from hydra_async_sweeper.space import SpaceError, SweepPlan, combinations, plan_of, size, to_plain
-from hydra_async_sweeper.trials import FAILED, FinishedTrials, PausedError, StartedTrial, StudyError
+from hydra_async_sweeper.trials import FAILED, PausedError, StartedTrial, StudyError
 
 if TYPE_CHECKING:
     from hydra_async_sweeper.study import Study
 
 log = logging.getLogger("hydra_async_sweeper")
-
 
 SAME = "the same command"  # how messages name what resumes a sweep
 
@@ -61,25 +60,16 @@ class TaskTraits(NamedTuple):
     best_run: Sequence[str] = ()
     segment: Callable[[int, int, Path | None, Sequence[str]], list[str]] | None = None
 
-    @classmethod
-    def of(cls, function: TaskFunction | None) -> "TaskTraits":
-        return cls(**{name: getattr(function, name) for name in cls._fields if hasattr(function, name)})
-
 
 def sweep(
     keys: Mapping[str, Any], arguments: Sequence[str], config: DictConfig, launcher: Launcher, loader: ConfigLoader,
     task_function: TaskFunction | None,
 ) -> list[list[JobReturn]]:  # fmt: skip
-    """Runs a sweep as Hydra's sweeper `async` or `pbt`.
-
-    Returns:
-        What the trials of this call have returned, in groups of `n_jobs`, in the order of their numbers.
-
-    Raises:
-        SystemExit: 1 if the nursery was killed, a disk has failed, or more trials have failed than `max_failure_rate`
-            allows; 2 if the sweep cannot be started; 130 or 143 if it was stopped.
-    """
-    task, folder, again = TaskTraits.of(task_function), Path(str(config.hydra.sweep.dir)), SAME
+    """Runs a sweep as Hydra's sweeper `async` or `pbt`. Returns what the trials of this call have returned, in groups
+    of `n_jobs`, in the order of their numbers. Raises SystemExit: 1 if the nursery was killed, a disk has failed, or
+    more trials have failed than `max_failure_rate` allows; 2 if it cannot be started; 130 or 143 if it was stopped."""
+    traits = {name: getattr(task_function, name) for name in TaskTraits._fields if hasattr(task_function, name)}
+    task, folder, again = TaskTraits(**traits), Path(str(config.hydra.sweep.dir)), SAME
     try:
         plan = plan_of(arguments, keys["params"], lambda group: loader.get_group_options(group, ObjectType.CONFIG))
         settings = settings_of(keys, plan.space, task.objective, task.maximized)
@@ -147,14 +137,13 @@ class SweepRun:
         self._settings = settings._replace(islands=settings.islands._replace(island_size=island_size))
 
     def run(self, slots: TrialSlots, again: str) -> list[list[JobReturn]]:
-        """Runs the trials, and writes the records; `again` is what to type to resume them."""
-        from hydra_async_sweeper.controller import PruningWatch, SweepController, SweepView
+        """Runs the trials, and writes the records; `again` is what to type to resume them. Raises TrialsFailedError if
+        trials could not be started, or a larger share has failed than is allowed."""
+        from hydra_async_sweeper.controller import PruningWatch, SweepController
         from hydra_async_sweeper.study import PRUNERS, search_of
 
         study, settings, folder_of = self._study, self._settings, self._folder_of
         with closing(study):
-            ended = self._ended()
-            view = SweepView(study.count(), settings.n_jobs, ended)
             watch = None
             if settings.pruner != "none":
                 assert folder_of is not None and settings.objective
@@ -162,7 +151,7 @@ class SweepRun:
                 watch = PruningWatch(study, PRUNERS[settings.pruner](), folder_of, metric)
             controller = SweepController(
                 study, slots, settings, overrides_of=self.overrides_of, search=search_of(study, settings), watch=watch,
-                view=view, record=self._record, again=again,
+                record=self._record, again=again,
             )  # fmt: skip
             stopped = controller.run()
             self._record()
@@ -170,22 +159,40 @@ class SweepRun:
                 raise SystemExit(128 + stopped)
             if settings.plots:
                 self._draw()
-            log.info("the trials, the best first:\n%s", report.text_table(self._ended()))
+            log.info("the trials, the best first:\n%s", report.text_table(study.ended(settings)))
             log.info("tables and plots: %s", self._folder)
             if (command := self._command()) is not None:
                 log.info("the best configuration: %s", command)
-            self._check_failures()
-        returned = [job_return(controller.returned[number]) for number in sorted(controller.returned)]
+            if study.waiting():
+                raise TrialsFailedError("no member of the latest round has a value, so none can go on")
+            failed, allowed = [t for t in study.finished() if t.outcome == FAILED], settings.max_failure_rate
+            if len(failed) > allowed * study.count():
+                reasons = "\n".join(f"  trial {trial.number}: {trial.failure}" for trial in failed[:5])
+                raise TrialsFailedError(
+                    f"{len(failed)} of {study.count()} trials have failed, and "
+                    f"hydra.sweeper.max_failure_rate={allowed:g}:\n{reasons}"
+                )
+        returned = [job_return(outcome) for _, outcome in sorted(controller.returned.items())]
         return [returned[i : i + settings.n_jobs] for i in range(0, len(returned), settings.n_jobs)]
 
     def _open_study(self, settings: SweeperSettings) -> "Study":
         """The study with all its trials, new or as it was left; and Hydra's multirun.yaml beside it."""
         from hydra_async_sweeper.study import Study
 
+        base = OmegaConf.masked_copy(self._config, [str(key) for key in self._config if key != "hydra"])
+        islands = settings.islands._asdict() if settings.sampler == "islands" else {}
+        islands.pop("island_size", None)  # it stays as it was when the study was made
+        identity = {
+            "space": to_plain(self._plan.space),
+            "config": _without(OmegaConf.to_container(base, enum_to_str=True), self._task.free_keys),
+            "objective": settings.objective, "directions": settings.directions, "sampler": settings.sampler,
+            "seed": settings.seed, "islands": islands,
+            **({"population": settings.population._asdict()} if settings.population else {}),
+        }  # fmt: skip
         plan, key = self._plan, "hydra.sweeper.storage" if settings.storage else "hydra.sweep.dir"
         journal = Path(settings.storage) if settings.storage else self._folder / JOURNAL
         with _creating(key, journal):
-            study = Study(journal, settings.study_name, plan.space, settings.directions, self._identity(settings))
+            study = Study(journal, settings.study_name, plan.space, settings.directions, identity)
         write_atomically(self._folder / "multirun.yaml", OmegaConf.to_yaml(self._config))
         grid = combinations(plan.space)[: settings.n_trials] if settings.sampler == "grid" else []
         study.enqueue(len(grid) or settings.n_trials or 0, grid)
@@ -195,19 +202,6 @@ class SweepRun:
                 "hydra.sweeper.study_name=NAME for fewer", settings.n_trials, study.count(),
             )  # fmt: skip
         return study
-
-    def _identity(self, settings: SweeperSettings) -> dict[str, Any]:
-        """What makes this sweep another one if it changes."""
-        base = OmegaConf.masked_copy(self._config, [str(key) for key in self._config if key != "hydra"])
-        islands = settings.islands._asdict() if settings.sampler == "islands" else {}
-        islands.pop("island_size", None)  # it stays as it was when the study was made
-        return {
-            "space": to_plain(self._plan.space),
-            "config": _without(OmegaConf.to_container(base, enum_to_str=True), self._task.free_keys),
-            "objective": settings.objective, "directions": settings.directions, "sampler": settings.sampler,
-            "seed": settings.seed, "islands": islands,
-            **({"population": settings.population._asdict()} if settings.population else {}),
-        }  # fmt: skip
 
     def overrides_of(self, trial: StartedTrial) -> list[str]:
         """The overrides of a trial."""
@@ -222,16 +216,10 @@ class SweepRun:
         round_ = trial.number // population.members
         return [*overrides, *self._task.segment(round_, population.rounds, parent, list(self._plan.space))]
 
-    # What it leaves behind: tables after every trial, plots at the end, and the command of the best configuration
-
-    def _ended(self) -> FinishedTrials:
-        study, settings = self._study, self._settings
-        return FinishedTrials(study.finished(), settings.objective or ["value"], study.directions, settings.lanes)
-
     def _record(self) -> None:
-        folder_of = self._folder_of
+        folder_of, ended = self._folder_of, self._study.ended(self._settings)
         report.write_tables(
-            self._folder, self._ended(), total=self._study.count(), command=self._command(),
+            self._folder, ended, total=self._study.count(), command=self._command(),
             folder_of=lambda number: folder_of(number).name if folder_of else str(number),
         )  # fmt: skip
 
@@ -248,26 +236,13 @@ class SweepRun:
     def _command(self) -> str | None:
         """The command that trains the best configuration; of several, the first. None of a population, whose winner has
         several."""
-        best, task = self._ended().best(), self._task
+        best, task = self._study.ended(self._settings).best(), self._task
         if not best or self._settings.population:
             return None
         groups = tuple(f"{group}=" for group in task.groups_of_sweeps)
         overrides = self._plan.overrides(best[0].params)  # in the order of the trial: a later one may count
         words = [*(text for text in overrides if not text.startswith(groups)), *task.best_run]
         return f"{task.program} {shlex.join(words)}".rstrip()
-
-    def _check_failures(self) -> None:
-        """Raises TrialsFailedError if trials could not be started, or a larger share has failed than is allowed."""
-        study, allowed = self._study, self._settings.max_failure_rate
-        if study.waiting():
-            raise TrialsFailedError("no member of the latest round has a value, so none can go on")
-        failed = [trial for trial in study.finished() if trial.outcome == FAILED]
-        if len(failed) > allowed * study.count():
-            reasons = "\n".join(f"  trial {trial.number}: {trial.failure}" for trial in failed[:5])
-            raise TrialsFailedError(
-                f"{len(failed)} of {study.count()} trials have failed, and "
-                f"hydra.sweeper.max_failure_rate={allowed:g}:\n{reasons}"
-            )
 
 
 @contextmanager
@@ -287,9 +262,6 @@ def _without(node: Any, keys: Sequence[str], prefix: str = "") -> dict[str, Any]
         for name, value in node.items()
         if f"{prefix}{name}" not in keys
     }
-
-
-# One trial: its folder, what its process runs, and what that returns
 
 
 def trial_folders(config: DictConfig, folder: Path) -> Callable[[int], Path] | None:
@@ -340,19 +312,16 @@ def run_trial(launcher: Launcher, number: int, overrides: Sequence[str]) -> dict
     if returned.status == JobStatus.FAILED:
         traceback.print_exception(value)  # only its text reaches the controller
         value, failure = None, f"{type(value).__name__}: {value}"
-    configs = {
-        key: None if config is None else OmegaConf.to_container(config, enum_to_str=True)
-        for key, config in (("cfg", returned.cfg), ("hydra_cfg", returned.hydra_cfg))
-    }
+    configs = {key: OmegaConf.to_container(getattr(returned, key), enum_to_str=True) for key in ("cfg", "hydra_cfg")}
     return {
         "status": status, "value": value, "error": failure, "overrides": list(returned.overrides or ()), **configs,
         "working_dir": returned.working_dir, "task_name": returned.task_name,
     }  # fmt: skip
 
 
-def job_return(outcome: Mapping[str, Any] | None) -> JobReturn:
+def job_return(outcome: Mapping[str, Any]) -> JobReturn:
     """What Hydra expects of a launcher."""
-    if outcome is None or "overrides" not in outcome:
+    if "overrides" not in outcome:  # its config was refused
         return JobReturn(status=JobStatus.FAILED)
     returned = JobReturn(
         overrides=outcome["overrides"], cfg=OmegaConf.create(outcome["cfg"]),

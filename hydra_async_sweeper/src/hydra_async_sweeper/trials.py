@@ -3,15 +3,13 @@
 import math
 import operator
 import os
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
-from hydra_async_sweeper.islands import ScoredTrial
 from hydra_async_sweeper.slots import TrialExit
 from hydra_async_sweeper.space import Params
 
 Values = tuple[float, ...]  # A trial's values, one for each objective
-
 Direction = Literal["minimize", "maximize"]
 
 COMPLETED, PRUNED, DIVERGED, FAILED = OUTCOMES = ("completed", "pruned", "diverged", "failed")  # how a trial can end
@@ -81,9 +79,6 @@ class Lanes(NamedTuple):
 ONE_LANE = Lanes("", 1)
 
 
-# The end of a trial
-
-
 class TrialResult(NamedTuple):
     """How a trial has ended, with its values or the reason why there are none, and the seconds that it says it took."""
 
@@ -93,18 +88,12 @@ class TrialResult(NamedTuple):
     seconds: float | None = None
 
 
-def direction_of(objective: str, maximized: Collection[str] = ()) -> Direction:
-    """Accuracies are maximised, and fields that end in a name of `maximized`; everything else is minimised."""
-    return "maximize" if "accuracy" in objective or objective.rpartition(".")[2] in maximized else "minimize"
-
-
 def result_of(
     ended: TrialExit, objective: Sequence[str] | None, count: int, *, searching: bool, stopping: bool
 ) -> TrialResult:
     """What a trial's end means.
 
     Args:
-        ended: the end of its process, and the outcome that it left.
         objective: the fields of the returned mapping that are the values; None: the value that is returned, or the
             validation metric of a mapping.
         count: how many values there must be.
@@ -124,21 +113,18 @@ def result_of(
         return TrialResult(COMPLETED)
     if not isinstance(value, Mapping) or "status" not in value:
         return _of_value(value, objective, count)
-    seconds = value.get("seconds")
-    return _of_run(value, objective, count, stopping)._replace(seconds=seconds if _is_numbers(seconds) else None)
-
-
-def _of_run(run: Mapping[str, Any], objective: Sequence[str] | None, count: int, stopping: bool) -> TrialResult:
-    """Of a task that returns its status, exit code and result."""
-    status, code = run["status"], run.get("exit", 0)
+    # A task that returns its status, exit code and result
+    status, code, seconds = value["status"], value.get("exit", 0), value.get("seconds")
     if status == STOPPED or code in STOP_CODES:
         return TrialResult(STOPPED) if stopping else TrialResult(RETRY, failure="a signal stopped it alone")
+    seconds = seconds if _is_numbers(seconds) else None
     if code == os.EX_IOERR or status == DIVERGED:
-        return TrialResult(DISK if code == os.EX_IOERR else DIVERGED, failure=str(run.get("error", "")))
+        outcome = DISK if code == os.EX_IOERR else DIVERGED
+        return TrialResult(outcome, failure=str(value.get("error", "")), seconds=seconds)
     if code != 0:
-        failure = run.get("error", "its config is refused" if code == 2 else f"exit code {code}")
-        return TrialResult(FAILED if code == 2 else RETRY, failure=str(failure))
-    result = _of_value(run, objective, count)
+        failure = value.get("error", "its config is refused" if code == 2 else f"exit code {code}")
+        return TrialResult(FAILED if code == 2 else RETRY, failure=str(failure), seconds=seconds)
+    result = _of_value(value, objective, count)._replace(seconds=seconds)
     return result._replace(outcome=PRUNED, failure="") if status == PRUNED else result
 
 
@@ -152,10 +138,7 @@ def _of_value(value: Any, objective: Sequence[str] | None, count: int) -> TrialR
         hint = f"{', '.join(names)}; type hydra.sweeper.objective={names[0]}" if names else repr(value)
         reason = f"objective={', '.join(missing)}: the task returned no such field, but {hint}"
         return TrialResult(FAILED, failure=reason)
-    if objective is None:
-        numbers = list(value) if isinstance(value, list | tuple) else [value]
-    else:
-        numbers = [fields[name] for name in objective]
+    numbers = [fields[name] for name in objective] if objective is not None else _listed(value)
     if "status" in fields:  # of a result.json, which has null for a number that is not finite
         numbers = [math.nan if number is None else number for number in numbers]
     if len(numbers) != count or not _is_numbers(numbers):
@@ -164,8 +147,12 @@ def _of_value(value: Any, objective: Sequence[str] | None, count: int) -> TrialR
     return TrialResult(COMPLETED if all(map(math.isfinite, numbers)) else DIVERGED, tuple(map(float, numbers)))
 
 
+def _listed(value: Any) -> list[Any]:
+    return list(value) if isinstance(value, list | tuple) else [value]
+
+
 def _is_numbers(value: Any) -> bool:
-    values = value if isinstance(value, list | tuple) else [value]
+    values = _listed(value)
     return bool(values) and all(isinstance(v, int | float) and not isinstance(v, bool) for v in values)
 
 
@@ -176,9 +163,6 @@ def leaves(node: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
             yield from leaves(value, f"{prefix}.{name}" if prefix else str(name))
     else:
         yield prefix, node
-
-
-# All trials of a sweep
 
 
 class FinishedTrials(NamedTuple):
@@ -193,13 +177,19 @@ class FinishedTrials(NamedTuple):
         return [trial for trial in self.trials if trial.losses(self.directions) is not None]
 
     def best(self) -> list[FinishedTrial]:
-        return best_trials(self.trials, self.directions, self.lanes)
-
-    def scored(self) -> list[ScoredTrial]:
-        """The trials as the searches take them: only a completed one has a loss."""
-        losses = [(trial.losses(self.directions) or (None,))[0] for trial in self.trials]
-        both = zip(self.trials, losses, strict=True)
-        return [ScoredTrial(trial.told, trial.number, trial.params, loss) for trial, loss in both]
+        """The best completed trial, of equal ones the earliest; of several objectives the Pareto front, by number."""
+        scored = [(losses, t.told, t) for t in self.trials if (losses := t.losses(self.directions)) is not None]
+        ranked = sorted(scored, key=lambda entry: entry[:2])
+        if self.lanes.by_round:
+            latest = max((trial.number // self.lanes.size for _, _, trial in ranked), default=0)
+            ranked = [entry for entry in ranked if entry[2].number // self.lanes.size == latest]
+        if len(self.directions) == 1:
+            return [trial for _, _, trial in ranked[:1]]
+        front: list[tuple[tuple[float, ...], FinishedTrial]] = []
+        for losses, _, trial in ranked:  # what beats a trial has a smaller key, and is on the front or beaten by it
+            if not any(other != losses and all(map(operator.le, other, losses)) for other, _ in front):
+                front.append((losses, trial))
+        return sorted((trial for _, trial in front), key=lambda trial: trial.number)
 
     def lineage(self, number: int) -> list[FinishedTrial]:
         """The trials that lead to trial `number`, from the first round on; the last is that trial itself."""
@@ -208,23 +198,3 @@ class FinishedTrials(NamedTuple):
         while (parent := chain[-1].parent) is not None:
             chain.append(trials[parent])
         return chain[::-1]
-
-
-def best_trials(
-    trials: Iterable[FinishedTrial], directions: Sequence[str], lanes: Lanes = ONE_LANE
-) -> list[FinishedTrial]:
-    """The best completed trial, of equal ones the earliest; of several objectives the Pareto front, by number."""
-    ranked = sorted(
-        ((losses, trial.told, trial) for trial in trials if (losses := trial.losses(directions)) is not None),
-        key=lambda entry: entry[:2],
-    )
-    if lanes.by_round:
-        latest = max((trial.number // lanes.size for _, _, trial in ranked), default=0)
-        ranked = [entry for entry in ranked if entry[2].number // lanes.size == latest]
-    if len(directions) == 1:
-        return [trial for _, _, trial in ranked[:1]]
-    front: list[tuple[tuple[float, ...], FinishedTrial]] = []
-    for losses, _, trial in ranked:  # what beats a trial has a smaller key, and is on the front or beaten by it
-        if not any(other != losses and all(map(operator.le, other, losses)) for other, _ in front):
-            front.append((losses, trial))
-    return sorted((trial for _, trial in front), key=lambda trial: trial.number)

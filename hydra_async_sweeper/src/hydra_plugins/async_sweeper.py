@@ -2,12 +2,11 @@
 `hydra_async_sweeper`. Hydra finds this file below `hydra_plugins`, which must have no __init__.py."""
 
 from dataclasses import dataclass, field
-from typing import Any, Dict, List, Optional  # noqa: UP035 (OmegaConf reads these in a dataclass)
+from typing import Any
 
 from hydra.core.config_store import ConfigStore
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.plugins import Plugins
-from hydra.plugins.launcher import Launcher
 from hydra.plugins.sweeper import Sweeper
 from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig
@@ -22,12 +21,12 @@ class _Common:
     direction: Any = None
     seed: int = 0
     study_name: str = "sweep"
-    storage: Optional[str] = None  # noqa: UP045
-    params: Dict[str, Any] = field(default_factory=dict)  # noqa: UP006
+    storage: str | None = None
+    params: dict[str, Any] = field(default_factory=dict)
     max_failure_rate: float = 0.0
     max_retries: int = 2
     warm: bool = True
-    preload: List[str] = field(default_factory=list)  # noqa: UP006
+    preload: list[str] = field(default_factory=list)
     plots: bool = True
 
 
@@ -35,16 +34,16 @@ class _Common:
 class IslandsConf:
     """The keys below `hydra.sweeper.islands`. What is null has its default."""
 
-    num_islands: Optional[int] = None  # noqa: UP045
-    pop_size: Optional[int] = None  # noqa: UP045
-    island_size: Optional[int] = None  # noqa: UP045
-    migration_probability: Optional[float] = None  # noqa: UP045
-    pollination: Optional[bool] = None  # noqa: UP045
-    topology: Optional[List[List[int]]] = None  # noqa: UP006, UP045
-    crossover: Optional[float] = None  # noqa: UP045
-    mutation: Optional[float] = None  # noqa: UP045
-    sigma: Optional[float] = None  # noqa: UP045
-    random_init: Optional[float] = None  # noqa: UP045
+    num_islands: int | None = None
+    pop_size: int | None = None
+    island_size: int | None = None
+    migration_probability: float | None = None
+    pollination: bool | None = None
+    topology: list[list[int]] | None = None
+    crossover: float | None = None
+    mutation: float | None = None
+    sigma: float | None = None
+    random_init: float | None = None
 
 
 @dataclass
@@ -52,8 +51,8 @@ class AsyncSweeperConf(_Common):
     """The keys of `hydra/sweeper=async`."""
 
     _target_: str = "hydra_plugins.async_sweeper.AsyncSweeper"
-    sampler: Optional[str] = None  # noqa: UP045
-    n_trials: Optional[int] = None  # noqa: UP045
+    sampler: str | None = None
+    n_trials: int | None = None
     pruner: str = "none"
     islands: IslandsConf = field(default_factory=IslandsConf)
 
@@ -67,7 +66,7 @@ class PbtSweeperConf(_Common):
     members: int = 4
     rounds: int = 5
     quantile: float = 0.25
-    factors: List[float] = field(default_factory=lambda: [0.8, 1.2])  # noqa: UP006
+    factors: list[float] = field(default_factory=lambda: [0.8, 1.2])
     resample: float = 0.25
 
 
@@ -80,24 +79,18 @@ class AsyncSweeper(Sweeper):
 
     def __init__(self, **settings: Any) -> None:
         self._settings = settings
-        self.hydra_context: HydraContext | None = None
-        self.task_function: TaskFunction | None = None
-        self.config: DictConfig | None = None
-        self.launcher: Launcher | None = None
 
     def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
-        self.hydra_context, self.task_function, self.config = hydra_context, task_function, config
+        self._loader, self._task_function, self._config = hydra_context.config_loader, task_function, config
         HydraConfig.instance().set_config(config)  # the sweep's folder may be made of `${hydra:…}`
-        self.launcher = Plugins.instance().instantiate_launcher(
+        self._launcher = Plugins.instance().instantiate_launcher(
             hydra_context=hydra_context, task_function=task_function, config=config
         )
 
-    def sweep(self, arguments: List[str]) -> Any:  # noqa: UP006
+    def sweep(self, arguments: list[str]) -> Any:
         from hydra_async_sweeper.sweep import sweep
 
-        assert self.config is not None and self.launcher is not None and self.hydra_context is not None
-        loader = self.hydra_context.config_loader
-        return sweep(self._settings, arguments, self.config, self.launcher, loader, self.task_function)
+        return sweep(self._settings, arguments, self._config, self._launcher, self._loader, self._task_function)
 
 
 class PbtSweeper(AsyncSweeper):

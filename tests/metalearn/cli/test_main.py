@@ -22,9 +22,8 @@ from metalearn.cli.main import COMMANDS, FUNCTIONS, IN_CHECKOUT, main, sweeping
 from metalearn.cli.train import main as train_main
 from metalearn.config.options import groups
 from metalearn.errors import as_typed
-from metalearn.reporting import plots
+from metalearn.reporting.index import _spread_out, curve_of
 from metalearn.reporting.page import new_figure
-from metalearn.reporting.plots import curve_of
 from metalearn.runs.metrics import shown, write_table
 from tests.runs import ROOT, said_by
 
@@ -118,7 +117,7 @@ def test_short_and_long_runs_can_be_told_apart(longest: int, scale: str, labels:
         axes = figure.subplots()
         for end in (0, 100, longest):  # the first has been validated before any step only
             axes.plot([0, end], [1.0, 0.5])
-        plots._spread_out(axes)
+        _spread_out(axes)
         assert axes.get_xscale() == scale
         if labels is not None:
             figure.canvas.draw()

@@ -120,7 +120,8 @@ def test_a_failing_logger_is_dropped_and_named(tmp_path: Path) -> None:
     class Broken(Logger):
         start = scalars = result = close = staticmethod(broken)  # type: ignore[assignment]
 
-    logger = Guarded("mlflow", Broken)
+    window = Window(0, 0, 10, 4)
+    logger = Guarded("mlflow", lambda *_: Broken(), tmp_path, window)
     logger.scalars(1, "train", {})
     logger.scalars(2, "train", {})
     logger.close()
@@ -128,7 +129,7 @@ def test_a_failing_logger_is_dropped_and_named(tmp_path: Path) -> None:
     with pytest.raises(
         RunError, match=r"logger\.mlflow: cannot be opened: the server is gone; type logger\.mlflow=false"
     ):
-        Guarded("mlflow", lambda: broken())  # type: ignore[func-returns-value, arg-type, return-value]
+        Guarded("mlflow", broken, tmp_path, window)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("name", ["wandb", "mlflow"])

@@ -17,8 +17,7 @@ from PIL import Image
 from metalearn.config.build import build
 from metalearn.config.compose import compose_config
 from metalearn.reporting.page import Line, chart, pages, svg, svg_file
-from metalearn.reporting.plots import costs_of
-from metalearn.reporting.report import ShownLearner, ShownTask, write_report
+from metalearn.reporting.report import ShownTask, costs_of, write_report
 from metalearn.tasks.common.episodes import class_names_of
 from metalearn.tasks.glyphs import character
 from metalearn.types import Batch, Episode
@@ -127,8 +126,7 @@ def test_wrong_predictions_are_marked_and_names_escaped(tmp_path: Path) -> None:
     y = torch.tensor([[0, 0, 1, 1]])
     episode = Episode(*(Batch(torch.rand(1, 4, 1, 9, 9), y) for _ in range(2)))
     task = ShownTask("task 7", episode, torch.eye(2)[torch.tensor([[0, 1, 1, 1]])], [HOSTILE, "fox"])
-    learner = ShownLearner(lambda *a: None, {})
-    write_report(tmp_path, [f"python {HOSTILE}"], {"a": HOSTILE}, RESULT, [task], learner)
+    write_report(tmp_path, [f"python {HOSTILE}"], {"a": HOSTILE}, RESULT, [task], (lambda *a: None, {}))
     page = Page(tmp_path / "report.html")
     assert_stands_alone(page)
     assert [image["alt"] for image in page.images()] == [
