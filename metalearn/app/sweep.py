@@ -8,7 +8,9 @@ import shutil
 import sys
 import traceback
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -24,7 +26,6 @@ from metalearn.config.compose import PROVIDER, compose_config, compose_sweeper, 
 from metalearn.config.options import CONF, groups, search_flags
 from metalearn.config.values import AUTO, FREE_KEYS, SEARCHED, experiment_of, quoted, run_name
 from metalearn.errors import ConfigError, DataError, as_typed, printable
-from metalearn.reporting.provenance import version_of
 from metalearn.runs.signals import STOPPED
 from metalearn.storage.files import is_disk_fault, read_json, unwritten
 
@@ -73,7 +74,7 @@ def run_sweep(program: Program, overrides: Sequence[str], run_job: RunJob) -> in
     try:
         sweeper, folder = compose_sweeper(overrides)
     except ConfigError as error:
-        if version_of("hydra-async-sweeper"):
+        if _has_plugin("async_sweeper"):
             raise
         raise ConfigError(
             f"{error}\nThe sweepers async and pbt are of the package hydra-async-sweeper, which is not installed; type "
@@ -152,13 +153,20 @@ def _check_launcher(overrides: Sequence[str]) -> None:
     """Raises ConfigError if the launcher of the jobs is not installed, or this host is no part of its cluster."""
     name = next((text.partition("=")[2] for text in overrides if text.startswith("hydra/launcher=")), "")
     package = LAUNCHERS.get(name)
-    if package is not None and version_of(package) is None:
+    if package is not None and not _has_plugin(package.replace("-", "_")):
         raise ConfigError(f"hydra/launcher={name}: is not installed; type pip install {package}")
     if name == "submitit_slurm" and shutil.which("srun") is None:
         raise ConfigError(
             "hydra/launcher=submitit_slurm: this host has no srun, so it is in no Slurm cluster; type the command "
             "on a host of the cluster, or hydra/launcher=submitit_local for jobs on this one"
         )
+
+
+def _has_plugin(name: str) -> bool:
+    """Whether Hydra finds this plugin; there may be no plugin at all."""
+    with suppress(ModuleNotFoundError):
+        return find_spec(f"hydra_plugins.{name}") is not None
+    return False
 
 
 def segment(steps: int, round_: int, rounds: int, parent: Path | None, keys: Sequence[str]) -> list[str]:

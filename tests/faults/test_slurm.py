@@ -118,7 +118,7 @@ def test_a_host_without_slurm_is_named(start: Start, tmp_path: Path) -> None:
 
 
 def test_a_launcher_that_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("metalearn.app.sweep.version_of", lambda package: None)
+    monkeypatch.setitem(sys.modules, "hydra_plugins.hydra_submitit_launcher", None)
     with pytest.raises(ConfigError, match="is not installed; type pip install hydra-submitit-launcher"):
         run_sweep(script(ROOT / "train.py"), [*SWEEP[1:], "hydra/launcher=submitit_slurm"], lambda job: 0)
 
