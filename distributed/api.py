@@ -42,7 +42,6 @@ __all__ = [
 
 P = ParamSpec("P")
 T = TypeVar("T")
-
 UNSET_RPC_TIMEOUT = -1.0  # torch's value for the default time limit; None means the same here
 _FIRST_NODE = 2**62  # a number above those that torch gives to nodes, and below those of its accumulators
 

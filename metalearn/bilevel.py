@@ -170,8 +170,7 @@ def implicit(
     return whole(pytree.tree_map(torch.sub, of_outer, indirect), keep=False)
 
 
-TOLERANCE = 0.05
-"""What may be left of a system, or of the way to a minimum, without a warning."""
+TOLERANCE = 0.05  # what may be left of a system, or of the way to a minimum, without a warning
 
 
 def _warn_if(fault: Callable[[], str]) -> None:
@@ -212,8 +211,7 @@ def _why_unsolved(left: float, steps: int, rate: float | None = None) -> str:
 
 # The steps
 
-_Point = tuple[Tree, dict[str, Any]]
-"""Inner variables, and the state of their optimiser."""
+_Point = tuple[Tree, dict[str, Any]]  # inner variables, and the state of their optimiser
 _Step = Callable[[_Point, Tree, int], _Point]
 
 
@@ -343,8 +341,7 @@ class _ComputedAgain(torch.autograd.Function):
         return None, None, None, None, None, *pytree.tree_leaves((slope, sums))
 
 
-_Noise = tuple[Tensor, tuple[list[int], list[Tensor]]]
-"""The states of torch's random numbers on the host and on GPUs."""
+_Noise = tuple[Tensor, tuple[list[int], list[Tensor]]]  # the states of torch's random numbers on the host and on GPUs
 
 
 def _noise(point: _Point) -> _Noise:

@@ -261,20 +261,6 @@ class Adapt(Protocol):
         """A predictor for one task (`support.x` [1, n, …]) after `steps` inner steps (default: `eval_steps`)."""
 
 
-class Stream(Protocol):
-    """A document that a network reads, and learns from."""
-
-    def read(self, symbols: Tensor) -> Tensor:
-        """Reads further symbols [n]; returns the loss of each, predicted by those before it, in nats: [n], or [n − 1]
-        at the beginning, where the first one cannot be predicted."""
-
-    def scores(self) -> Tensor:
-        """The outputs [d] for the next symbol; at least one must have been read."""
-
-    def copy(self) -> "Stream":
-        """One that goes on by itself from here."""
-
-
 class Algorithm(NamedTuple):
     """A learner as a set of pure functions.
 
@@ -296,7 +282,7 @@ class Algorithm(NamedTuple):
     given those of any learner.
 
     `computes` says that the losses above are those of the model that it was made of, `Model.loss`. A learner that reads
-    documents begins one by `stream(params)`.
+    documents begins one by `stream(params)`, a `reading.OneDocument`.
     """
 
     init: Callable[[Generator], Params]
@@ -312,7 +298,7 @@ class Algorithm(NamedTuple):
     adds_in_pairs: bool = False
     evaluated_on_features: bool = False
     computes: Loss | None = None
-    stream: Callable[[Params], Stream] | None = None
+    stream: Callable[[Params], Any] | None = None
 
 
 class TaskSource(Protocol):

@@ -30,7 +30,6 @@ from distributed.info import get_world_info, is_here, listening, on_one_host
 # Environment variable: the secret of a run, which its processes share. It may be absent.
 TOKEN = "DISTRIBUTED_TOKEN"  # noqa: S105 (the variable's name)
 ENDED = "ended"  # key of the agent's store: rank zero's exit code, once the run has ended and is not to be repeated
-
 _POLL_SECONDS = 0.005
 _LATE_SECONDS = 5.0
 _REFUSAL_SECONDS = 2.0  # time that rank zero waits until those that it has refused know it

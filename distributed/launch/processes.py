@@ -17,7 +17,6 @@ FOLLOWS = os.EX_TEMPFAIL  # exit code of a rank that ends because rank zero does
 STOPPED = (130, 143)  # exit codes of a rank zero that has saved and stopped, for SIGINT and for SIGTERM
 # Exit codes after which nothing is started again: bad config, numbers that are not finite, a disk that has failed.
 FINAL = (2, 3, os.EX_IOERR, *STOPPED)
-
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 _M_ARENA_MAX = -8  # malloc.h of glibc
 _SOCKETS_A_WORKER = 7

@@ -25,7 +25,6 @@ from metalearn.errors import Invalid, whole_number
 from metalearn.types import Algorithm, Batch, Model, Params
 
 EPSILON = 1e-5  # ε, which keeps the derivative of the root finite
-
 SCALE = "bdc.log_scale"  # log τ
 
 

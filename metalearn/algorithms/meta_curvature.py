@@ -18,7 +18,6 @@ from metalearn.algorithms.common.inner import SGD, InnerOptimizer, check_descent
 from metalearn.types import Algorithm, Batch, Model, Params
 
 CURVATURE = "curvature."  # the prefix of the names of the matrices; the name of the weight and that of the mode follow
-
 MODES = ("outputs", "inputs", "pixels")
 
 

@@ -34,7 +34,6 @@ from metalearn.errors import positive
 from metalearn.types import Algorithm, Batch, Model, Params
 
 SCALE = "svm.scale"  # the name of γ, which is learned beside the network
-
 _TOLERANCE = 1e-13  # of the largest product of a probability and its multiplier, as a part of the largest first slope
 _ROUNDING = 1e-12  # an eigenvalue below this part of the largest one counts as zero
 _MOST_STEPS = 60  # of an interior point; it takes about a dozen

@@ -31,7 +31,6 @@ from metalearn.types import Algorithm, Batch, Episode, Metrics, Model, Params
 
 LOG_RATE, LOG_SCALE = "log_rate", "log_scale"  # the names of the logarithms of rate and scale, divided by `SPEED`
 SPEED = 5.0  # how much faster than a weight these logarithms move, under an optimiser whose steps have one size for all
-
 PART = 1000  # samples whose features are computed together without a derivative: a long stream needs less memory
 
 

@@ -30,7 +30,6 @@ from metalearn.types import BITS, POSITIONS, Algorithm, Batch, Episode, Metrics,
 
 LOG_RATE = "log_rate."  # the prefix of the names of the inner rates' logarithms, divided by `SPEED`
 SPEED = 5.0  # how much faster than a weight these logarithms move, under an optimiser whose steps have one size for all
-
 FIRST = 128  # where the second figure by position begins; later ones begin at twice the place of the one before
 
 
@@ -143,7 +142,7 @@ def reading(
 
 
 class OneDocument:
-    """A document that is read piece by piece; see `metalearn.types.Stream`. `body` and `step` are those of the reader
+    """A document that a network reads piece by piece, and learns from. `body` and `step` are those of the reader
     and of `reading` under parameters that stay, and `losses` those of outputs and symbols, [1, n]. `fast` are the
     matrices that learn, at the start, `chunk` the symbols between two steps, and `device` is that of the symbols."""
 
@@ -159,10 +158,13 @@ class OneDocument:
         self._h, self._y = torch.empty(1, 0, 0, device=device), torch.empty(1, 0, dtype=torch.int64, device=device)
 
     def copy(self) -> "OneDocument":
+        """One that goes on by itself from here."""
         return copy(self)  # what changes is replaced as a whole
 
     @torch.no_grad()
     def read(self, symbols: Tensor) -> Tensor:
+        """Reads further symbols [n]; returns the loss of each, predicted by those before it, in nats: [n], or [n − 1]
+        at the beginning, where the first one cannot be predicted."""
         text, losses = torch.cat([self._last, symbols]), [torch.empty(0, device=symbols.device)]
         self._last = text[-1:]
         first = 0
@@ -187,6 +189,7 @@ class OneDocument:
 
     @torch.no_grad()
     def scores(self) -> Tensor:
+        """The outputs [d] for the next symbol; at least one must have been read."""
         h, _ = self._tail_inputs(self._last)
         start = self._place - self._y.shape[1]
         return self._step(h, self._y, self._fast, self._of_tail, start, False)[0][0, -1]

@@ -7,16 +7,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from metalearn.algorithms.reading import OneDocument
 from metalearn.errors import positive, whole_number
 from metalearn.tasks.texts import BYTES
-from metalearn.types import Stream
 
 
 class ReadDocument:
     """A document that was read so far, and what it has taught. Nothing of it changes. `symbols` is how many the network
     knows: 256 stands for bytes."""
 
-    def __init__(self, stream: Stream, symbols: int, device: torch.device) -> None:
+    def __init__(self, stream: OneDocument, symbols: int, device: torch.device) -> None:
         self._stream, self._symbols, self._device = stream, symbols, device
 
     def bits(self, more: Any) -> float:

@@ -62,9 +62,7 @@ from metalearn.types import (
 TAKEN = 0.1  # the part of a GPU's memory that others may hold without a word: processes that only wait hold about 1%
 DRIVER = Path("/proc/driver/nvidia/version")
 RESIDENT = ("cuda",)  # types of devices on which steps stay
-
 SOURCES = (".py", ".c", ".h", ".csv")  # endings of the files that make results
-
 NOT_COMPARED = (*FREE_KEYS, *STARTS, "device", "dataset", "model.weights")
 """Keys that change no number, that may be another path on another host, or whose effect is compared instead."""
 

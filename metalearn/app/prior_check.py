@@ -25,7 +25,6 @@ SECONDS = 1.0  # so long tasks are drawn to measure the speed
 SHOWN = 6  # tasks that the page shows
 MOST_CONSTANT = 0.05  # the part of tasks that may have constant targets, as a rare draw has
 USELESS = {"AUC": 0.6, "R²": 0.05}  # A task on which no learner reaches this counts as one that cannot be learned
-
 LEARNERS = ("forest", "linear")
 Array = NDArray[Any]
 

@@ -26,7 +26,6 @@ if TYPE_CHECKING:  # metalearn predict, which has no config, starts without Hydr
 
 OK, FAILED, BAD_CONFIG, DIVERGED = 0, 1, 2, 3  # a run that has diverged does so again: launchers do not repeat it
 DISK = os.EX_IOERR  # of a rank, or of a trial, whose disk has failed; the program itself ends with `FAILED`
-
 _OWN_RANK_SECONDS = 10.0
 _NO_MEMORY = ("can't allocate memory", "out of memory", "failed to map segment")  # of torch, and of the loader
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3

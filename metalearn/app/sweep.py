@@ -34,7 +34,6 @@ if TYPE_CHECKING:  # a grid of Hydra's own needs no sweeper of ours
 
 ROOT = Path(__file__).resolve().parents[2]
 OURS = "hydra_plugins.async_sweeper."  # where the sweepers are that search
-
 LAUNCHERS = {  # of other packages, and what to install for them
     "joblib": "hydra-joblib-launcher",
     "submitit_local": "hydra-submitit-launcher",

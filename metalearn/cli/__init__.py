@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 NEEDS = ("torch", "numpy", "hydra", "omegaconf", "rich", "safetensors", "filelock")  # what every command imports
-
 _FAILED, _BAD_USAGE = 1, 2
 
 

@@ -29,7 +29,6 @@ from metalearn.config.values import folder_name
 from metalearn.errors import ConfigError
 
 NO_OVERRIDES = ("checkpoint", "ensemble", "output", "on")  # what is typed as a key, and is none of the config
-
 PLACES = ("checkpoint", "output", "workers", "strategy", "launch", "partitioner", "device", "threads", "plugins")
 """Keys that change no number. The name of the output folder leaves them out."""
 

@@ -17,7 +17,6 @@ from metalearn.config.options import check_option, common, shipped, shipped_name
 from metalearn.errors import ConfigError, Invalid, NotAdmittedError, nearest
 
 _DEFAULT_PARTS = {"inner": "metalearn.algorithms.common.inner.sgd"}  # parts that some objects have no use for
-
 _NO_PLUGINS = {"metalearn", "distributed", "hydra_async_sweeper", *sys.stdlib_module_names}
 """Packages that no message advises to admit."""
 

@@ -24,7 +24,6 @@ from metalearn.errors import ConfigError, nearest, typed_program
 OPEN = "model.network."  # Below this key stand the arguments of a user's own network; any name is allowed there
 SEVERAL = ("logger",)  # groups that take several options together: `logger=[tensorboard,wandb]`
 PACKAGE = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*")  # the name of a package or module
-
 PATHS = (
     "dataset.file", "dataset.root", "hydra.run.dir", "hydra.sweep.dir", "init_from", "launch.data",
     "launch.model", "launch.outputs", "model.weights", "resume",

@@ -67,7 +67,6 @@ def leaves(node: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any
 
 DEFAULT = ("maml_glyphs", "maml", "glyphs")  # the default experiment, its algorithm and its dataset
 AUTO = "auto"  # the value of `run` that stands for `run_name`
-
 FREE_KEYS = (
     "run", "workers", "strategy", "partitioner", "launch", "resume", "resume_changes", "pause_after", "init_strict",
     "checkpoint", "logger", "dataset.root", "dataset.download", "trainer.steps", "trainer.patience",
@@ -78,7 +77,6 @@ FREE_KEYS = (
 FOLLOWS_WAYS = ("model.ways", "model.network.num_classes")  # keys that follow dataset.ways
 SET_BY_TASKS = ("model.inputs", *FOLLOWS_WAYS)  # keys that the tasks may set after the config is composed
 _LONGEST_FOLDER_NAME = 120  # the most bytes of a folder's name
-
 UNNAMED = (*FREE_KEYS, "seed", "device", "threads", "experiment", "sweep", "hydra")
 """Keys that are in no name of a run. The seed and the experiment are in its path; if the processor or its threads
 change, the same command is refused, and begins no other run."""

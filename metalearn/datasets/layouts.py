@@ -20,7 +20,6 @@ from metalearn.tasks.common.episodes import SPLITS
 from metalearn.tasks.common.pictures import first_few, is_picture
 
 DEEPEST_FOLDER = 4  # levels of folders below `--from` in which a layout is looked for
-
 _FOLDERS_OF = {
     "train": ("train", "base", "meta-train"),
     "val": ("val", "valid", "validation", "meta-val"),

@@ -54,7 +54,6 @@ HEADS = ("classes", "gaussian", "bars", "quantiles")
 
 # What is read of a cell, beside sines: its value within ±3, its inverse hyperbolic sine, and whether it is missing.
 CELL = 3
-
 RIDGES = (0.003, 0.1)  # the penalties of `linear`, where a feature has variance 1
 KERNELS = ((1.5, 0.0, 0.1), (1.5, 0.0, 2.0), (12.0, 0.0, 2.0), (1.0, 1.0, 0.5), (3.0, 3.0, 0.5))
 """Of `kernels`: a, b and the penalty; a kernel is 1 of equal rows. Chosen by `benchmarks.priors tables --choosing`."""
@@ -100,19 +99,9 @@ def table(
     """A network for `algorithm=pfn`, for rows of any number of features; NaN is a missing value. Raises ValueError for
     a number out of range, heads that do not divide the width, or a name that does not exist.
 
-    Args:
-        head: `classes`; or of a real number the normal distribution (`gaussian`), a histogram (`bars`), or `quantiles`.
-        classes: the most classes of a task. Each class of a task costs as much as a table with two.
-        bins: bars, or quantiles.
-        form: `cells` or `rows`; see above.
-        width: numbers in a token.
-        heads: heads of the attention; a divisor of `width`.
-        layers: blocks.
-        standardize: whether features and targets get mean 0 and variance 1 over the known rows. False: as they are, for
-            a prior whose scale says something.
-        frequency: the standard deviation of the first frequencies of the sines, in units of the features.
-        linear: whether tokens have the answers of linear regressions, see above; with `form=rows` alone.
-        kernels: whether they have those of kernel regressions, see above; with `form=rows` alone.
+    conf/model/table.yaml explains the arguments. Each class of a task costs as much as a table with two. Without
+    `standardize` features and targets stay as they are, for a prior whose scale says something. `form`, `linear` and
+    `kernels`: see above.
     """
     one_of("head", head, HEADS)
     one_of("form", form, ("rows", "cells"))
@@ -466,7 +455,6 @@ def _drawn(
 
 FLOOR = 1e-3  # the least standard deviation of a normal distribution, in standard deviations of the known targets
 TAIL = 0.5  # the standard deviation of the half normal distributions beyond the outer borders of bars
-
 _HALF_LOG_2_PI = 0.5 * math.log(2 * math.pi)
 
 Scaled = Callable[[Tensor, Tensor, Tensor], Tensor]

@@ -26,21 +26,13 @@ def torchvision_classifier(
     ValueError for a name that torchvision does not know, images that the network cannot take, or weights that cannot be
     read or are not those of the network.
 
-    With pretrained weights, pictures are scaled and normalised as the weights ask, and the head is fresh.
+    conf/model/torchvision.yaml explains the arguments. With `weights`, `name` is one of `HEADS`, pictures are scaled
+    and normalised as the weights ask, and the head is fresh. With `frozen=last` the head and the last layers learn,
+    which have a quarter of the weights or more; batch norm then keeps the statistics that came with the weights, and
+    `transductive` has no effect.
 
     The auxiliary outputs of googlenet and inception_v3 are off. The second derivative of a swin_v2 is finite only if
     it does not pad its maps, that is if `image_size` is a multiple of 256.
-
-    Args:
-        name: its name in torchvision, for example `resnet18`; with `weights` one of `HEADS`.
-        ways, image_size, transductive: as for `conv4`.
-        channels: channels of an image: 3, or 1, which is repeated three times.
-        weights: None: fresh ones; else the path of a state dict, or torchvision's name of pretrained weights.
-        frozen: learn the head alone, and one factor for each feature; or, with `last`, the head and the last layers,
-            which have a quarter of the weights or more. Batch norm then keeps the statistics that came with the
-            weights, and `transductive` has no effect.
-        input_size: with `weights`, height and width to which pictures are scaled; None: as the weights ask.
-        dropout: dropout and stochastic depth are on in training.
     """
     from torchvision import models  # takes a second
 

@@ -194,17 +194,9 @@ def run_log(
     mlflow: bool = False, project: str = "metalearn", wandb_mode: str | None = None, mlflow_uri: str | None = None,
     others: Sequence[OpenLogger] = (),
 ) -> OpenLog:  # fmt: skip
-    """Returns a function from the run folder and the window of steps to a `RunLog`. Raises ValueError if an argument is
-    out of range, or the package of a logger is not installed.
-
-    Args:
-        every: steps between logged lines; a line is the mean over the steps since the last one.
-        plots, report: whether the completed run gets its plots, and report.html.
-        tensorboard, wandb, mlflow: which loggers get every line besides the terminal and metrics.jsonl.
-        project: the project of Weights & Biases, or the experiment of MLflow.
-        wandb_mode, mlflow_uri: as `WandbLogger` and `MlflowLogger` have them.
-        others: loggers of plugins.
-    """
+    """Returns a function from the run folder and the window of steps to a `RunLog`. conf/config.yaml explains the
+    arguments; `others` are loggers of plugins. Raises ValueError if an argument is out of range, or the package of a
+    logger is not installed."""
     whole_number("every", every, at_least=1)
     asked = {"tensorboard": tensorboard, "wandb": wandb, "mlflow": mlflow}
     switches(**asked, plots=plots, report=report)

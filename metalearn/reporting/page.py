@@ -28,7 +28,6 @@ _SOFT, _EDGE = "#6b7480", "#c9ced4"
 """The colours of texts and of the grid; in a page its --soft and --edge."""
 
 _PAGE_COLOURS = {**{colour: f"c{n}" for n, colour in enumerate(PALETTE, 1)}, _SOFT: "soft", _EDGE: "edge"}
-
 _MOST_POINTS = 500  # a line of more points shows the means of neighbours: else noise hides it, and the page is large
 _ROUND = (1, 2, 5, 10)  # the first digits of the distance of ticks
 _MARKS = {"line": "-", "dots": "o-", "dashes": "--", "points": "o"}

@@ -154,8 +154,7 @@ def of_wrong_labels(params: Params, source: TaskSource) -> dict[str, float]:
     return {"wrong_auc": ((lead.sign() + 1) / 2).double().mean().item()} if lead.numel() else {}
 
 
-LIST_VERSION = 1
-"""The version of the lists of test tasks. Raise it when the same config no longer gives the same tasks."""
+LIST_VERSION = 1  # the version of the lists of test tasks. Raise it when the same config no longer gives the same tasks
 
 
 def task_list_id(values: Metrics) -> str | None:

@@ -27,7 +27,6 @@ FILES = {ONNX: "model.onnx", TORCH: "model.pt2"}  # the file of a program
 PREPROCESSING = "preprocessing.json"
 LARGEST_DIFFERENCE = 1e-4  # of an output, between an exported program and ours
 _NEEDED = ("onnx", "onnxscript", "onnxruntime")
-
 _LICENCES = (  # those that the hub knows by such a name, of the ones that are common
     "apache-2.0", "mit", "bsd-2-clause", "bsd-3-clause", "cc0-1.0", "cc-by-4.0", "cc-by-sa-4.0", "cc-by-nc-4.0",
     "gpl-3.0", "lgpl-3.0", "mpl-2.0", "unlicense",

@@ -27,7 +27,6 @@ from metalearn.types import TaskSource
 
 PICTURES = 600  # of each class
 DECODER = "cifar100-v1"  # raise the version if the array changes: older caches are not read then
-
 _CIFAR100 = PublishedDataset("CIFAR100", "cifar-100-python", "train, test and meta", 50_000, 32, 3)
 
 
@@ -75,8 +74,7 @@ def _few_shot(division: str) -> Callable[..., TaskSource]:
     return source
 
 
-cifar_fs = _few_shot("cifar_fs")
-"""CIFAR-FS, Bertinetto et al. 2019 (arXiv 1805.08136): 64 / 16 / 20 classes."""
+cifar_fs = _few_shot("cifar_fs")  # CIFAR-FS, Bertinetto et al. 2019 (arXiv 1805.08136): 64 / 16 / 20 classes
 
 fc100 = _few_shot("fc100")
 """FC100, Oreshkin et al. 2018 (arXiv 1805.10123): 60 / 20 / 20 classes. Whole superclasses (12 / 4 / 4) go to a

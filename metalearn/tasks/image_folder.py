@@ -33,7 +33,6 @@ from metalearn.types import TaskSource
 
 FOLDERS = "folders"
 DECODER = 1  # raise it if the decoding of class folders changes: older caches are not read then
-
 _SHUFFLE = 64_16_20  # seeds the division of classes by fractions, which is the same in every run
 
 log = logging.getLogger(__name__)

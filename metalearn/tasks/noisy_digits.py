@@ -17,7 +17,6 @@ from metalearn.tasks.common.episodes import SeededTasks, Seeds
 from metalearn.types import Batch, Episode
 
 PICTURES, CLASSES = 1797, 10
-
 _SHUFFLE = 1797  # seeds the division of the pictures and the wrong labels, which are the same in every run
 
 

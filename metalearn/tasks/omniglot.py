@@ -41,7 +41,6 @@ from metalearn.types import TaskSource
 
 DRAWINGS = 20
 DECODER = "omniglot-v1"  # raise the version if decoding changes: older caches are not read then
-
 SPLIT_LISTS = ("paper", "lake", "vinyals")
 ALPHABETS = "alphabets"
 """The split of whole alphabets: those of the evaluation set test, and `HELD_BACK` of the background set validate."""

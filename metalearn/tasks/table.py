@@ -34,7 +34,6 @@ from metalearn.types import Batch, Episode, TaskSource
 
 # Cells of a column of numbers without a value, in small letters. Of texts only the empty one: None is a name too.
 MISSING = ("", "na", "nan", "null", "none")
-
 _SHUFFLE = 64_16_21  # seeds the division of tasks by fractions, which is the same in every run
 
 

@@ -37,7 +37,6 @@ from metalearn.types import (
 )
 
 DATA_SECONDS = "data_seconds"  # the metric of a chunk for the seconds that its episodes took to make
-
 EPISODE = "metalearn.types.Episode(support=Batch(x, y), query=Batch(x, y)) of tensors"
 
 log = logging.getLogger("metalearn")

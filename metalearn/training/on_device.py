@@ -50,7 +50,6 @@ SHARE = 0.25  # the part of the device's free memory that the pictures may take
 ALL = "all weights"
 ROWS = 256  # the rows in which the gradient's norm is computed
 WARM_UP = 2  # steps before the graph is recorded: kernels are compiled, and libraries take their memory
-
 T = TypeVar("T")
 
 log = logging.getLogger("metalearn")
@@ -137,7 +136,6 @@ _NoNumber = type("_NoNumber", (), {f"__{operation}__": _refuse for operation in 
 
 AHEAD = 16  # steps whose tasks a thread draws ahead; two for each process
 MOST_PROCESSES = 16  # processes that draw with `trainer.draw_ahead=auto`
-
 PATIENCE = 10
 """Seconds in which a process must have drawn the tasks of a step. Tasks on which it takes longer gain nothing by it."""
 

@@ -44,7 +44,6 @@ CHUNK_FLOATS = {"cpu": 1_400_000, "cuda": 45_000_000}
 
 FEW, FEW_FLOATS = 8, 12_000_000  # chunks of up to 8 tasks may use 12M floats: each chunk has a fixed cost
 PAIR_FLOATS = 80_000_000  # chunks of two tasks may use 80M floats, so that two threads have a task each
-
 AUTO = "auto"  # stands for a number that the program chooses
 
 

@@ -24,7 +24,6 @@ from distributed.strategies.common.work import Flat, even_runs, flatten, unflatt
 T = TypeVar("T")
 
 _POLL_SECONDS = 0.0002
-
 _ALIGN = 16  # a slice has a multiple of 16 elements. So slices of all types can lie side by side as bytes.
 
 

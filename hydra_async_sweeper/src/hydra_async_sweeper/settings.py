@@ -33,7 +33,6 @@ PACKAGES = {"cmaes": ("optuna", "cmaes"), "gp": ("optuna", "torch", "scipy")}
 """What these samplers need; the others need optuna."""
 
 PBT = "pbt"  # what stands for the sampler where `hydra/sweeper=pbt` searches
-
 RESULTS, JOURNAL = "optimization_results.yaml", "study.journal"
 
 

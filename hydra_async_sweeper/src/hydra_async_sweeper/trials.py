@@ -13,7 +13,6 @@ Values = tuple[float, ...]  # A trial's values, one for each objective
 Direction = Literal["minimize", "maximize"]
 
 COMPLETED, PRUNED, DIVERGED, FAILED = OUTCOMES = ("completed", "pruned", "diverged", "failed")  # how a trial can end
-
 RETRY, STOPPED, DISK = "retry", "stopped", "disk"
 """Ends that are no results: the trial is run again; it was stopped with the sweep; a disk has failed."""
 

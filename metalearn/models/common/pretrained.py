@@ -49,7 +49,6 @@ NAMED, LICENCE = "weights", "licence"  # entries of a safetensors file's header:
 
 # Names of layers in torchvision's published file of densenet121, which its function for that file changes so.
 _FORMER = re.compile(r"(denselayer\d+\.(?:norm|relu|conv))\.([12])\.")
-
 _INSIDE = ("state_dict", "model_state_dict", "model")  # entries of training checkpoints that hold a state dict
 _WRAPPERS = ("module.", "_orig_mod.", "model.")  # what DataParallel, torch.compile and Lightning put before the names
 UNUSED = "num_batches_tracked"  # the buffer of a batch norm that its outputs do not depend on; not every file has it

@@ -57,7 +57,6 @@ META_DATASET = "meta_dataset"
 FEWEST_WAYS, MOST_OF_CLASS, MOST_SHOTS = 5, 100, 500
 
 NO_LABELS = "none"
-
 _SHOTS, _AUGMENT = 3, 4  # purposes of generators: a task's number of shots, and the changes of its pictures
 
 
@@ -466,7 +465,6 @@ def _episode_of(plan: TaskPlan) -> Episode:
 # The numbers of many tasks at once, in C: numpy takes 90 µs for a task
 
 SOURCE = Path(__file__).with_name("draws.c")
-
 FLOYD = 10_000  # the most classes of which numpy chooses by Floyd's algorithm, as draws.c does
 
 Numbers = NDArray[np.int64]
@@ -553,7 +551,6 @@ SHIFT, SCALE, TURN = 0.125, 1.25, math.radians(15)
 SHEAR, WARP, WARP_POINTS = 0.3, 0.05, 5
 # How much brightness and contrast, and saturation, differ from 1 at most; and the widest angle of the hue.
 LIGHT, COLOUR, HUE = 0.4, 0.5, math.radians(36)
-
 _NUMBERS = 10  # random numbers of a picture. All are drawn, whatever is used: another choice changes nothing else
 _LUMA = (0.299, 0.587, 0.114)  # of red, green and blue, by ITU-R BT.601
 

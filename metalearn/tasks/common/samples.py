@@ -36,7 +36,6 @@ from metalearn.types import Batch, Episode, TaskSource, Unit, ways_differ
 
 # The most training samples whose statistics normalise validation and test samples, where a source has any number.
 KNOWN = 256
-
 _ORDER, _KNOWN, _AUGMENT = 1, 2, 5  # purposes of generators; they differ from those of tasks
 
 

@@ -33,7 +33,6 @@ from metalearn.tasks.priors.source import (
 Array = NDArray[np.float64]
 
 KERNELS = ("rbf", "matern12", "matern32", "matern52", "periodic")
-
 LEAST_NOISE = 1e-6  # with less, rounding can make a covariance of close points that no longer is one
 
 
