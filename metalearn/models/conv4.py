@@ -27,17 +27,8 @@ def conv4(
     """Four blocks of 3×3 convolution (no bias: the norm would cancel it), batch norm, activation. Raises ValueError for
     an image too small for four poolings, or a choice that does not exist.
 
-    Args:
-        ways: outputs of the linear head.
-        channels: channels of an image.
-        image_size: height and width of an image, in pixels.
-        filters: channels of every block.
-        downsample: `stride` halves by stride 2 and averages over space before the head; `pool`
-            halves by 2×2 max pooling and flattens.
-        activation: `relu`; `leaky_relu` with slope 0.01, as in the code of MAML++ (Antoniou et al. 2019,
-            arXiv 1810.09502); or `softplus`, which is smooth.
-        transductive: normalise a batch by its own statistics; if false, queries are normalised by
-            the statistics of the support set.
+    With `downsample=stride` features are the mean over space, with `pool` (2×2, the largest) they are flattened maps.
+    The leaky ReLU has the slope 0.01, as in the code of MAML++ (Antoniou et al. 2019, arXiv 1810.09502).
     """
     for name, value in (("ways", ways), ("channels", channels), ("image_size", image_size), ("filters", filters)):
         whole_number(name, value, at_least=1)

@@ -27,16 +27,7 @@ def decoder(
     *, vocabulary: int, width: int = 64, layers: int = 2, heads: int = 4, hidden: int = 256, window: int | None = 32
 ) -> Model:
     """A network that gives each symbol of a document a score for the next one. Raises ValueError for a number below 1,
-    or heads that do not divide the width into even parts.
-
-    Args:
-        vocabulary: the number of symbols, 256 for bytes.
-        width: numbers of a symbol within the network; a multiple of 2 · `heads`.
-        layers: blocks, each of attention and an MLP.
-        heads: heads of the attention.
-        hidden: width within an MLP.
-        window: the symbols that a symbol attends to; None: all before it.
-    """
+    or heads that do not divide the width into even parts."""
     counts(vocabulary=vocabulary, width=width, layers=layers, heads=heads, hidden=hidden, window=window or 1)
     if width % (2 * heads):
         raise Invalid("width", width, f"must be a multiple of 2 · heads={2 * heads}", f"type KEY={2 * heads * 8}")

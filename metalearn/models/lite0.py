@@ -44,11 +44,6 @@ def lite0(*, ways: int, channels: int, image_size: int, input_size: int | None =
     are not installed, or a number is out of range.
 
     Learned are the head, and one factor for each feature, which starts at 1. Nothing is downloaded.
-
-    Args:
-        ways, image_size: as for `conv4`.
-        channels: of an image: 3, or 1, which is repeated three times.
-        input_size: height and width to which pictures are scaled; None: 224, as in its training.
     """
     counts(ways=ways, image_size=image_size)
     one_of("channels", channels, (3, 1))

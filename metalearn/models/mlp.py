@@ -15,14 +15,7 @@ from metalearn.types import Model, Params, Stage
 
 def mlp(*, inputs: int, outputs: int, hidden: Sequence[int] = (40, 40), activation: str = "relu") -> Model:
     """Linear layers with an activation between them; inputs of any shape are flattened. Raises ValueError for a width
-    below 1, or an activation that does not exist.
-
-    Args:
-        inputs: numbers in one input.
-        outputs: numbers in one output.
-        hidden: widths of the hidden layers.
-        activation: `relu`, or `tanh`, which is smooth.
-    """
+    below 1, or an activation that does not exist."""
     counts(inputs=inputs, outputs=outputs)
     whole_numbers("hidden", hidden, example=[40, 40])
     one_of("activation", activation, ("relu", "tanh"))

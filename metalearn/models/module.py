@@ -21,15 +21,9 @@ def module(
     nothing by that name, it does not take the arguments, it does not give a module, or the module cannot take the
     inputs.
 
-    Args:
-        network: `_target_` names the class or function that gives the `nn.Module`, as `package.module.Name`; the other
-            keys are its arguments. The module takes the inputs, and gives [n, ways] or [n, outputs].
-        channels: channels of an image that the module takes; an image of one channel is repeated.
-        image_size, transductive: as for `conv4`.
-        inputs: `images`; or what the tasks have, as lists of a name, a shape and `real`, `whole` or `bool`.
-        dropout: dropout, and what else the training mode of the module changes, is on in training.
-        running_statistics: batch norms normalise by the running statistics that the module came with, as constants.
-        vectorize: true, false or `auto`: whether the tasks of a chunk are computed at once; see `model_of`.
+    `network` has `_target_`, the class or function that gives the `nn.Module`, as `package.module.Name`, and its
+    arguments. The module takes the inputs, and gives [n, ways] or [n, outputs]. `inputs` are `images`, or what the
+    tasks have, as lists of a name, a shape and `real`, `whole` or `bool`. `vectorize`: see `model_of`.
     """
     if isinstance(inputs, str):
         if inputs != "images":

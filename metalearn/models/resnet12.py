@@ -32,12 +32,7 @@ def resnet12(
 
     A block is three 3×3 convolutions (no bias: the norm would cancel it) with batch norm, an activation
     between them, the block's input added through a 1×1 convolution with batch norm, and an activation.
-    There is no DropBlock, which Lee et al. add for regularisation.
-
-    Args:
-        ways, channels, image_size, transductive: as for `conv4`.
-        widths: channels of the four blocks.
-        activation: `leaky_relu` with slope 0.1, `relu`, or `softplus`, which is smooth.
+    There is no DropBlock, which Lee et al. add for regularisation. The leaky ReLU has the slope 0.1.
     """
     counts(ways=ways, channels=channels, image_size=image_size)
     whole_numbers("widths", widths, example=[64, 160, 320, 640], count=BLOCKS)

@@ -99,9 +99,8 @@ def table(
     """A network for `algorithm=pfn`, for rows of any number of features; NaN is a missing value. Raises ValueError for
     a number out of range, heads that do not divide the width, or a name that does not exist.
 
-    conf/model/table.yaml explains the arguments. Each class of a task costs as much as a table with two. Without
-    `standardize` features and targets stay as they are, for a prior whose scale says something. `form`, `linear` and
-    `kernels`: see above.
+    Each class of a task costs as much as a table with two. Without `standardize` features and targets stay as they are,
+    for a prior whose scale says something. `form`, `linear` and `kernels`: see above.
     """
     one_of("head", head, HEADS)
     one_of("form", form, ("rows", "cells"))

@@ -26,10 +26,9 @@ def torchvision_classifier(
     ValueError for a name that torchvision does not know, images that the network cannot take, or weights that cannot be
     read or are not those of the network.
 
-    conf/model/torchvision.yaml explains the arguments. With `weights`, `name` is one of `HEADS`, pictures are scaled
-    and normalised as the weights ask, and the head is fresh. With `frozen=last` the head and the last layers learn,
-    which have a quarter of the weights or more; batch norm then keeps the statistics that came with the weights, and
-    `transductive` has no effect.
+    With `weights`, `name` is one of `HEADS`, pictures are scaled and normalised as the weights ask, and the head is
+    fresh. With `frozen=last` the head and the last layers learn, which have a quarter of the weights or more; batch
+    norm then keeps the statistics that came with the weights, and `transductive` has no effect.
 
     The auxiliary outputs of googlenet and inception_v3 are off. The second derivative of a swin_v2 is finite only if
     it does not pad its maps, that is if `image_size` is a multiple of 256.
