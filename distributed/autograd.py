@@ -16,9 +16,8 @@ from torch import Tensor
 
 from distributed.calls import autograd, autograd_contexts
 from distributed.calls.autograd_contexts import current_context
-from distributed.calls.session import current, is_started, missing_workers
+from distributed.calls.session import current, default_timeout, is_started, missing_workers
 from distributed.errors import says_timeout
-from distributed.info import DEFAULT_TIMEOUT
 from distributed.launch.meeting import within
 
 DistAutogradContext = autograd.DistAutogradContext
@@ -147,7 +146,7 @@ def _new_gradients(ctx: int, roots: list[Tensor], retain_graph: bool) -> dict[Te
 
 def _pass(ctx: int, roots: list[Tensor], retain_graph: bool) -> None:
     """A backward pass of torch's engine, with the session's time limit."""
-    limit = current().timeout if is_started() else DEFAULT_TIMEOUT
+    limit = default_timeout()
     try:  # the engine has no time limit of its own
         within(limit, partial(autograd.backward, ctx, roots, retain_graph=retain_graph))
     except TimeoutError:

@@ -34,7 +34,7 @@ class RemoteObject:
     def __init__(
         self, holder: Reference, call: Callable[..., Any] = remote_sync_call, timeout: float | None = None
     ) -> None:
-        self._holder = holder
+        self._holder, self._how = holder, (call, timeout)
         self._call = functools.partial(call, partitioner=holder.owner_name(), reducer=itemgetter(0), timeout=timeout)
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
@@ -50,8 +50,8 @@ class RemoteObject:
         """This handle, whose methods return futures."""
         return RemoteObject(self._holder, remote_async_call, timeout)
 
-    def __reduce__(self) -> tuple[type["RemoteObject"], tuple[Reference]]:
-        return RemoteObject, (self._holder,)
+    def __reduce__(self) -> tuple[type["RemoteObject"], tuple[Any, ...]]:
+        return RemoteObject, (self._holder, *self._how)
 
     def __repr__(self) -> str:
         return f"<remote object on {self._holder.owner_name()}>"

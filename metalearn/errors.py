@@ -121,7 +121,7 @@ def enough_classes(name: str, ways: int, split: str, classes: int) -> None:
 
 def first_line(error: BaseException) -> str:
     """The first line of a message; its type if there is none."""
-    return next(iter(str(error).splitlines()), type(error).__name__)
+    return next(iter(str(error).splitlines()), "") or type(error).__name__
 
 
 def printable(text: str) -> str:

@@ -143,6 +143,11 @@ def use_own_gpu() -> None:
         torch.cuda.set_device(_session.gpu)
 
 
+def default_timeout() -> float:
+    """Seconds that a call of this session may take unless the call sets another limit."""
+    return _session.timeout if _session else DEFAULT_TIMEOUT
+
+
 def gather(value: T, worker_names: set[str] | None = None) -> dict[str, T]:
     """Every worker's value, by name. Waits until all workers, or those named, have called this. Raises as
     `distributed.world.barrier`."""

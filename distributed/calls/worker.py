@@ -20,7 +20,7 @@ from torch.distributed import rpc
 
 from distributed.calls import autograd_contexts
 from distributed.calls.message import Carries, Packed, own_copy, pack, unpack, without_graphs
-from distributed.calls.session import current, serving, use_own_gpu
+from distributed.calls.session import current, default_timeout, serving, use_own_gpu
 from distributed.partition import Args, KwArgs
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -83,7 +83,7 @@ def serve(depth: int, caller: str, ctx: int | None, timeout: float, payload: byt
         reason = autograd_contexts.reason_against(ctx)
         if reason is not None and caller != current().name:
             args = (ctx, f"on {current().name}: {reason}")
-            rpc.rpc_sync(caller, autograd_contexts.spoil, args, timeout=current().timeout)
+            rpc.rpc_sync(caller, autograd_contexts.spoil, args, timeout=default_timeout())
     give_up(carried)
     return answer
 

@@ -37,6 +37,6 @@ def rpc(*, plan: WorkPlan, timeout: float) -> Connect:
 
 
 @pure
-def _map(numbers: list[int], chunks: list[Tensor], flat: Flat, step: int, adds: int | None) -> dealing.Answer:
+def _map(numbers: list[int], chunks: list[Tensor], flat: Flat, step: int, adds: int | None) -> dealing.PartAnswer:
     params, work = unflatten(flat), dealing.current_work()
     return dealing.compute(numbers, (work.map(params, chunk, step) for chunk in chunks), adds)

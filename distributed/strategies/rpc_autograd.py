@@ -103,7 +103,7 @@ class _Copies(torch.autograd.Function):
 
 def _losses(
     numbers: list[int], chunks: list[Tensor], leaves: Leaves, form: Any, count: int, step: int
-) -> dealing.Answer:
+) -> dealing.PartAnswer:
     """Runs on a worker: the loss of each of its chunks, the values beside the loss, and this worker's rank."""
     loss_of = dealing.current_work().loss
     assert loss_of is not None

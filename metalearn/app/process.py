@@ -9,6 +9,7 @@ import logging
 import os
 import select
 import signal
+import socket
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -48,6 +49,14 @@ def end_with_starter() -> None:
             sys.exit(1)
         for number in PREEMPTIONS:  # its launcher handles them
             signal.signal(number, signal.SIG_IGN)
+    elif os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
+        store = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+        try:
+            socket.create_connection(store, timeout=1.0).close()
+        except ConnectionRefusedError:  # torchrun, which serves the store, died before the lines above
+            sys.exit(1)
+        except OSError:  # it may be slow, or behind a name that is not known yet
+            return
 
 
 def log_sweep() -> None:

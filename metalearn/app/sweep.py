@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from hydra.core.hydra_config import HydraConfig
 from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
 
 from metalearn.app import process
 from metalearn.app.job import Job, Program, to_job
@@ -136,6 +137,7 @@ def run_grid_by_hydra(task: Callable[[DictConfig], int], sweep_dir: Path) -> int
         if codes[-1] != OK and os.getpid() != controller:  # only an error tells another process
             raise RuntimeError(f"the job ended with exit code {codes[-1]}")
 
+    before = os.environ.get("HYDRA_FULL_ERROR")
     os.environ["HYDRA_FULL_ERROR"] = "1"  # raises errors of Hydra's and of a task, in place of a print and an exit
     try:
         by_hydra(job)
@@ -145,6 +147,8 @@ def run_grid_by_hydra(task: Callable[[DictConfig], int], sweep_dir: Path) -> int
         if not is_disk_fault(error) and not isinstance(error, PermissionError | IsADirectoryError):
             raise
         raise unwritten(Path(os.fsdecode(error.filename or sweep_dir)), error) from error
+    finally:
+        os.environ.pop("HYDRA_FULL_ERROR") if before is None else os.environ.update(HYDRA_FULL_ERROR=before)
     return max(codes, default=OK)
 
 
@@ -186,7 +190,10 @@ def job_of(config: DictConfig, program: Program) -> Job:
     flags = [f"--config-dir={place.path}" for place in hydra.runtime.config_sources if place.provider == PROVIDER]
     overrides = [*flags, *hydra.overrides.task, f"hydra.run.dir={quoted(folder)}"]
     complete = config.copy()
-    OmegaConf.resolve(complete)
+    try:
+        OmegaConf.resolve(complete)
+    except OmegaConfBaseException as error:
+        raise own_error(error) from error
     if complete.run == AUTO:  # the folder, which Hydra has made, says what else is changed
         complete.run = run_name(complete.seed, {})
     for key in ("logger.plots", "logger.report"):

@@ -210,6 +210,7 @@ class PictureClassifier:
     @property
     def pictures(self) -> int:
         """How many pictures it has learned from."""
+        self._check_fitted()
         return len(self._y)
 
     # Asking
@@ -255,6 +256,7 @@ class PictureClassifier:
 
     def _learned_as(self, features: Tensor) -> list[int | None]:
         """The places of the same pictures among those that it has learned from; None for another one."""
+        self._check_fitted()
         learned, places = centred(self._features, self._centre), list[int | None]()
         for z in centred(features, self._centre):  # one by one: all at once would take memory of n × its pictures
             alike = learned @ z
@@ -486,6 +488,7 @@ class PictureClassifier:
 
     def data_digest(self) -> str:
         """The SHA-256 of the features and labels that it has learned from, in whatever order."""
+        self._check_fitted()
         rows = zip(self._features, self._y.tolist(), strict=True)
         each = sorted(row.numpy().tobytes() + str(self.classes_[y]).encode(errors="surrogateescape") for row, y in rows)
         return hashlib.sha256(b"".join(each)).hexdigest()

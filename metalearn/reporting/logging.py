@@ -149,7 +149,10 @@ class RunProgress(RunLog):
 def on_terminal() -> bool:
     """Whether stderr is a terminal that draws lines again. FORCE_COLOR makes no terminal of a file; and the commands of
     a notebook's cells (`!metalearn …`) are on a terminal whose control characters all stay in the notebook."""
-    is_terminal = sys.stderr is not None and not sys.stderr.closed and sys.stderr.isatty()
+    try:
+        is_terminal = sys.stderr.isatty()
+    except (AttributeError, ValueError):  # it is None, closed, or an object that only writes
+        return False
     return is_terminal and CONSOLE.is_terminal and not CONSOLE.is_dumb_terminal and "JPY_PARENT_PID" not in os.environ
 
 

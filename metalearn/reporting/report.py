@@ -214,13 +214,16 @@ def _episode(task: ShownTask) -> dict[str, Any]:
     (support, query) = task.episode
     predicted = task.outputs[0].argmax(dim=1).tolist()
     wrong = sum(guess != label for guess, label in zip(predicted, query.y[0].tolist(), strict=True))
-    named = [task.classes[n] if n < len(task.classes) else f"class {n}" for n in range(task.outputs.shape[-1])]
+
+    def name_of(label: int) -> str:
+        return task.classes[label] if label < len(task.classes) else f"class {label}"
+
     classes = []
     for label, learned, asked in shown_classes(task.episode):
-        name = named[label]
+        name = name_of(label)
         tiles = [Tile(picture_of(support.x[0, at]), f"{name}, learned from", "learned") for at in learned]
         for at in asked:
-            right, answer = predicted[at] == label, named[predicted[at]]
+            right, answer = predicted[at] == label, name_of(predicted[at])
             words = "" if right else f"as {answer}"
             tiles.append(Tile(picture_of(query.x[0, at]), f"{name}, predicted as {answer}", words, right))
         classes.append((name, tiles))

@@ -131,7 +131,10 @@ class _InFolder(Checkpointer):
     def settle(self, step: int, best: int | None) -> bool:
         folder = self._folder
         with writing(folder):
-            for path in (*folder.glob(".step_*.tmp"), *folder.glob(".step_*.old")):
+            for path in _replaced(folder):  # put back, if its replacement did not come
+                final = folder / path.name[1:-4]
+                _remove(path) if final.exists() else path.rename(final)
+            for path in folder.glob(".step_*.tmp"):
                 _remove(path)
             # A kill between a save and its links leaves `best` at an older step, which the test would take.
             for name, number in (("last", step), ("best", best)):
@@ -170,7 +173,8 @@ def write(folder: Path, snapshot: Snapshot) -> Path:
             torch.save(snapshot.state, file)
         versions = {"torch": torch.__version__, "numpy": numpy.__version__, "python": platform.python_version()}
         form.fill(temporary, CHECKPOINT, snapshot.params, snapshot.meta | {"versions": versions})
-        if final.exists():  # a kill between these two renames costs the steps since the checkpoint before
+        # The old checkpoint goes last: after a kill at any line, one of the two is there and whole.
+        if final.exists() or final.is_symlink():
             _remove(replaced)
             final.rename(replaced)
         temporary.rename(final)
@@ -331,9 +335,15 @@ def _name(step: int) -> str:
 
 
 def _steps(folder: Path) -> dict[int, Path]:
-    """The checkpoints in a folder, by their steps in order."""
-    paths = (path for path in folder.glob("step_*") if _STEP.fullmatch(path.name) and path.is_dir())
-    return dict(sorted((int(path.name.removeprefix("step_")), path) for path in paths))
+    """The checkpoints in a folder, by their steps in order. A kill between the two renames of `write` leaves of a step
+    only the old one, under its other name."""
+    paths = [*_replaced(folder), *folder.glob("step_*")]  # the latter count if both are there
+    named = {path.name.strip(".").removesuffix(".old"): path for path in paths if path.is_dir()}
+    return dict(sorted((int(name[5:]), path) for name, path in named.items() if _STEP.fullmatch(name)))
+
+
+def _replaced(folder: Path) -> list[Path]:
+    return [path for path in folder.glob(".step_*.old") if _STEP.fullmatch(path.name[1:-4])]
 
 
 def _point_to_next_best(folder: Path, count: int, step: int) -> None:

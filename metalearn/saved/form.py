@@ -19,7 +19,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from metalearn.storage.files import beside, creating, read_object, whole_folder
+from metalearn.storage.files import beside, creating, exchanged, read_object, whole_folder
 
 if TYPE_CHECKING:  # commands ask for the kind of a folder before they set the threads, which torch reads at its import
     from torch import Tensor
@@ -84,13 +84,15 @@ def replacing(key: str, folder: Path, kind: Kind) -> Iterator[Path]:
             yield temporary
             saved = {MANIFEST, *(name.partition("/")[0] for name in _object(final / MANIFEST))}
             saved |= {path.name for path in temporary.iterdir()}
-            shutil.copytree(
-                final, temporary, ignore=lambda place, _: saved if place == str(final) else (), symlinks=True,
-                dirs_exist_ok=True,
-            )  # fmt: skip
-            # After a kill between these two, readers find the old one where it is now.
-            final.rename(replaced)
-            temporary.rename(final)
+            for path in [path for path in final.iterdir() if path.name not in saved]:
+                if path.is_symlink() or not path.is_dir():
+                    shutil.copy2(path, temporary / path.name, follow_symlinks=False)
+                else:
+                    shutil.copytree(path, temporary / path.name, symlinks=True)
+            if not exchanged(temporary, final):
+                # After a kill between these two, readers find the old one where it is now.
+                final.rename(replaced)
+                temporary.rename(final)
         finally:
             shutil.rmtree(temporary, ignore_errors=True)
         shutil.rmtree(replaced, ignore_errors=True)

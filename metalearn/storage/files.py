@@ -1,5 +1,6 @@
 """Files: JSON that is read, files and folders that are written whole or not at all, locks, and disks that are full."""
 
+import ctypes
 import errno
 import functools
 import glob
@@ -94,9 +95,22 @@ def whole_folder(key: str, folder: Path) -> Iterator[Path]:
 def beside(folder: Path) -> Path:
     """Where a process fills what becomes `folder`. What killed ones have left there an hour ago is removed."""
     for path in folder.parent.glob(f".{glob.escape(folder.name)}.*.tmp"):
-        if time.time() - path.stat().st_mtime > 3600:
-            shutil.rmtree(path, ignore_errors=True)
+        number = path.name.split(".")[-2]
+        if number.isdecimal() and time.time() - path.stat().st_mtime > 3600:  # on another host, numbers say nothing
+            try:
+                os.kill(int(number), 0)
+            except ProcessLookupError:
+                shutil.rmtree(path, ignore_errors=True)
+            except (OverflowError, PermissionError):  # no process's number; another user's process
+                continue
     return folder.with_name(f".{folder.name}.{os.getpid()}.tmp")
+
+
+def exchanged(one: Path, other: Path) -> bool:
+    """Exchanges two folders in one step, so that neither name is ever missing; False where the system cannot."""
+    exchange = getattr(ctypes.CDLL(None), "renameat2", None)  # Linux; not on every file system
+    here, flag = -100, 2  # AT_FDCWD, RENAME_EXCHANGE: paths are from the current folder
+    return exchange is not None and exchange(here, os.fsencode(one), here, os.fsencode(other), flag) == 0
 
 
 def refuse_nameless(key: str, folder: Path) -> None:

@@ -167,7 +167,7 @@ class Ahead:
             # Forks, since a source of the user's own may not be of use elsewhere. They only draw.
             context = multiprocessing.get_context("fork")
             try:
-                self._pool = ProcessPoolExecutor(processes, context, _begin, (made,))
+                self._pool = ProcessPoolExecutor(processes, context, _begin, (made, os.getpid()))
                 self._pool.submit(int)  # starts them all
             except OSError as error:  # locks lie in /dev/shm, which may be full; or there may be no more processes
                 log.warning(_NO_PROCESSES, error)
@@ -209,10 +209,12 @@ class Ahead:
 _made: Made | None = None  # in a process that draws: how
 
 
-def _begin(made: Made) -> None:
+def _begin(made: Made, starter: int) -> None:
     """The first that a fork does. The run saves on these signals; a fork ends with the run."""
     global _made
     end_with_parent()
+    if os.getppid() != starter:  # it died before the line above
+        os._exit(1)
     for number in (signal.SIGINT, signal.SIGTERM, *PREEMPTIONS):
         signal.signal(number, signal.SIG_IGN)
     torch.set_num_threads(1)  # OpenMP's threads do not survive a fork

@@ -78,11 +78,11 @@ def deal(partitioner: PartitionFunction, count: int) -> list[tuple[int | str, li
     return dealt
 
 
-Answer = tuple[dict[Any, Any] | Flat, Counter[int]]
+PartAnswer = tuple[dict[Any, Any] | Flat, Counter[int]]
 """The results of one or more workers, by chunk number or by subtree; and seconds of compute, by rank."""
 
 
-def compute(numbers: list[int], results: Iterable[Any], adds: int | None = None, *, flat: bool = True) -> Answer:
+def compute(numbers: list[int], results: Iterable[Any], adds: int | None = None, *, flat: bool = True) -> PartAnswer:
     """Runs on a worker: computes the results of its chunks, one after the other. They are added up as far as possible
     if `adds` is the number of all workers' chunks. If `flat`, they travel as flat buffers, and without graphs."""
     began = time.perf_counter()
@@ -93,7 +93,7 @@ def compute(numbers: list[int], results: Iterable[Any], adds: int | None = None,
 
 
 def call(
-    func: Callable[..., Answer], partitioner: PartitionFunction, chunks: Sequence[Tensor],
+    func: Callable[..., PartAnswer], partitioner: PartitionFunction, chunks: Sequence[Tensor],
     args: Callable[[list[int]], Args], timeout: float,
 ) -> tuple[dict[Any, Any], Counter[int]]:  # fmt: skip
     """Calls `func(numbers, chunks, *args(numbers))` on the workers from here: the numbers of a worker's chunks, as the
@@ -113,13 +113,13 @@ def call(
 
 
 @pure
-def _evaluate(numbers: list[int], chunks: list[Tensor], flat: Flat, split: str) -> Answer:
+def _evaluate(numbers: list[int], chunks: list[Tensor], flat: Flat, split: str) -> PartAnswer:
     params = unflatten(flat)
     return compute(numbers, (current_work().evaluate(params, split, chunk) for chunk in chunks))
 
 
 @pure
-def _diagnose(numbers: list[int], chunks: list[Tensor], flat: Flat, step: int) -> Answer:
+def _diagnose(numbers: list[int], chunks: list[Tensor], flat: Flat, step: int) -> PartAnswer:
     params, rank = unflatten(flat), get_world_rank()
     return compute(numbers, (diagnose_chunk(current_work(), params, chunk, step, rank) for chunk in chunks))
 
@@ -169,7 +169,7 @@ class ByCalls(ChunkStrategy):
         return self._values(_diagnose, params, step, chunks, unnoticed)
 
     def _values(
-        self, func: Callable[..., Answer], params: Tensors, argument: Any, chunks: Sequence[Tensor], done: Done
+        self, func: Callable[..., PartAnswer], params: Tensors, argument: Any, chunks: Sequence[Tensor], done: Done
     ) -> Tensors:
         """The values of every sample by `func`, in order."""
         shared = whole(flatten(to_cpu(params))), argument  # the parameters go to each worker once

@@ -51,7 +51,8 @@ class PruningWatch:
 
     def start(self, number: int) -> None:
         """A trial is about to start: it must not find the request to stop of an earlier controller."""
-        (self._folder_of(number) / STOP_FILE).unlink(missing_ok=True)
+        with contextlib.suppress(FileNotFoundError, NotADirectoryError):  # a file may stand in the folder's place
+            (self._folder_of(number) / STOP_FILE).unlink()
         self._read[number] = (0, 0)
 
     def look(self, running: Collection[int]) -> None:
@@ -72,7 +73,7 @@ class PruningWatch:
                 at = at if status.st_ino == inode and status.st_size >= at else 0
                 file.seek(at)
                 text = file.read()
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             return []
         whole = text[: text.rfind(b"\n") + 1]
         self._read[number] = (status.st_ino, at + len(whole))

@@ -14,6 +14,7 @@ import inspect
 import io
 import logging
 import math
+import os
 import sys
 import warnings
 from collections import Counter
@@ -103,8 +104,9 @@ def _best(ended: FinishedTrials, folder_of: Callable[[int], str]) -> dict[str, A
         return {"solutions": solutions}
     if not solutions:
         return dict.fromkeys(("best_params", "best_value", "best_trial", "best_folder"))
-    params, values, number, folder = solutions[0].values()
-    best: dict[str, Any] = {"best_params": params, "best_value": values[0], "best_trial": number, "best_folder": folder}
+    (value,), number = solutions[0]["values"], solutions[0]["trial"]
+    best = {"best_params": solutions[0]["params"], "best_value": value, "best_trial": number}
+    best["best_folder"] = solutions[0]["folder"]
     if ended.lanes.by_round:
         chain = ended.lineage(number)
         best["lineage"] = [{"trial": t.number, "folder": folder_of(t.number), "params": dict(t.params)} for t in chain]
@@ -135,12 +137,14 @@ def draw(folder: Path, study: "optuna.Study", ended: FinishedTrials, space: Spac
     written = []
     for name, make in _figures(study, ended, space):
         path = folder / "plots" / f"{name}.png"
+        temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")  # two processes may write it
         try:
             with matplotlib.rc_context(), warnings.catch_warnings(action="ignore"):  # all plots are experimental
-                make().savefig(path, dpi=120, bbox_inches="tight")
+                make().savefig(temporary, format="png", dpi=120, bbox_inches="tight")
+            temporary.replace(path)
             written.append(path)
         except Exception as error:  # the parameters of an application may have any names and values
-            path.unlink(missing_ok=True)
+            temporary.unlink(missing_ok=True)
             log.warning("no plot %s: %s: %s", path.name, type(error).__name__, error)
         pyplot.close("all")
     return written

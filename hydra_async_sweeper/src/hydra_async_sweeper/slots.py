@@ -58,7 +58,7 @@ class TrialSlots:
         # SEQPACKET keeps the borders of messages, so neither side needs a framing of its own.
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._pids: dict[int, int] = {}
-        self._ended: list[TrialExit] = []  # those of which `wait` has not told yet
+        self._ended: list[tuple[int, int]] = []  # numbers and exit codes that `wait` has not returned yet
         sys.stdout.flush()  # or the child would print what is buffered once more
         sys.stderr.flush()
         self._nursery = os.fork()
@@ -73,7 +73,8 @@ class TrialSlots:
         return list(self._pids)
 
     def start(self, number: int, overrides: Sequence[str], slot: int) -> None:
-        """Starts a trial in a slot. Raises NurseryGoneError if the nursery is gone, and its trials with it."""
+        """Starts a trial in a slot, and waits for its fork, the first time also for what is preloaded. Raises
+        NurseryGoneError if the nursery is gone, and its trials with it."""
         _file(self.folder, number, "json").unlink(missing_ok=True)
         self._socket.settimeout(None)
         try:
@@ -92,7 +93,13 @@ class TrialSlots:
                 self._receive()
                 self._socket.settimeout(0)  # takes what has ended meanwhile, and waits no longer
         ended, self._ended = self._ended, []
-        return ended
+        return [TrialExit(number, code, self._outcome(number)) for number, code in ended]
+
+    def _outcome(self, number: int) -> Any:
+        path = _file(self.folder, number, "json")
+        outcome = json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
+        path.unlink(missing_ok=True)
+        return outcome
 
     def _receive(self) -> None:
         """Receives a message of the nursery: it has forked a trial, or a trial has ended."""
@@ -107,10 +114,7 @@ class TrialSlots:
             self._pids[number] = pid
             return
         del self._pids[number]
-        path = _file(self.folder, number, "json")
-        outcome = json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
-        path.unlink(missing_ok=True)
-        self._ended.append(TrialExit(number, code, outcome))
+        self._ended.append((number, code))
 
     def signal(self, what: signal.Signals, numbers: Sequence[int] | None = None) -> None:
         """Sends a signal to the processes of these trials, or of all."""

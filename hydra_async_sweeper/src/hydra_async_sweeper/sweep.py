@@ -312,7 +312,10 @@ def run_trial(launcher: Launcher, number: int, overrides: Sequence[str]) -> dict
     if returned.status == JobStatus.FAILED:
         traceback.print_exception(value)  # only its text reaches the controller
         value, failure = None, f"{type(value).__name__}: {value}"
-    configs = {key: OmegaConf.to_container(getattr(returned, key), enum_to_str=True) for key in ("cfg", "hydra_cfg")}
+    configs = {
+        key: None if config is None else OmegaConf.to_container(config, enum_to_str=True)
+        for key, config in (("cfg", returned.cfg), ("hydra_cfg", returned.hydra_cfg))
+    }
     return {
         "status": status, "value": value, "error": failure, "overrides": list(returned.overrides or ()), **configs,
         "working_dir": returned.working_dir, "task_name": returned.task_name,

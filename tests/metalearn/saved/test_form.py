@@ -3,6 +3,8 @@
 import json
 import os
 import shutil
+import subprocess
+import threading
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -97,14 +99,32 @@ def test_what_a_kill_left_of_a_replacement_is_made_good(moved: bool, folder: Pat
         assert load(folder, KIND).meta["rate"] == rate and not left.exists()
 
 
-def test_what_killed_ones_left_is_swept_up(folder: Path) -> None:
-    left, fresh, others = (folder.with_name(f".saved.{name}.tmp") for name in ("12345", "99999999", "me"))
+def test_a_name_is_never_missing_and_killed_ones_are_swept_up(folder: Path) -> None:
+    with subprocess.Popen(["true"]) as ended:
+        pass
+    left, fresh, others = (folder.with_name(f".saved.{name}.tmp") for name in (ended.pid, "99999999", "me"))
     for path in (left, fresh, others):
         path.mkdir()
     os.utime(left, (0, 0))
-    with replacing("path", folder, KIND) as temporary:
-        fill(temporary, KIND, {}, CONTENT)
-    assert sorted(path.name for path in folder.parent.iterdir()) == [fresh.name, others.name, "saved"]
+    missing, over = list[str](), threading.Event()
+
+    def look() -> None:
+        while not over.is_set():
+            try:
+                (folder / META).stat()
+            except FileNotFoundError:
+                missing.append("was missing")
+
+    reader = threading.Thread(target=look)
+    reader.start()
+    try:
+        for _ in range(30):
+            with replacing("path", folder, KIND) as temporary:
+                fill(temporary, KIND, {}, CONTENT)
+    finally:
+        over.set()
+        reader.join()
+    assert not missing and sorted(path.name for path in folder.parent.iterdir()) == [fresh.name, others.name, "saved"]
 
 
 def test_links_beside_what_is_replaced_stay_links(folder: Path) -> None:
