@@ -85,17 +85,14 @@ def grad(
     autograd_ctx_id: int, outputs: Tensor | Sequence[Tensor], inputs: Tensor | Sequence[Tensor],
     retain_graph: bool = False, allow_unused: bool = False,
 ) -> tuple[Tensor | None, ...]:  # fmt: skip
-    """The gradients of the sum of `outputs`, one for each of `inputs`; `.grad` stays as it is.
+    """The gradients of the sum of `outputs`, one for each of `inputs`; `.grad` stays as it is. Raises as `backward`.
 
     Args:
         autograd_ctx_id: the id that `context` gave.
         outputs: tensors with a graph; each is summed.
         inputs: leaves on this worker.
         retain_graph: whether the graph can be used again. That of remote calls always can, until the context ends.
-        allow_unused: give None for an input that no output depends on, instead of an error.
-
-    Raises:
-        As `backward`; and ValueError for an input that no output depends on.
+        allow_unused: give None for an input that no output depends on, instead of a ValueError.
     """
     leaves = _leaves(inputs)
     gradients = _new_gradients(autograd_ctx_id, _list(outputs), retain_graph)

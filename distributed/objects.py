@@ -60,7 +60,8 @@ class RemoteObject:
 def remote_object(
     cls: Callable[..., Any], /, *args: Any, on: int | str, timeout: float | None = None, **kwargs: Any
 ) -> RemoteObject:
-    """Builds `cls(*args, **kwargs)` on a worker, and waits for that.
+    """Builds `cls(*args, **kwargs)` on a worker, and waits for that. Raises as `remote_sync_call`; an exception of
+    `cls` has the same type here.
 
         counter = remote_object(Counter, 5, on="worker1")
         counter.add(2)
@@ -71,9 +72,6 @@ def remote_object(
         args, kwargs: its arguments.
         on: the worker's rank or name.
         timeout: seconds to wait; None: the session's limit.
-
-    Raises:
-        As `remote_sync_call`; an exception of `cls` has the same type here.
     """
     holder: Reference = rpc.remote(current().workers[get_worker_id(on)], _Holder)
     remote_sync_call(_build, args=(holder, cls, args, kwargs), partitioner=on, timeout=timeout)

@@ -173,15 +173,10 @@ def stack() -> Combine:
 
 
 def function(*, name: str) -> Combine:
-    """The user's own reducer.
-
-    Args:
-        name: module and name, such as `robust.median_of_chunks`. The function is called with the chunks' stacked
-            sums [chunks, …] by parameter and their numbers of samples [chunks]; it returns the gradient by parameter.
-
-    Raises:
-        ValueError: there is no such function; when called: it fails, or does not return a gradient.
-    """
+    """The user's own reducer: `name` has module and name, such as `robust.median_of_chunks`. The function is called
+    with the chunks' stacked sums [chunks, …] by parameter and their numbers of samples [chunks]; it returns the
+    gradient by parameter. Raises ValueError if there is no such function; when called: if it fails, or returns no
+    gradient."""
     reducer = find_function(name)
 
     def combine(sums: Sequence[Tensors], counts: Sequence[int]) -> Tensors:

@@ -87,11 +87,8 @@ def forward(
     optimizer: InnerOptimizer = SGD,
 ) -> tuple[Tree, Tree]:  # fmt: skip
     """As `descent`, in forward mode: also the derivative of the end along a direction of `outer`. Its memory is that of
-    one step, whatever their number; each direction costs a descent (Franceschi et al. 2017, arXiv 1703.01785).
-
-    Raises:
-        ValueError: as `descent`, but for an inner loss that does not depend on `w`.
-    """
+    one step, whatever their number; each direction costs a descent (Franceschi et al. 2017, arXiv 1703.01785). An
+    inner loss may not depend on `w`."""
     whole_number("steps", steps, at_least=0)
     step = _step_of(inner, rate, optimizer)
 

@@ -282,7 +282,8 @@ class Algorithm(NamedTuple):
     given those of any learner.
 
     `computes` says that the losses above are those of the model that it was made of, `Model.loss`. A learner that reads
-    documents begins one by `stream(params)`, a `reading.OneDocument`.
+    documents begins one by `stream(params)`, which has the methods of
+    `metalearn.algorithms.reading.OneDocument`.
     """
 
     init: Callable[[Generator], Params]
@@ -331,11 +332,13 @@ def ways_differ(source: TaskSource) -> bool:
 @runtime_checkable
 class ComesInGroups(Protocol):
     """An optional part of a source of tasks that differ in shape: those with the numbers 0 to G − 1, G to 2 G − 1, …
-    are a `group` of G, and share their shape. A chunk is a part of a group. `cells` are the numbers of inputs and
-    targets of a task."""
+    are a group of G, and share their shape. A chunk is a part of a group."""
 
-    def group(self, split: str) -> int: ...
-    def cells(self, split: str, index: int) -> int: ...
+    def group(self, split: str) -> int:
+        """How many tasks a group has."""
+
+    def cells(self, split: str, index: int) -> int:
+        """The numbers of inputs and targets of the task with this number."""
 
 
 @runtime_checkable
@@ -371,7 +374,9 @@ class OfSets(Protocol):
 
     @property
     def sets(self) -> Sequence[str]: ...
-    def set_of(self, split: str, index: int) -> str: ...
+
+    def set_of(self, split: str, index: int) -> str:
+        """The name of the set that task number `index` of a split is of."""
 
 
 @runtime_checkable
@@ -446,18 +451,12 @@ class Updater(Protocol):
     every: int
 
     def advance(self, chunks: Sequence[Tensor], step: int, rate: float) -> StepResult:
-        """Takes one step at `rate`. The chunks' results may be without gradients.
-
-        Raises:
-            FloatingPointError: a loss or gradient is not finite; the step is not applied.
-        """
+        """Takes one step at `rate`. The chunks' results may be without gradients. Raises FloatingPointError if a loss
+        or gradient is not finite; the step is not applied then."""
 
     def settle(self) -> None:
-        """Waits for the steps so far.
-
-        Raises:
-            NotFiniteError: a loss or gradient is not finite; that step and the later ones are not applied.
-        """
+        """Waits for the steps so far. Raises NotFiniteError if a loss or gradient is not finite; that step and later
+        ones are not applied."""
 
     def fetch(self) -> None:
         """Brings the parameters and the optimiser in this process up to date."""
@@ -493,11 +492,8 @@ class Shares(Protocol):
         """Called when the operations of a step have been started on the device."""
 
     def wait(self) -> None:
-        """Waits for the steps that have been started.
-
-        Raises:
-            ConnectionError, TimeoutError: a rank is lost, or does not take part.
-        """
+        """Waits for the steps that have been started. Raises ConnectionError or TimeoutError if a rank is lost, or does
+        not take part."""
 
 
 class Strategy(Protocol):

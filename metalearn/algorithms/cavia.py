@@ -43,7 +43,7 @@ def cavia(
 
     Args:
         model: the network; what it computes depends on the context parameters.
-        inner, inner_lr (α), inner_steps, eval_steps, first_order, checkpoint_steps: as for `maml`.
+        inner, inner_lr (α), inner_steps, eval_steps, first_order, checkpoint_steps: as for `maml`, without `nested`.
         contexts: the number of context parameters.
         layer: which layer takes them, from 1: of the batch norms, or of the linear layers of a model without norms.
     """

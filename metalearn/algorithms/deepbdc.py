@@ -20,7 +20,7 @@ import torch
 from torch import Generator, Tensor
 
 from metalearn.algorithms.common.arithmetic import class_means, squared_distances
-from metalearn.algorithms.common.inner import comparing_learner, features_and_head, one_hot, without_head
+from metalearn.algorithms.common.inner import comparing_learner, features_and_head, one_hot, without, without_head
 from metalearn.errors import Invalid, whole_number
 from metalearn.types import Algorithm, Batch, Model, Params
 
@@ -29,14 +29,13 @@ SCALE = "bdc.log_scale"  # log τ
 
 
 def deepbdc(*, model: Model, channels: int | None) -> Algorithm:
-    """Learns features whose channels depend on each other in the same way in all samples of a class.
+    """Learns features whose channels depend on each other in the same way in all samples of a class. A picture takes
+    the memory of channels² · pixels floats. Raises ValueError for maps of one pixel, channels that do not divide the
+    features, or a model without a linear head.
 
     Args:
         model: the network; its head is left out. Its features are feature maps [channels, height, width], flattened.
         channels: the channels of these maps; None: those of the last normalisation layer.
-
-    Raises:
-        ValueError: maps of one pixel, channels that do not divide the features, or a model without a linear head.
     """
     network, (_, head) = without_head(model), features_and_head(model)
     drawn = model.init(Generator().manual_seed(0))
@@ -65,8 +64,7 @@ def deepbdc(*, model: Model, channels: int | None) -> Algorithm:
 
     def compare(params: Params, support: Batch, x: Tensor) -> Tensor:
         scale = params[SCALE]
-        rest = {name: value for name, value in params.items() if name != SCALE}
-        features = model.features_of(rest, support.x.shape[0])
+        features = model.features_of(without(SCALE, params), support.x.shape[0])
         examples = covariances(features(support.x), scale)
         classes = one_hot(support, examples.dtype)
         queries, prototypes = covariances(features(x, support.x), scale), class_means(examples, classes)

@@ -40,7 +40,7 @@ def maml_pp(
     steps out of range, or `per_step_norm` for a model without norms.
 
     Args:
-        model, inner_steps, checkpoint_steps: as for `maml`.
+        model, inner_steps, checkpoint_steps: as for `maml`, without `nested`.
         inner: the optimiser of the inner steps, whose directions the rates multiply.
         inner_lr: the rate of the inner steps; if rates are learned, their initial value.
         eval_steps: inner steps in validation and test. Steps beyond `inner_steps` share the rates and norms of the

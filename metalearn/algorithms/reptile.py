@@ -48,7 +48,8 @@ def reptile(
     A training task has no queries: its support and query samples are one set.
 
     Args:
-        model, inner, inner_lr, eval_steps: as for `maml`.
+        model, inner, eval_steps: as for `maml`.
+        inner_lr: the rate of the inner steps, on the mean loss of a mini-batch.
         inner_steps: inner steps in meta-training, one mini-batch each.
         inner_batch: most samples of a mini-batch in meta-training; None: all.
         eval_batch: most samples of a mini-batch in validation and test; None: all.
@@ -56,8 +57,8 @@ def reptile(
         meta_batch: n, the tasks of a meta-step, for `carried`.
     """
     check_descent(inner_lr=inner_lr, inner_steps=inner_steps, eval_steps=eval_steps)
-    batches = {"inner_batch": inner_batch, "eval_batch": eval_batch, "meta_batch": meta_batch}
-    counts(**{name: size for name, size in batches.items() if size is not None})
+    batches = {"inner_batch": inner_batch, "eval_batch": eval_batch}
+    counts(meta_batch=meta_batch, **{name: size for name, size in batches.items() if size is not None})
     one_of("inner_state", inner_state, ("fresh", "carried"))
     carries = inner_state == "carried"
     whole_number("inner_steps", inner_steps, at_least=1 if carries else 0)

@@ -143,7 +143,8 @@ def arrays(
     x: ArrayLike | Mapping[str, ArrayLike], y: ArrayLike, *, task: ArrayLike, shots: Shots, queries: int,
     split: Sequence[float] | Sequence[str] = (0.6, 0.2, 0.2), seed: int = 0, eval_seed: int = 20170309,
 ) -> TaskSource:  # fmt: skip
-    """Tasks of the rows of arrays, for `metalearn.train`.
+    """Tasks of the rows of arrays, for `metalearn.train`. Raises ValueError for arrays that do not fit together, or a
+    task with too few rows.
 
     Args:
         x: inputs [n, …]; or several, by name. Whole numbers, such as ids of words, and truth values stay such. NaN is
@@ -153,9 +154,6 @@ def arrays(
         shots, queries: support and query rows of a task; shots may be the fewest and the most.
         split: the fractions of the tasks that train, validate and test; or [n], of each row `train`, `val` or `test`.
         seed, eval_seed: training tasks are drawn from the one, validation and test tasks from the other.
-
-    Raises:
-        ValueError: arrays that do not fit together, or a task with too few rows.
     """
     inputs = {name: np.asarray(values) for name, values in (x if isinstance(x, Mapping) else {"": x}).items()}
     for name, values in inputs.items():

@@ -96,9 +96,6 @@ def _power(count: int, least: int, most: int) -> int:
     return max(least, min(most, int(triton.next_power_of_2(count))))
 
 
-# A kernel takes an address in any case: that of another value, in the place of one that it does not read.
-
-
 def product(
     tasks: int, samples: int, g: ConvolutionSizes, images: tuple[int, ...], x: Tasks, w: Tasks, y: Tasks, *,
     second: tuple[Tasks, Tasks] | None = None, bias: Tasks | None = None,
@@ -113,7 +110,7 @@ def product(
     bk = _power(numbers, 16, 64 if g.inputs % 64 == 0 and not many else 32)
     if many:
         w, w2 = (_turned(tasks, value, numbers, g.outputs) for value in (w, w2))
-    row = bias or Tasks(x.numbers, 0)
+    row = bias or Tasks(x.numbers, 0)  # a kernel takes an address in any case: here, of what it does not read
     kernels.product[(triton.cdiv(rows, bm), triton.cdiv(g.outputs, bn + more), tasks)](
         x.numbers, w.numbers, x2.numbers, w2.numbers, row.numbers, y.numbers, x.step, w.step, x2.step, w2.step,
         row.step, y.step, samples, *images, **g.sizes(), PAIRS=1 + (second is not None), BIAS=bias is not None,

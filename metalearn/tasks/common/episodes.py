@@ -432,6 +432,7 @@ class PictureTasks(SeededTasks):
                 task = FixedTask(labels, rng.permutation(classes.fewest)[: shape.most].tolist())
                 turn = int(rng.integers(4)) if self._rotations else 0
             pictures = [classes.pictures(label) for label in task.labels]
+            ways = len(task.labels)
             return TaskPlan(task.labels, pictures, [np.array(task.places)] * ways, [shots] * ways, [turn] * ways)
         if rule == META_DATASET:
             ways = int(rng.integers(min(FEWEST_WAYS, ways), ways + 1))

@@ -65,7 +65,8 @@ def decoded(pictures: Iterable[Path | bytes], form: PictureForm | int) -> Iterat
 def formed(image: Image.Image, form: PictureForm | int) -> Pixels:
     """An open picture in its form: uint8 [size, size] or [size, size, 3]; or, for a number, reduced to fit into a
     square of this side: uint8 [h, w, 3]. It is turned as its EXIF says, and transparent pixels become white. Of several
-    frames, the first is shown. Raises errors of any type if it is damaged; `reason` gives their messages."""
+    frames, the first is shown. Raises ValueError for values of 32 bits, and errors of any type for damage, whose
+    messages `reason` gives."""
     image = _of_8_bits(image)
     mode = "L" if isinstance(form, PictureForm) and form.channels == 1 else "RGB"
     if image.mode == "LAB" and mode == "L":  # Pillow knows no direct way
