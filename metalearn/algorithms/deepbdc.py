@@ -19,8 +19,8 @@ import math
 import torch
 from torch import Generator, Tensor
 
-from metalearn.algorithms.common.arithmetic import class_means, squared_distances
-from metalearn.algorithms.common.inner import comparing_learner, features_and_head, one_hot, without, without_head
+from metalearn.algorithms.common.arithmetic import class_means, squared_distances, without
+from metalearn.algorithms.common.inner import comparing_learner, features_and_head, one_hot, without_head
 from metalearn.errors import Invalid, whole_number
 from metalearn.types import Algorithm, Batch, Model, Params
 

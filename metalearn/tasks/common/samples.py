@@ -90,8 +90,12 @@ class SampleSource(SeededTasks):
         whole_number("known", known, at_least=1, at_most=sizes["train"])
         self._load, self._sizes, self._identities, self._names = load, sizes, identities, names
         self._support_size, self._augment = known, augment
-        # Of training the last epoch's too, in which a chunk may begin.
-        self._order = functools.lru_cache(4)(self._drawn_order)
+
+        @functools.lru_cache(4)  # of training the last epoch's too, in which a chunk may begin
+        def order(split: str, epoch: int) -> NDArray[np.int64]:
+            return seeds.generator(split, epoch, _ORDER).permutation(sizes[split])
+
+        self._order = order
 
     @functools.cached_property
     def _splits(self) -> Mapping[str, Split]:
@@ -137,9 +141,6 @@ class SampleSource(SeededTasks):
         if epoch and split != "train":
             raise ValueError(f"split={split!r}: has {size} samples, and there is no number {index}")
         return int(self._order(split, epoch)[place])
-
-    def _drawn_order(self, split: str, epoch: int) -> NDArray[np.int64]:
-        return self._seeds.generator(split, epoch, _ORDER).permutation(self._sizes[split])
 
     def _batch(self, split: str, numbers: list[int]) -> Batch:
         pictures, classes = self._splits[split].take(numbers)
