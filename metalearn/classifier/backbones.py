@@ -46,7 +46,7 @@ class Backbone:
 
     def features(self, pictures: Sequence[Tensor]) -> Tensor:
         """The features of pictures, uint8 [size, size, 3] each: float32 [n, width]."""
-        if not pictures:
+        if not len(pictures):
             return torch.empty(0, self.width)
         # One by one, so that no other picture changes the bits of an answer. On a CPU it is as fast as 4 or 16 at once.
         with torch.inference_mode():

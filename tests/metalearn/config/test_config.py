@@ -38,6 +38,7 @@ SUITABLE = {
     ("dataset", "table_prior"): ["model=mlp"],
     ("model", "table"): ["algorithm=pfn"],
     ("algorithm", "pfn"): ["model=table"],
+    ("algorithm", "deepbdc"): ["algorithm.channels=16"],  # of four pixels each, of the 64 features of a glyph
     ("dataset", "chains"): ["model=decoder", "algorithm=reading"],
     ("dataset", "texts"): ["model=decoder", "algorithm=reading", "trainer.val_tasks=4", "trainer.test_tasks=4"],
     ("algorithm", "reading"): ["model=decoder", "dataset=chains"],
