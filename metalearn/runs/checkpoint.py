@@ -12,11 +12,11 @@ import os
 import platform
 import re
 import shutil
-from collections.abc import Callable, Collection, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from copy import deepcopy
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import numpy
 import torch
@@ -36,6 +36,7 @@ from metalearn.saved.form import (
     Kind,
     NotSavedError,
     SavedFolder,
+    Unread,
     check_fields,
     kind_of,
     sync,
@@ -194,11 +195,11 @@ def write(folder: Path, snapshot: Snapshot) -> Path:
     return final
 
 
-def read(path: Path) -> Snapshot:
-    """The checkpoint in the folder `path`, verified against its manifest. Raises RunError if it is not complete, or a
-    file has changed since it was written."""
+def read(path: Path, *, later: bool = False) -> Snapshot:
+    """The checkpoint in the folder `path`, verified against its manifest; its parameters `later`, see `form.load`.
+    Raises RunError if it is not complete, or a file has changed since it was written."""
     try:
-        saved = form.load(path, CHECKPOINT)
+        saved = form.load(path, CHECKPOINT, later=later)
         state = torch.load(path / STATE, map_location="cpu", weights_only=True)
     except NotSavedError as error:
         raise RunError(str(error)) from error
@@ -208,13 +209,28 @@ def read(path: Path) -> Snapshot:
 
 
 def read_named(key: str, path: Path) -> Snapshot:
-    """The checkpoint or the learner that the config's `key` names; a learner has no state. Raises ConfigError if it
-    cannot be read."""
-    try:
+    """The checkpoint or the learner that the config's `key` names; a learner has no state. The file of the parameters
+    is read for the first of them, and their shapes are known before. Raises ConfigError if it cannot be read."""
+    with _naming(key, path):
         if kind_of(path) != LEARNER.name:
-            return read(path)
-        learner = read_learner(path)
-        return Snapshot(learner.tensors, {}, learner.meta)
+            snapshot = read(path, later=True)
+        else:
+            learner = read_learner(path, later=True)
+            snapshot = Snapshot(learner.tensors, {}, learner.meta)
+    unread: Any = snapshot.params
+
+    def tensors() -> Params:
+        with _naming(key, path):
+            return unread.read()  # type: ignore[no-any-return]
+
+    return snapshot._replace(params=cast(Params, Unread(unread.shapes, tensors)))
+
+
+@contextmanager
+def _naming(key: str, path: Path) -> Iterator[None]:
+    """Errors within are those of the config's `key`."""
+    try:
+        yield
     except NotSavedError as error:
         raise ConfigError(f"{key}={path}: {error}; save or publish it again, or take another") from error
     except RunError as error:
@@ -327,7 +343,8 @@ def _check_shapes(key: str, path: Path, theirs: _Shapes, ours: _Shapes, advice: 
 
 
 def _shapes(params: Params) -> _Shapes:
-    return {name: tuple(value.shape) for name, value in params.items()}
+    held: Any = params
+    return held.shapes if isinstance(held, Unread) else {name: tuple(value.shape) for name, value in params.items()}
 
 
 def _name(step: int) -> str:
@@ -454,10 +471,10 @@ def fill_learner(
     form.fill(folder, LEARNER, params, {"config": published} | dict(facts))
 
 
-def read_learner(folder: Path) -> SavedFolder:
+def read_learner(folder: Path, *, later: bool = False) -> SavedFolder:
     """The learner in a folder. The data of its config are those of this machine, wherever it says that they are. Raises
     NotSavedError if it is damaged, not complete, or refused."""
-    saved = form.load(folder, LEARNER)
+    saved = form.load(folder, LEARNER, later=later)
     config = check_saved(saved.meta["config"])
     for group, fields in OBJECT_FIELDS.items():
         if OWN in config[group]:

@@ -102,6 +102,7 @@ def inspect(run_dir: Path, config: DictConfig, start: Params, restore: Callable[
             check_usable(path, snapshot, named)
         except RunError as error:
             raise ConfigError(f"resume={path}: {error}; type resume=PATH with another checkpoint") from error
+        snapshot = snapshot._replace(params=dict(snapshot.params))  # read by now, and other ranks get them
     elif snapshot is None and not empty:
         # It was killed before its first checkpoint: only Hydra's record says which run this is.
         try:

@@ -8,16 +8,17 @@ people: it is not in the manifest, so that it may be edited.
 A folder may come from anybody. So nothing in it is run, and a kind has one schema: what does not fit it is refused.
 """
 
+import functools
 import hashlib
 import json
 import math
 import os
 import re
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from metalearn.storage.files import beside, creating, exchanged, read_object, whole_folder
 
@@ -49,6 +50,22 @@ class Kind(NamedTuple):
     version: int
     schema: Mapping[str, Any]
     tensors: Sequence[str] = ()
+
+
+class Unread(Mapping[str, "Tensor"]):
+    """The tensors of a file whose header alone was read: the `shapes` by name. The first one asked for reads all."""
+
+    def __init__(self, shapes: Mapping[str, tuple[int, ...]], read: "Callable[[], dict[str, Tensor]]") -> None:
+        self.shapes, self.read = shapes, functools.cache(read)
+
+    def __getitem__(self, name: str) -> "Tensor":
+        return self.read()[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.shapes)
+
+    def __len__(self) -> int:
+        return len(self.shapes)
 
 
 class SavedFolder(NamedTuple):
@@ -128,31 +145,51 @@ def kind_of(folder: Path) -> str | None:
     return name if isinstance(name, str) else None
 
 
-def load(folder: Path, kind: Kind) -> SavedFolder:
-    """What `fill` has written, verified by its manifest and the schema of its kind. Raises NotSavedError if a file is
-    missing or damaged, or the folder holds something else."""
-    from safetensors import SafetensorError
+def load(folder: Path, kind: Kind, *, later: bool = False) -> SavedFolder:
+    """What `fill` has written, verified by its manifest and the schema of its kind. With `later`, the tensors are
+    `Unread`: gigabytes of another network are seen from the header. Raises NotSavedError if a file is missing or
+    damaged, or the folder holds something else."""
+    from safetensors import SafetensorError, safe_open
     from safetensors.torch import load_file
 
-    meta = load_meta(folder, kind)
-    try:
+    def read() -> "dict[str, Tensor]":
+        if later:
+            _verify(folder, [TENSORS])
         # Copies: loaded tensors are views of one mapped file, of any alignment, by which kernels may round.
-        tensors = {name: value.clone() for name, value in load_file(folder / TENSORS).items()}
+        return {name: value.clone() for name, value in load_file(folder / TENSORS).items()}
+
+    meta = load_meta(folder, kind, later=later)
+    tensors: dict[str, Tensor]
+    try:
+        if later:
+            with safe_open(folder / TENSORS, "pt") as file:
+                shapes = {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
+            tensors = cast("dict[str, Tensor]", Unread(shapes, read))
+        else:
+            tensors = read()
     except SafetensorError as error:
+        _verify(folder, [TENSORS])  # a damaged file is named as such
         raise NotSavedError(f"{folder / TENSORS}: holds no tensors ({error})") from error
     if missing := [name for name in kind.tensors if name not in tensors]:
         raise NotSavedError(f"{folder / TENSORS}: has no tensor {missing[0]}")
     return SavedFolder(tensors, meta, folder)
 
 
-def load_meta(folder: Path, kind: Kind) -> dict[str, Any]:
-    """The facts of a saved folder; as `load`, without its tensors."""
+def _verify(folder: Path, names: Sequence[str] | None = None, but: str = "") -> None:
+    """Raises NotSavedError unless the files of these names (None: all, but one) have their digests."""
     try:
-        for name, digest in ({TENSORS: None, META: None} | _object(folder / MANIFEST)).items():
-            if digest_of(folder / name) != digest:
+        digests = {TENSORS: None, META: None} | _object(folder / MANIFEST)
+        for name in digests if names is None else names:
+            if name != but and digest_of(folder / name) != digests[name]:
                 raise NotSavedError(f"{folder / name}: differs from what was saved (SHA-256 in {MANIFEST})")
+            (folder / name).stat()
     except OSError as error:
         raise NotSavedError(f"{error.filename or folder}: {error.strerror}") from error
+
+
+def load_meta(folder: Path, kind: Kind, *, later: bool = False) -> dict[str, Any]:
+    """The facts of a saved folder; as `load`, without its tensors. With `later`, these are not verified."""
+    _verify(folder, but=TENSORS if later else "")
     meta = _object(folder / META)
     if meta.get("kind") != kind.name:
         name = str(meta.get("kind"))[:40]

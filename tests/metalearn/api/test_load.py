@@ -1,7 +1,11 @@
 """`metalearn.load`: a learner adapts to pictures of any kind, and says what the algorithm itself says."""
 
 import io
+import json
 import math
+import os
+import shutil
+import struct
 import subprocess
 import sys
 from collections.abc import Callable
@@ -12,14 +16,16 @@ import numpy as np
 import pytest
 import torch
 from numpy.typing import NDArray
+from omegaconf import OmegaConf
 from PIL import Image
 
 import metalearn
 from metalearn.api.learner import Classification, Learner, Regression
 from metalearn.api.pictures import prepared
 from metalearn.app.parts import Parts
-from metalearn.errors import ConfigError
+from metalearn.errors import ConfigError, RunError
 from metalearn.runs.checkpoint import read, write
+from metalearn.runs.folder import inspect
 from metalearn.tasks.common.pictures import PictureForm, formed
 from metalearn.tasks.omniglot import characters, decode_character, find_collections
 from metalearn.types import Batch
@@ -315,6 +321,30 @@ def test_parameters_that_are_not_finite_are_refused(tmp_path: Path) -> None:
     write(folder, read(folder / "best")._replace(params=run.parts.start))
     with pytest.raises(ConfigError, match=r"the parameter conv2\.weight is not finite"):
         run.load()
+
+
+def test_a_tensor_too_many_is_seen_from_the_header(protonet: Run, tmp_path: Path) -> None:
+    """Its data are not read: the digest is wrong, and is not what is named."""
+    folder = shutil.copytree(protonet.folder / "checkpoints/step_000000", tmp_path / "step_000000")
+    file = folder / "params.safetensors"
+    data = file.read_bytes()
+    (size,) = struct.unpack("<Q", data[:8])
+    header, rest = json.loads(data[8 : 8 + size]), data[8 + size :]
+    header["large"] = {"dtype": "F32", "shape": [2**26], "data_offsets": [len(rest), len(rest) + 2**28]}
+    text = json.dumps(header).encode()
+    file.write_bytes(struct.pack("<Q", len(text)) + text + rest)
+    os.truncate(file, 8 + len(text) + len(rest) + 2**28)
+    refused = r"parameters of another model: large \(here absent, there \(67108864,\)\)"
+    with pytest.raises(ValueError, match=refused):
+        metalearn.load(folder)
+    keys = (f"init_from={folder}", "init_strict=true")
+    with pytest.raises(ValueError, match=refused):
+        saved_run(tmp_path / "next", "algorithm=protonet", *TINY, *keys)
+    config = OmegaConf.merge(protonet.parts.job.config, {"resume": str(folder), "resume_changes": []})
+    with pytest.raises(ValueError, match=refused):
+        inspect(tmp_path / "new", config, protonet.parts.start, protonet.parts.restored)
+    with pytest.raises(RunError, match="differs from what was saved"):
+        read(folder)
 
 
 def test_an_odd_number_of_pictures_of_a_class(protonet: Run) -> None:
