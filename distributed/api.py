@@ -128,12 +128,8 @@ def parallelize(
     partitioner: Partitioner | None = None, reducer: Reducer | None = None, timeout: float | None = None
 ) -> Callable[[Callable[P, Any]], Callable[P, Any]]:
     """A decorator: each call of the function, or the method, becomes a `remote_sync_call`. The default partitioner is
-    `batch_partitioner`. If neither is given, the reducer is `mean_reducer`.
-
-    Raises:
-        TypeError: workers cannot find the function by name: it is a lambda, a nested or bound function, or a
-            partial; or `@parallelize` has no brackets.
-    """
+    `batch_partitioner`. If neither is given, the reducer is `mean_reducer`. Raises TypeError if workers cannot find the
+    function by name (it is a lambda, a nested or bound function, or a partial), or `@parallelize` has no brackets."""
     return _decorator(remote_sync_call, partitioner, reducer, timeout)
 
 

@@ -58,20 +58,16 @@ def backward(
 ) -> None:  # fmt: skip
     """Adds the gradients of the sum of `tensors` to `.grad` of the leaves on this worker.
 
-    A second call in the same context adds its own gradients only.
+    A second call in the same context adds its own gradients only. Raises ValueError for no such context, no inputs, a
+    tensor without a graph, or an input that is no leaf; RuntimeError, which names the worker, if a call of the context
+    was never answered, so that its graph is incomplete, or the pass failed on a worker; ConnectionError if a worker
+    does not answer; TimeoutError if the pass did not end within the session's time limit.
 
     Args:
         autograd_ctx_id: the id that `context` gave.
         tensors: tensors with a graph; each is summed.
         retain_graph: whether the graph can be used again. That of remote calls always can, until the context ends.
         inputs: the leaves whose `.grad` changes; default all.
-
-    Raises:
-        ValueError: no such context; no inputs; a tensor without a graph; an input that is no leaf.
-        RuntimeError: a call of the context was never answered, so its graph is incomplete; or the pass failed on a
-            worker. The message names the worker.
-        ConnectionError: a worker does not answer.
-        TimeoutError: the pass did not end within the session's time limit.
     """
     leaves = None if inputs is None else _leaves(inputs)
     gradients = _new_gradients(autograd_ctx_id, _list(tensors), retain_graph)

@@ -98,7 +98,8 @@ def _run_method(holder: Reference, name: str, args: tuple[Any, ...], kwargs: dic
 def module_clone(
     module: M, *, by: str = "reference", detach_buffers: bool = False, device: torch.device | str | int | None = None
 ) -> M:
-    """A copy of a module, or of any nesting of tensors. Tensors that are shared inside it stay shared.
+    """A copy of a module, or of any nesting of tensors. Tensors that are shared inside it stay shared. Raises
+    ValueError for another `by`, and TypeError if `module` is neither a module nor tensors.
 
     Args:
         module: what to copy.
@@ -107,10 +108,6 @@ def module_clone(
             graph.
         detach_buffers: with `reference`: buffers become copies without a graph.
         device: the device of the copy's tensors; default that of the original's.
-
-    Raises:
-        ValueError: `by` is none of these.
-        TypeError: `module` is neither a module nor tensors.
     """
     mode = {"ref": "reference", "copy": "clone", "deepclone": "deepcopy"}.get(by, by)
     if mode not in ("reference", "clone", "deepcopy"):

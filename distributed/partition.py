@@ -41,7 +41,8 @@ class TensorDimensionPartitioner:
     """Slices every tensor of the arguments along one dimension. Everything else goes to every worker whole.
 
     `nn.Parameter`s and values wrapped in `whole` are not sliced. If there are no samples to slice, only the caller
-    runs the call.
+    runs the call. Raises ValueError for `keepdim=False` without `exclusive=True`, and for no workers; when called, for
+    tensors that differ in size along `dim`, or do not have it.
 
     Args:
         dim: the dimension.
@@ -49,10 +50,6 @@ class TensorDimensionPartitioner:
             size, the last with the remainder.
         keepdim: whether a single sample keeps the dimension (of size 1).
         workers: the workers that take part, by rank or name; default all.
-
-    Raises:
-        ValueError: `keepdim=False` without `exclusive=True`; no workers; when called: tensors that
-            differ in size along `dim`, or do not have it.
     """
 
     dim: int

@@ -56,13 +56,9 @@ def get_worker_id(id: str | int | None = None) -> int:  # noqa: A002 (the name i
 
 
 def barrier(worker_names: Iterable[str] | None = None) -> None:
-    """Waits until all workers, or those named, have called this.
-
-    Raises:
-        ConnectionError, RuntimeError: a worker is lost, or has failed; the message names it.
-        TimeoutError: a worker did not call it within the session's time limit.
-        ValueError: there is no such worker, or this worker is not among those named.
-    """
+    """Waits until all workers, or those named, have called this. Raises ConnectionError or RuntimeError if a worker is
+    lost or has failed, which the message names; TimeoutError if one did not call it within the session's time limit;
+    ValueError if there is no such worker, or this one is not among those named."""
     gather(None, set(worker_names or ()) or None)
 
 
@@ -71,15 +67,13 @@ def auto_init_rpc(
     worker_name_format: Callable[..., str] = default_worker_name_format, *, backend: rpc.BackendType | None = None,
     rpc_backend_options: rpc.TensorPipeRpcBackendOptions | None = None,
 ) -> Callable[[Callable[P, T]], Callable[P, T]]:  # fmt: skip
-    """A decorator for the main function: starts RPC before it and stops RPC after it.
+    """A decorator for the main function: starts RPC before it and stops RPC after it. Raises RuntimeError or
+    ConnectionError if `worker_init_fn` failed on another worker, or that worker was lost in it.
 
     Args:
         worker_init_fn: called on every worker before the function; if it fails on one, all stop.
         worker_name_format: called with the fields of `WorldInfo` as keywords; returns the worker's name.
         backend, rpc_backend_options: as for `torch.distributed.rpc.init_rpc`.
-
-    Raises:
-        RuntimeError, ConnectionError: `worker_init_fn` failed on another worker, or that worker was lost in it.
     """
 
     def decorate(main: Callable[P, T]) -> Callable[P, T]:

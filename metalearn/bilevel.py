@@ -33,17 +33,11 @@ Rate = float | Callable[[Tree, int], Any]
 
 @second_order_attention()
 def descent(
-    inner: InnerLoss,
-    start: Tree,
-    outer: Tree,
-    *,
-    steps: int,
-    rate: Rate,
-    optimizer: InnerOptimizer = SGD,
-    memory: str = "all",
-    last: int | None = None,
-) -> Tree:
-    """The inner variables after some steps of descent, with their graph to `outer` and `start`.
+    inner: InnerLoss, start: Tree, outer: Tree, *, steps: int, rate: Rate, optimizer: InnerOptimizer = SGD,
+    memory: str = "all", last: int | None = None,
+) -> Tree:  # fmt: skip
+    """The inner variables after some steps of descent, with their graph to `outer` and `start`. Raises ValueError for a
+    number out of range, another `memory`, or an inner loss that does not depend on `w`.
 
     Args:
         inner: the inner loss.
@@ -59,9 +53,6 @@ def descent(
             draws the same random numbers of torch. Only `all` has a second derivative.
         last: only this number of last steps has a derivative (Shaban et al. 2019, arXiv 1810.10667), and `start` has
             none; None: all have.
-
-    Raises:
-        ValueError: a number out of range, another `memory`, or an inner loss that does not depend on `w`.
     """
     whole_number("steps", steps, at_least=0)
     one_of("memory", memory, ("all", "points", "log"))
@@ -104,18 +95,12 @@ def forward(
 
 @second_order_attention()
 def implicit(
-    inner: InnerLoss,
-    objective: Callable[[Tree, Tree], Tensor],
-    w: Tree,
-    outer: Tree,
-    *,
-    solver: str = "cg",
-    steps: int = 20,
-    rate: float | None = None,
-) -> Tree:
+    inner: InnerLoss, objective: Callable[[Tree, Tree], Tensor], w: Tree, outer: Tree, *, solver: str = "cg",
+    steps: int = 20, rate: float | None = None,
+) -> Tree:  # fmt: skip
     """The gradient of `objective(w*(outer), outer)` by `outer`, where `w` is a minimum w* of the inner loss at step 0,
     however it was found: ∂O/∂λ − ∂²L/∂λ∂w · (∂²L/∂w²)⁻¹ ∂O/∂w, by the implicit function theorem. It is None for what is
-    no tensor of real numbers.
+    no tensor of real numbers. Raises ValueError for another solver, a number out of range, or a rate without use.
 
     Args:
         inner, outer: as for `descent`.
@@ -128,9 +113,6 @@ def implicit(
 
     Warns:
         UserWarning: `w` is no minimum, or the solver has not solved the system to 5%.
-
-    Raises:
-        ValueError: another solver, a number out of range, or a rate without use.
     """
     one_of("solver", solver, ("cg", "neumann"))
     whole_number("steps", steps, at_least=1)

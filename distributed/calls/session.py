@@ -191,7 +191,8 @@ def start_rpc(
     *, name: str | None = None, timeout: float = DEFAULT_TIMEOUT, backend: rpc.BackendType | None = None,
     rpc_backend_options: rpc.TensorPipeRpcBackendOptions | None = None,
 ) -> None:  # fmt: skip
-    """Joins this process to its world; returns when all workers have joined.
+    """Joins this process to its world; returns when all workers have joined. Raises RuntimeError if RPC is started
+    already, and ConnectionError if a worker did not join within the time limit.
 
     Args:
         name: of this worker; default `worker{rank}`.
@@ -199,10 +200,6 @@ def start_rpc(
             another limit. `rpc_backend_options` have their own limit, which replaces this one.
         backend, rpc_backend_options: as for `torch.distributed.rpc.init_rpc`; the number of threads is raised
             to what nested calls need, and the default `init_method` means the store of this package.
-
-    Raises:
-        RuntimeError: RPC is already started.
-        ConnectionError: a worker did not join within the time limit.
     """
     global _session
     if rpc_backend_options is not None:
@@ -261,13 +258,8 @@ def start_rpc(
 def stop_rpc(failure: BaseException | None = None) -> None:
     """Ends the session. Serves the other workers until all have called this; then all leave together. A call that still
     runs after its time limit is left behind, and ends with the program. With `failure`, rank zero does not wait but
-    stops the other workers, which then raise.
-
-    Raises:
-        ConnectionError: a worker does not answer.
-        RuntimeError: another worker has failed.
-        StoppedByLeader: rank zero has failed.
-    """
+    stops the other workers, which then raise. Raises ConnectionError if a worker does not answer, RuntimeError if
+    another one has failed, and StoppedByLeader if rank zero has."""
     global _session
     session = _session
     if session is None:

@@ -94,13 +94,9 @@ def launch(
     SIGTERM and SIGINT are passed on to the ranks once; SIGUSR1 and SIGUSR2, which announce the end of the job, count as
     SIGTERM, and a handler of theirs that was there before is called when the ranks have ended. A second request kills.
 
-    Returns:
-        How rank zero has ended the run, if it has noted that; else 0 if all ranks succeeded, 128 + the signal that
-        stopped this process, or 1.
-
-    Raises:
-        CannotListenError: the launcher cannot listen on `master_addr`:`master_port`.
-        CannotIsolateError: `isolate` is true, and the ranks cannot have a network of their own.
+    Returns how rank zero has ended the run, if it has noted that; else 0 if all ranks succeeded, 128 + the signal that
+    stopped this process, or 1. Raises CannotListenError if the launcher cannot listen on its address and port, and
+    CannotIsolateError if `isolate` is true, and the ranks cannot have a network of their own.
     """
     with _listening(config) as (listener, network, obstacle):
         run = partial(_run_agent, command, config, listener, obstacle, max_restarts, say)

@@ -542,7 +542,8 @@ def load(
     loss: Loss | Callable[[Tensor, Tensor], Tensor] | None = None, plugins: Sequence[str] = (),
     transductive: bool | None = None, device: str = "cpu", key: str = "path",
 ) -> Learner:  # fmt: skip
-    """The learner that a run has trained, or that `Learner.save` has saved.
+    """The learner that a run has trained, or that `Learner.save` has saved. Raises ValueError if there is nothing to
+    load, it is damaged or refused, or it learns no tasks; the message names the folder and what to type.
 
     Args:
         path: a run folder, whose best checkpoint is taken; the folder of a checkpoint; the folder of a model that
@@ -557,10 +558,6 @@ def load(
             algorithm=tim, bd_cspn and laplacian_shot predict all queries of a call together in any case.
         device: `cpu` or `cuda`.
         key: how messages name the folder.
-
-    Raises:
-        ValueError: there is nothing to load, it is damaged or refused, or it learns no tasks. The message names the
-            folder and what to type.
     """
     if not isinstance(path, str | os.PathLike):
         raise ConfigError(f"{key}={path!r}: must be the path of a folder, such as outputs/maml_glyphs/seed0")
