@@ -85,7 +85,7 @@ def test_a_tensor_of_another_device_is_found() -> None:
         torch.ones(3, device=DEVICE) + torch.ones(3)
 
 
-DEEP = ("metaoptnet", "maml_pp", "meta_sgd", "meta_curvature", "boil")
+DEEP = ("metaoptnet", "maml_pp", "meta_sgd", "meta_curvature", "boil", "protomaml", "imaml")
 """Take seconds each; maml has most of their operations."""
 
 
