@@ -41,16 +41,18 @@ class _Local(ChunkStrategy):
 
     def __init__(self, plan: WorkPlan) -> None:
         self._work, self._only_adds = plan.work, plan.only_adds
-        self._cost = as_metrics(0.0, [WorkerCost(0.0, 0)])  # of steps that stay on a device
+        self._seconds = 0.0  # also of steps that stay on a device
 
     def map(self, params: Tensors, chunks: Sequence[Tensor], step: int) -> list[Any]:
         began = time.perf_counter()
         computed = ((number, self._work.map(params, chunk, step)) for number, chunk in enumerate(chunks))
         # Of all chunks a single sum, or the result of each.
         results = partials_of_terms(computed, len(chunks)) if self._only_adds else dict(computed)
-        seconds = time.perf_counter() - began
-        self._cost = as_metrics(seconds, [WorkerCost(seconds, 0)])
+        self._seconds = time.perf_counter() - began
         return list(results.values())
+
+    def cost(self) -> dict[str, float]:
+        return as_metrics(self._seconds, [WorkerCost(self._seconds, 0)])
 
     def evaluate(self, params: Tensors, split: str, chunks: Sequence[Tensor], done: Done = unnoticed) -> Tensors:
         return evaluated(chunks, 1, lambda one: [self._work.evaluate(params, split, *one)], done)
