@@ -148,7 +148,10 @@ def run_grid_by_hydra(task: Callable[[DictConfig], int], sweep_dir: Path) -> int
             raise
         raise unwritten(Path(os.fsdecode(error.filename or sweep_dir)), error) from error
     finally:
-        os.environ.pop("HYDRA_FULL_ERROR") if before is None else os.environ.update(HYDRA_FULL_ERROR=before)
+        if before is None:
+            del os.environ["HYDRA_FULL_ERROR"]
+        else:
+            os.environ["HYDRA_FULL_ERROR"] = before
     return max(codes, default=OK)
 
 

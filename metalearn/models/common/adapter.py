@@ -267,7 +267,7 @@ def _forward(
 ) -> Callable[..., Tensor]:  # fmt: skip
     """`forward(params, x, support_size, features=False)` with weights from outside; `network` loses its own."""
     names = [path for path in dict.fromkeys(shared.values()) if path not in fixed]
-    of_head = head[1].params if head else ()
+    layer, of_head = (head[0], head[1].params) if head else (None, ())
     shape = shape_of(inputs)
     buffers = {path: (constant(buffer), buffer.dtype) for path, buffer in network.named_buffers()}
     network.to("meta")
@@ -293,8 +293,8 @@ def _forward(
                 network.train(drawn is not None)
             for norm in norms:
                 norm.support_size, norm.samples = support_size, images.shape[1]
-            if head:
-                head[0].passes = features
+            if layer is not None:
+                layer.passes = features
 
             def of_task(weights: Params, images: Tensor) -> Any:
                 everywhere = {path: weights[parameter] for path, parameter in shared.items() if parameter in weights}
