@@ -29,7 +29,7 @@ from PIL import Image, ImageDraw, ImageFont, features
 
 from metalearn.datasets.drawing import APT, HERE, NPM, Design, Drawings, Listed, SetRecipe, designs_of, listed, members
 from metalearn.errors import ConfigError, DataError
-from metalearn.tasks.common.episodes import Images, rows_of
+from metalearn.tasks.common.episodes import Images, csv_rows
 
 EMOJI_SIDE = 84
 RENDERER = "0.5.0"  # the version of resvg-py that has drawn the published pictures
@@ -99,7 +99,7 @@ def characters(name: str) -> SetRecipe:
 
 def left_out(font: str) -> re.Pattern[str]:
     """Matches the characters that a font shows wrongly. The list has single ones and ranges, such as 가-힣."""
-    wrong = "".join(row["characters"] for row in rows_of(HERE / "fonts_left_out.csv") if row["font"] == font)
+    wrong = "".join(row["characters"] for row in csv_rows(HERE / "fonts_left_out.csv") if row["font"] == font)
     return re.compile(f"[{wrong}]" if wrong else r"(?!)")
 
 

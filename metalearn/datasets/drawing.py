@@ -13,7 +13,7 @@ import shutil
 import subprocess
 import tarfile
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -22,7 +22,7 @@ import numpy as np
 from metalearn.errors import ConfigError, DataError, RunError
 from metalearn.saved.form import digest_of
 from metalearn.storage.files import held, write_atomically, writing
-from metalearn.tasks.common.episodes import SPLITS, Images, rows_of
+from metalearn.tasks.common.episodes import SPLITS, Images, csv_rows
 from metalearn.tasks.common.stored import INDEX, DrawnClass, DrawnSet, read_pictures, read_set, write_set
 
 SECONDS = 300.0  # how long a client may take for all packages
@@ -143,7 +143,7 @@ class Listed(NamedTuple):
     """A class of a list: its row, and the published digest of its pictures."""
 
     one: DrawnClass
-    row: dict[str, str]
+    row: Mapping[str, str]
     digest: str
 
 
@@ -152,12 +152,12 @@ Drawings = tuple[Sequence[int], Images]  # the numbers of classes, rising, and a
 
 def designs_of(path: Path) -> list[Design]:
     """The designs of a list."""
-    return [Design(**row) for row in rows_of(path)]
+    return [Design(**row) for row in csv_rows(path)]
 
 
 def listed(path: Path) -> list[Listed]:
     """The classes of a list, split after split; its columns `key`, `name`, `split` and `digest` are read here."""
-    rows = sorted(rows_of(path), key=lambda row: SPLITS[row["split"]])
+    rows = sorted(csv_rows(path), key=lambda row: SPLITS[row["split"]])
     return [Listed(DrawnClass(row["key"], row["name"], row["split"], ()), row, row["digest"]) for row in rows]
 
 

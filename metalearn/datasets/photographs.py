@@ -18,7 +18,7 @@ from metalearn.datasets.drawing import ATTRIBUTION, HERE, made_once
 from metalearn.datasets.layouts import ENCODED, FOLDERS, LISTS, PICKLES, FoundSet, PublishedPictures, recognised
 from metalearn.errors import DataError
 from metalearn.storage.files import write_atomically
-from metalearn.tasks.common.episodes import SPLITS, Images, published_list, rows_of
+from metalearn.tasks.common.episodes import SPLITS, Images, csv_rows, published_list
 from metalearn.tasks.common.pictures import PictureForm, decoded, first_few, formed
 from metalearn.tasks.common.stored import INDEX, PARTLY, PICTURES, DrawnClass, DrawnSet, write_set
 from metalearn.tasks.photographs import published_splits
@@ -115,7 +115,7 @@ def collect(published: PublishedPictures, folder: Path, out: Path, *, partly: bo
 
 def digests(published: PublishedPictures, raw: FoundSet) -> list[str]:
     """Lines that say whether the files are, byte for byte, those whose MD5 is published."""
-    rows = rows_of(HERE / "photograph_files.csv")
+    rows = csv_rows(HERE / "photograph_files.csv")
     published_files = {row["file"].lower(): row for row in rows if row["set"] == published.name}
     lines = []
     for path in raw.files:

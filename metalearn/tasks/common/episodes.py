@@ -635,15 +635,15 @@ class Content(NamedTuple):
 
 
 @functools.cache
-def rows_of(path: Path) -> tuple[dict[str, str], ...]:
-    """The rows of a list of ours."""
+def csv_rows(path: Path) -> tuple[Mapping[str, str], ...]:
+    """The rows of a list of ours. All callers share them."""
     with path.open(encoding="utf-8", newline="") as file:
         return tuple(csv.DictReader(file))
 
 
 def published_list(name: str) -> tuple[Mapping[str, str], ...]:
     """The rows of a list of classes, one of the files `*_classes.csv` and `*_characters.csv` beside the datasets."""
-    return rows_of(Path(__file__).parents[1] / name)
+    return csv_rows(Path(__file__).parents[1] / name)
 
 
 def identity(family: str, name: object) -> str:
