@@ -60,6 +60,11 @@ class ChunkResult(NamedTuple):
     count: int  # type: ignore[assignment]  # a tuple's method has this name too
 
 
+def summed(values: Metrics) -> Metrics:
+    """Per-task values [t], summed over the tasks and without their graph, as float64."""
+    return {name: value.detach().double().sum() for name, value in values.items()}
+
+
 class Loss(NamedTuple):
     """A loss, and the metric beside it, by their names, as pure functions of outputs [t, n, d] and targets.
 

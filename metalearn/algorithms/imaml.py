@@ -34,10 +34,9 @@ from metalearn.algorithms.common.inner import (
     last,
     support_descent,
 )
-from metalearn.algorithms.common.losses import summed
 from metalearn.errors import Invalid, counts, one_of, positive, real_number
 from metalearn.nn.network import leaves
-from metalearn.types import Algorithm, Batch, ChunkResult, Episode, Model, Params
+from metalearn.types import Algorithm, Batch, ChunkResult, Episode, Model, Params, summed
 
 
 def imaml(

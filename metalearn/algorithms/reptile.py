@@ -31,9 +31,8 @@ from torch import Generator, Tensor
 
 from metalearn.algorithms.common.arithmetic import State, part, without
 from metalearn.algorithms.common.inner import SGD, InnerOptimizer, check_descent, descent, evaluated_by_descent, last
-from metalearn.algorithms.common.losses import summed
 from metalearn.errors import counts, one_of, whole_number
-from metalearn.types import STATE, Algorithm, Batch, ChunkResult, Episode, Model, Params
+from metalearn.types import STATE, Algorithm, Batch, ChunkResult, Episode, Model, Params, summed
 
 DONE = f"{STATE}steps"  # T, the number of steps of the carried optimiser
 

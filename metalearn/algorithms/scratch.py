@@ -8,8 +8,7 @@ from collections.abc import Iterator
 import torch
 
 from metalearn.algorithms.common.inner import SGD, InnerOptimizer, check_descent, evaluated_by_descent, support_descent
-from metalearn.algorithms.common.losses import summed
-from metalearn.types import Algorithm, Batch, ChunkResult, Episode, Model, Params
+from metalearn.types import Algorithm, Batch, ChunkResult, Episode, Model, Params, summed
 
 
 def scratch(*, model: Model, inner: InnerOptimizer = SGD, inner_lr: float, eval_steps: int) -> Algorithm:

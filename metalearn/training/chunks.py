@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from metalearn.algorithms.common.losses import by_sample, summed
+from metalearn.algorithms.common.losses import by_sample
 from metalearn.errors import ConfigError, DataError, first_line
 from metalearn.nn.layers import per_task
 from metalearn.nn.surroundings import Inputs, PassSeeds, inputs_of, packed, surrounded
@@ -33,6 +33,7 @@ from metalearn.types import (
     Targets,
     TaskSource,
     Unit,
+    summed,
     ways_differ,
 )
 

@@ -18,12 +18,25 @@ from torch.utils import _pytree as pytree
 from torch.utils.checkpoint import checkpoint as checkpoint_of
 
 from metalearn.algorithms.common.arithmetic import State, without
-from metalearn.algorithms.common.losses import by_sample, objective, summed
+from metalearn.algorithms.common.losses import by_sample, objective
 from metalearn.errors import ConfigError, DataError, Invalid, first_line, fraction, not_negative, positive, switches
 from metalearn.nn.layers import per_task
 from metalearn.nn.network import gradient_at, is_packed, leaves, one_for_each
 from metalearn.nn.surroundings import now_and_again, surroundings
-from metalearn.types import STATE, Adapt, Algorithm, Apply, Batch, ChunkResult, Episode, Metrics, Model, Params, Stage
+from metalearn.types import (
+    STATE,
+    Adapt,
+    Algorithm,
+    Apply,
+    Batch,
+    ChunkResult,
+    Episode,
+    Metrics,
+    Model,
+    Params,
+    Stage,
+    summed,
+)
 
 Rate = float | Params  # one rate for all parameters, or one for each, of a shape that broadcasts to the parameter's
 Rates = Rate | Callable[[int], Rate]  # the same at every inner step, or by the number of the step, from 0

@@ -36,11 +36,6 @@ def by_sample(outputs: Tensor, y: Tensor, loss: Loss | None = None) -> Metrics:
     return usual_metrics_of_samples(outputs, y) if loss is None else loss.of_samples(outputs, y)
 
 
-def summed(values: Metrics) -> Metrics:
-    """Per-task values [t], summed over the tasks and without their graph, as float64."""
-    return {name: value.detach().double().sum() for name, value in values.items()}
-
-
 def auto() -> None:
     """Cross-entropy for classes, the squared error for real numbers."""
 
