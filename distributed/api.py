@@ -15,7 +15,7 @@ from typing import Any, Literal, ParamSpec, TypeVar, cast
 from torch import Tensor
 from torch.futures import Future
 
-from distributed.calls import autograd_contexts, worker
+from distributed.calls import worker
 from distributed.calls.message import Packed, note_received, note_sent, pack, send, unpack
 from distributed.calls.session import MAX_DEPTH, MAX_WINDOW, current
 from distributed.calls.worker import Answer, Failure, Item, Outcome, Plain, carries, failure
@@ -205,8 +205,8 @@ class _Call:
         self._depth = worker.nesting.get() + 1
         if self._depth > MAX_DEPTH:
             raise RecursionError(f"this remote call would be nested {self._depth} deep; at most {MAX_DEPTH} are served")
-        self._ctx = autograd_contexts.current_context()
-        self._calls = None if self._ctx is None else autograd_contexts.calls_of(self._ctx)
+        self._ctx = worker.current_context()
+        self._calls = None if self._ctx is None else worker.calls_of(self._ctx)
         self._expected = sum(map(len, items.values()))
         # All are packed before the first is sent: an error then leaves no worker at work.
         graphs = self._ctx is not None
@@ -309,7 +309,7 @@ class _Call:
             except Exception as error:  # of the worker's `serve`, torch raises whatever it was
                 cause = worker_error(self._names[rank], error, self._timeout)
                 if self._ctx is not None:
-                    autograd_contexts.spoil(self._ctx, str(cause))
+                    worker.spoil(self._ctx, str(cause))
                 raise cause from error
             note_received(Packed(answer[1], answer[2]).size(), rank)
             yield self._read(answer, rank)
@@ -318,7 +318,7 @@ class _Call:
         """Notes that answers which are under way will not be read."""
         if self._ctx is not None and self._under_way:
             names = " and ".join(self._names[rank] for rank in self._under_way)
-            autograd_contexts.spoil(self._ctx, f"a call to {names} was given up before its answer came")
+            worker.spoil(self._ctx, f"a call to {names} was given up before its answer came")
 
     def _read(self, answer: Answer, rank: int) -> Outcome:
         numbers, payload, carried, anchor = answer

@@ -14,9 +14,9 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from distributed.calls import autograd, autograd_contexts
-from distributed.calls.autograd_contexts import current_context
+from distributed.calls import autograd, worker
 from distributed.calls.session import current, default_timeout, is_started, missing_workers
+from distributed.calls.worker import current_context
 from distributed.errors import says_timeout
 from distributed.launch.meeting import within
 
@@ -43,7 +43,7 @@ def context() -> Iterator[int]:
         try:
             yield ctx
         finally:
-            autograd_contexts.close(ctx)
+            worker.forget(ctx)
 
 
 def get_gradients(ctx: int) -> dict[Tensor, Tensor]:
@@ -110,9 +110,9 @@ def _new_gradients(ctx: int, roots: list[Tensor], retain_graph: bool) -> dict[Te
                 f"tensors: number {i}, of shape {tuple(root.shape)}, has no graph; compute it inside "
                 "autograd.context(), from tensors that require a gradient"
             )
-    calls = autograd_contexts.calls_of(ctx)
+    calls = worker.calls_of(ctx)
     calls.wait()
-    reason = autograd_contexts.reason_against(ctx)
+    reason = worker.reason_against(ctx)
     if reason is not None:
         raise RuntimeError(
             f"ctx={ctx}: its backward pass would wait for ever: {reason}; "
@@ -143,7 +143,7 @@ def _pass(ctx: int, roots: list[Tensor], retain_graph: bool) -> None:
     try:  # the engine has no time limit of its own
         within(limit, partial(autograd.backward, ctx, roots, retain_graph=retain_graph))
     except TimeoutError:
-        autograd_contexts.spoil(ctx, f"an earlier pass did not end within {limit:g} s")
+        worker.spoil(ctx, f"an earlier pass did not end within {limit:g} s")
         if (lost := _lost_workers(limit, "the pass did not end")) is not None:
             raise lost from None
         raise TimeoutError(
@@ -151,7 +151,7 @@ def _pass(ctx: int, roots: list[Tensor], retain_graph: bool) -> None:
             "tensor that was sent takes no part; a function that fetches one by RRef.to_here() must use it"
         ) from None
     except RuntimeError as error:
-        autograd_contexts.spoil(ctx, "an earlier pass failed")
+        worker.spoil(ctx, "an earlier pass failed")
         parts = re.match(r"(?:Error on Node (\d+): )*(.*)", str(error))
         assert parts is not None
         number, cause = parts.groups()
@@ -178,7 +178,7 @@ def _state(tensor: Tensor) -> tuple[int, int]:
 
 
 def _check_open(ctx: int) -> None:
-    if not autograd_contexts.is_open(ctx):
+    if not worker.is_open(ctx):
         raise ValueError(f"ctx={ctx}: there is no such context; type `with autograd.context() as ctx:`")
 
 

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 import distributed as todist
 from distributed.api import remote_async_call, remote_sync_call
-from distributed.calls import autograd_contexts
+from distributed.calls import worker
 from tests.distributed import remote_functions as functions
 from tests.distributed.test_autograd import X, assert_equal
 from tests.distributed.worlds import WORLD, run_program
@@ -119,7 +119,7 @@ def test_contexts_of_several_threads_do_not_meet(net: nn.Linear) -> None:
                     assert_equal(autograd.grad(ctx, loss, params(net)), expected)
 
     in_threads(8, work)
-    assert not autograd_contexts._contexts and not autograd_contexts._spoiled
+    assert not worker._contexts and not worker._spoiled
 
 
 def test_a_failure_in_a_pass_names_the_worker_and_the_cause(net: nn.Linear) -> None:
