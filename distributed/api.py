@@ -12,13 +12,12 @@ from operator import attrgetter
 from queue import SimpleQueue
 from typing import Any, Literal, ParamSpec, TypeVar, cast
 
-from torch import Tensor
 from torch.futures import Future
 
 from distributed.calls import worker
 from distributed.calls.message import Packed, note_received, note_sent, pack, send, unpack
 from distributed.calls.session import MAX_DEPTH, MAX_WINDOW, current
-from distributed.calls.worker import Answer, Failure, Item, Outcome, Plain, carries, failure
+from distributed.calls.worker import Answer, Failure, Item, carries, failure, tensors_in
 from distributed.errors import describe, worker_error
 from distributed.info import check_timeout
 from distributed.partition import (
@@ -296,8 +295,8 @@ class _Call:
         results = [ordered[number] for number in sorted(ordered)]
         return results if reducer is None else reducer(results)
 
-    def _outcomes(self) -> Iterator[Outcome]:
-        """The outcomes of the workers in the order in which they come; the caller's own is the first."""
+    def _outcomes(self) -> Iterator[dict[int, Any] | Failure]:
+        """Of each worker the results by item, or its failure, as they come; the caller's are the first."""
         if self._own is not None:
             answer = worker.compute_here(self._own, self._depth, self._ctx, stop=lambda: self._has_failed)
             yield self._read(answer, self._me)
@@ -311,7 +310,6 @@ class _Call:
                 if self._ctx is not None:
                     worker.spoil(self._ctx, str(cause))
                 raise cause from error
-            note_received(Packed(answer[1], answer[2]).size(), rank)
             yield self._read(answer, rank)
 
     def _abandon(self) -> None:
@@ -320,28 +318,28 @@ class _Call:
             names = " and ".join(self._names[rank] for rank in self._under_way)
             worker.spoil(self._ctx, f"a call to {names} was given up before its answer came")
 
-    def _read(self, answer: Answer, rank: int) -> Outcome:
-        numbers, payload, carried, anchor = answer
+    def _read(self, answer: Answer, rank: int) -> dict[int, Any] | Failure:
+        outcome, anchor = answer
         if self._calls is not None and anchor is not None:
             self._calls.anchors.append(anchor)
         if rank != self._me:
             # The backward pass begins with the tensors that came in one message. torch takes the node with the highest
             # number first, and gives received tensors low ones. This worker would compute its own part before it sends
             # others their gradients; now both sides compute at the same time.
-            tensors = (value for value in [*carried, anchor] if isinstance(value, Tensor))
+            tensors = [*tensors_in(outcome), *([] if anchor is None else [anchor])]
             node = next((tensor.grad_fn for tensor in tensors if tensor.grad_fn is not None), None)
             if node is not None:
                 node._set_sequence_nr(_FIRST_NODE)  # type: ignore[attr-defined]
+        if isinstance(outcome, Failure):
+            return outcome
+        if rank != self._me:
+            note_received(sum(packed.size() for packed in outcome.values()), rank)
         try:
-            values = unpack(Packed(payload, carried))
+            return {number: unpack(packed) for number, packed in outcome.items()}
         except Exception as error:  # a class does not exist here, or may raise anything
             refused = TypeError(f"a result from {self._names[rank]} cannot be rebuilt: {describe(error)}")
             refused.__cause__ = error
             return failure(refused, self._session.name, None)
-        if numbers is None:
-            assert isinstance(values, Failure)
-            return values
-        return {numbers[0]: values} if len(numbers) == 1 else dict(zip(numbers, values, strict=True))
 
 
 def _state(future: Future[Answer]) -> Literal["open", "done", "failed", "lost"]:
@@ -349,10 +347,10 @@ def _state(future: Future[Answer]) -> Literal["open", "done", "failed", "lost"]:
     if not future.done():
         return "open"
     try:
-        (numbers, *_) = future.value()
+        outcome, _ = future.value()
     except Exception:  # of the worker's `serve`, torch raises whatever it was
         return "lost"
-    return "failed" if numbers is None else "done"
+    return "failed" if isinstance(outcome, Failure) else "done"
 
 
 def _pack_order(func: Callable[..., Any], items: Sequence[Item], to: str, *, graphs: bool) -> Packed:
@@ -399,8 +397,9 @@ def _raise_failure(failed: Failure) -> None:
     if failed.error is not None:
         try:
             error = unpack(failed.error)
-            if isinstance(error, Plain):
-                error = error.kind(*error.args)
+            if isinstance(error, tuple):
+                kind, args = error
+                error = kind(*args)
             if isinstance(error, Exception) and str(error) != failed.message:  # its class made a text of a text
                 error.args = (failed.message,)
         except Exception:  # its class may not exist here, take other arguments than it keeps, or raise anything

@@ -18,7 +18,6 @@ from torch._C._distributed_rpc import _invoke_rpc_python_udf
 from torch.distributed import rpc
 from torch.distributed.rpc import internal
 from torch.futures import Future
-from torch.utils import _pytree as pytree
 
 
 class Packed(NamedTuple):
@@ -175,14 +174,6 @@ def own_copy(packed: Packed, *, graphs: bool) -> Packed:
         return value.clone() if graphs else value.detach().clone().requires_grad_(value.requires_grad)
 
     return packed._replace(carried=[copied(value) for value in packed.carried])
-
-
-def without_graphs(value: Any) -> Any:
-    """`value` with the tensors in its containers detached, so that their graphs need no memory from now on. Tensors
-    inside objects of other classes stay as they are."""
-    if any(isinstance(leaf, Tensor) and leaf.grad_fn is not None for leaf in pytree.tree_leaves(value)):
-        return pytree.tree_map_only(Tensor, Tensor.detach, value)
-    return value
 
 
 class Traffic(NamedTuple):

@@ -23,19 +23,18 @@ from torch import Tensor
 from torch.distributed import autograd, rpc
 from torch.futures import Future
 
-from distributed.calls.message import Carries, Packed, own_copy, pack, unpack, without_graphs
+from distributed.calls.message import Carries, Packed, own_copy, pack, unpack
 from distributed.calls.session import current, default_timeout, serving, use_own_gpu
 from distributed.partition import Args, KwArgs
 
 F = TypeVar("F", bound=Callable[..., Any])
-T = TypeVar("T")
-
 
 Item = tuple[int, Args, KwArgs]  # one call of the function: its number among all items, and its arguments
 
 
 class Failure(NamedTuple):
-    """An exception in a form that can always be sent. `error` is the packed exception itself, if it can be packed."""
+    """An exception in a form that can always be sent. `error` is the packed exception, or the tuple of its type and
+    arguments, if one of these can be packed."""
 
     worker: str
     number: int | None
@@ -45,11 +44,8 @@ class Failure(NamedTuple):
     error: Packed | None
 
 
-Outcome = dict[int, Any] | Failure  # the items' results by number, or the first failure
-
-Answer = tuple[tuple[int, ...] | None, bytes, list[Any], Tensor | None]
-"""(numbers, payload, carried, anchor): the items' numbers and their packed results, or None and a packed `Failure`;
-and the anchor that `distributed.autograd` needs. The result of a single item is packed alone, without a list."""
+Outcome = dict[int, Packed] | Failure  # the packed results of a worker's items by number, or the first failure
+Answer = tuple[Outcome, Tensor | None]  # and the anchor that `distributed.autograd` needs
 
 # How deep the call is nested that this thread computes; 0 if it computes none. A context variable, since to Python
 # torch's threads are new at every message, and thread-locals are slow to make.
@@ -108,39 +104,34 @@ def compute(
     order: Packed, depth: int, caller: str, ctx: int | None, carries: Carries, stop: Callable[[], bool]
 ) -> Answer:
     """Runs the items of an order. Stops at the first item that fails, and if `stop` returns true between items."""
-    me = current().name
     outer = nesting.set(depth)
     try:
         with computing(ctx) as calls:
-            outcome = _run(order, caller, me, ctx, stop)
+            outcome = _run(order, caller, carries, stop, graphs=ctx is not None)
             if calls is not None:
                 calls.wait()
     finally:
         nesting.reset(outer)
-    numbers, answer = pack_outcome(outcome, me, ctx, carries)
-    anchor = None if calls is None else anchor_of(order.tensors(), calls.anchors, answer.tensors())
-    return numbers, answer.payload, answer.carried, anchor
+    return outcome, None if calls is None else anchor_of(order.tensors(), calls.anchors, tensors_in(outcome))
 
 
-def _run(order: Packed, caller: str, me: str, ctx: int | None, stop: Callable[[], bool]) -> Outcome:
+def _run(order: Packed, caller: str, carries: Carries, stop: Callable[[], bool], *, graphs: bool) -> Outcome:
+    me = current().name
     try:
         func, items = unpack(order)
     except Exception as error:  # a name does not exist here, or an object cannot be built
         return failure(error, me, None)
-    results: dict[int, Any] = {}
+    results: dict[int, Packed] = {}
     # What another item, or the caller, changes in place must not reach this item's arguments and result. A pure
     # function changes nothing, and a single item shares with no other.
     alone = is_pure(func) or (len(items) == 1 and caller != me)
     for number, *arguments in itertools.takewhile(lambda _: not stop(), items):
         try:
-            args, kwargs = arguments if alone else _copy(arguments, ctx)
-            result = func(*args, **kwargs)
-            if ctx is None:  # so that the next item begins without this one's graph
-                result = without_graphs(result)
             if not alone:
-                with contextlib.suppress(TypeError, ValueError):  # `pack_outcome` will name it
-                    result = _copy(result, ctx)
-            results[number] = result
+                arguments = unpack(own_copy(pack(arguments, graphs=graphs, carries=lambda _: True), graphs=graphs))
+            args, kwargs = arguments
+            packed = _pack_result(func(*args, **kwargs), number, carries, graphs=graphs)
+            results[number] = packed if alone else own_copy(packed, graphs=graphs)
         except KeyboardInterrupt:  # this process computes its own part, and the user stops it
             raise
         except BaseException as error:  # an exit on a worker must not leave the caller waiting
@@ -148,10 +139,17 @@ def _run(order: Packed, caller: str, me: str, ctx: int | None, stop: Callable[[]
     return results
 
 
-def _copy(value: T, ctx: int | None) -> T:
-    """A value as another worker would receive it."""
-    copied: T = unpack(own_copy(pack(value, graphs=ctx is not None, carries=lambda _: True), graphs=ctx is not None))
-    return copied
+def _pack_result(result: Any, number: int, carries: Carries, *, graphs: bool) -> Packed:
+    """The packed result of an item. Without `graphs` its tensors leave their graphs before the next item begins. Raises
+    TypeError or ValueError, which name the item, if the result cannot be sent."""
+    try:
+        packed = pack(result, graphs=graphs, carries=carries)
+    except (TypeError, ValueError) as error:
+        raise type(error)(f"the result of item {number} cannot be sent: {error}") from error
+    if graphs:
+        return packed
+    plain = [v.detach() if isinstance(v, Tensor) and v.grad_fn is not None else v for v in packed.carried]
+    return packed._replace(carried=plain)
 
 
 def carries(worker: str, device: torch.device, *, any_device: bool = False) -> bool:
@@ -161,35 +159,10 @@ def carries(worker: str, device: torch.device, *, any_device: bool = False) -> b
     return device.type == "cpu" or device in mapped or (any_device and bool(mapped) and device.type == "cuda")
 
 
-def pack_outcome(outcome: Outcome, me: str, ctx: int | None, carries: Carries) -> tuple[tuple[int, ...] | None, Packed]:
-    """The numbers of the items and their packed results; or None and a packed failure. Outside a context, tensors go
-    without their graphs."""
-    if isinstance(outcome, Failure):
-        return None, pack(outcome, graphs=False, carries=carries)
-    packing = functools.partial(pack, graphs=ctx is not None, carries=carries)
-    values = [*outcome.values()]
-    try:
-        # A single result goes without the list: a plain tensor then needs no pickle, which small calls would feel.
-        packed = packing(values[0] if len(values) == 1 else values)
-    except (TypeError, ValueError):  # only now is each result packed alone, to name the one that fails
-        for number, value in outcome.items():
-            try:
-                packing(value)
-            except (TypeError, ValueError) as error:
-                refused = type(error)(f"the result of item {number} cannot be sent: {error}")
-                refused.__cause__ = error
-                return None, pack(failure(refused, me, number), graphs=False, carries=carries)
-        raise
-    if ctx is None:
-        plain = [v.detach() if isinstance(v, Tensor) and v.grad_fn is not None else v for v in packed.carried]
-        packed = packed._replace(carried=plain)
-    return tuple(outcome), packed
-
-
 def failure(error: BaseException, worker: str, number: int | None) -> Failure:
     """The failure of an item. It holds the exception with its attributes, else without them; else only its text."""
     sent = None
-    for packable in (error, Plain(type(error), error.args)):
+    for packable in (error, (type(error), error.args)):
         with contextlib.suppress(TypeError, ValueError):  # of an attribute: a lock, or a tensor that cannot be sent
             packed = pack(packable, graphs=False, carries=lambda device: device.type == "cpu")
             # Leaves, too: under a context torch would make a tensor that requires a gradient part of the backward pass.
@@ -199,11 +172,9 @@ def failure(error: BaseException, worker: str, number: int | None) -> Failure:
     return Failure(worker, number, type(error).__qualname__, str(error), trace, sent)
 
 
-class Plain(NamedTuple):
-    """An exception without its attributes."""
-
-    kind: type[BaseException]
-    args: tuple[Any, ...]
+def tensors_in(outcome: Outcome) -> list[Tensor]:
+    """All tensors of the results."""
+    return [] if isinstance(outcome, Failure) else [t for packed in outcome.values() for t in packed.tensors()]
 
 
 def anchor_of(received: list[Tensor], nested: list[Tensor], returned: list[Tensor]) -> Tensor | None:
