@@ -135,9 +135,8 @@ def added_by_tree() -> None:
     from distributed import partition, reduce
     from distributed.launch import process_group
     from distributed.reduce import partials_of_terms, subtrees_of, tree_sum
-    from distributed.strategies.common.sum_over_ranks import sum_over_ranks
     from distributed.strategies.common.work import WorkPlan
-    from distributed.strategies.ddp import ddp
+    from distributed.strategies.ddp import ddp, sum_over_ranks
     from distributed.strategies.local import local
     from tests.distributed.chunk_work import PARAMS, WORK
 

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from distributed.reduce import mean_reducer
-from distributed.strategies.common.shard import Missed, Shard, State
 from distributed.strategies.common.work import Pieces
+from distributed.strategies.split import Missed, Shard, State
 
 TIMED_OUT = "RPCErr:1:RPC ran for more than set timeout (8000 ms) and will now be marked with an error"
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from distributed.reduce import partials_of_terms, subtrees_of, tree_sum
-from distributed.strategies.common import sum_over_ranks as module
+from distributed.strategies import ddp as module
 from distributed.strategies.common.work import flatten, unflatten
 
 
