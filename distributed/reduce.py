@@ -38,18 +38,19 @@ class Subtree(NamedTuple):
         return self.position << self.level
 
 
-def partials(parts: Iterable[tuple[Subtree, T]], count: int) -> dict[Subtree, T]:
-    """Adds sums of subtrees as far as that is possible: two halves become one as soon as both are here.
+def partials(parts: Iterable[tuple[int | Subtree, T]], count: int) -> dict[Subtree, T]:
+    """Adds terms, or sums of subtrees, as far as that is possible: two halves become one as soon as both are here.
 
     A run of consecutive terms becomes 2·log₂(count) sums or fewer, and a single one if it is a subtree. If the
     terms come in order, log₂(count) + 1 sums or fewer are held at any time.
 
     Args:
-        parts: sums of subtrees, nested in any way, with tensors and numbers as leaves; in any order.
+        parts: terms by number, or sums by subtree, nested in any way, with tensors and numbers as leaves; in any order.
         count: the number of all terms.
     """
     sums: dict[Subtree, T] = {}
-    for (level, position), value in parts:
+    for place, value in parts:
+        level, position = (0, place) if isinstance(place, int) else place
         total = value
         while 1 << level < count:
             other = Subtree(level, position ^ 1)
@@ -65,18 +66,8 @@ def partials(parts: Iterable[tuple[Subtree, T]], count: int) -> dict[Subtree, T]
     return sums
 
 
-def partials_of_terms(terms: Iterable[tuple[int, T]], count: int) -> dict[Subtree, T]:
-    """As `partials`, for single terms with their numbers."""
-
-    def as_subtree(numbered: tuple[int, T]) -> tuple[Subtree, T]:
-        number, term = numbered
-        return Subtree(0, number), term
-
-    return partials(map(as_subtree, terms), count)  # a generator here would hold each term until it has the next
-
-
-def combine(parts: Iterable[tuple[Subtree, T]], count: int) -> T:
-    """The sum of all `count` terms, from sums of subtrees. Each term must be in one of them."""
+def combine(parts: Iterable[tuple[int | Subtree, T]], count: int) -> T:
+    """The sum of all `count` terms. Each must be in one of the parts, which are as those of `partials`."""
     (total,) = partials(parts, count).values()
     return total
 
@@ -86,15 +77,13 @@ def tree_sum(terms: Sequence[T]) -> T:
     there are no terms."""
     if not terms:
         raise ValueError("terms=[]: there is nothing to add")
-    (total,) = partials_of_terms(enumerate(terms), len(terms)).values()
-    return total
+    return combine(enumerate(terms), len(terms))
 
 
 def subtrees_of(numbers: Iterable[int], count: int) -> list[Subtree]:
-    """The subtrees that `partials_of_terms` adds these terms to, ordered by their first term."""
+    """The subtrees that `partials` adds these terms to, ordered by their first term."""
     nothing: Any = ()
-    sums = partials_of_terms(((number, nothing) for number in numbers), count)
-    return sorted(sums, key=Subtree.first)
+    return sorted(partials(((number, nothing) for number in numbers), count), key=Subtree.first)
 
 
 def mean_reducer(results: Iterable[T]) -> T:

@@ -35,7 +35,7 @@ from distributed.launch.process_group import (
     stop_process_group,
 )
 from distributed.partition import TensorDimensionPartitioner
-from distributed.reduce import Subtree, combine, mean_of_sums, partials_of_terms, subtrees_of, tree_sum
+from distributed.reduce import Subtree, combine, mean_of_sums, partials, subtrees_of, tree_sum
 from distributed.strategies.common.work import (
     ROUND,
     ChunkStrategy,
@@ -119,7 +119,7 @@ class _Rank(ChunkStrategy):
         began = time.perf_counter()
         runs = even_runs(range(len(chunks)), self._size)
         results = ((number, self._work.map(params, chunks[number], step)) for number in runs[self._rank])
-        sums = partials_of_terms(results, len(chunks))
+        sums = partials(results, len(chunks))
         flat = {subtree: flatten(value) for subtree, value in sums.items()}
         # A rank without chunks computes one in its first step, to know the form of a result.
         self._form = like = next(iter(flat.values()), self._form) or flatten(self._work.map(params, chunks[0], step))
@@ -296,13 +296,13 @@ class _LossModule(nn.Module):
 
 
 def sum_over_ranks(
-    partials: Mapping[Subtree, Sequence[Tensor]], like: Sequence[Tensor], subtrees: Sequence[Sequence[Subtree]],
+    parts: Mapping[Subtree, Sequence[Tensor]], like: Sequence[Tensor], subtrees: Sequence[Sequence[Subtree]],
     count: int, beside: Tensor,
 ) -> tuple[list[Tensor], Tensor]:  # fmt: skip
     """The sum of `count` terms of which every rank has some, and a row of every rank.
 
     Args:
-        partials: of each of this rank's subtrees, the sum of its terms as flat buffers, one [k] for each type.
+        parts: of each of this rank's subtrees, the sum of its terms as flat buffers, one [k] for each type.
         like: buffers of the same sizes and types, also on a rank without terms.
         subtrees: of every rank, its subtrees.
         count: the number of terms on all ranks.
@@ -313,11 +313,11 @@ def sum_over_ranks(
     """
     rank, size = dist.get_rank(), dist.get_world_size()
     if size == 1:
-        sums = [combine(zip(partials, buffers, strict=True), count) for buffers in zip(*partials.values(), strict=True)]
+        sums = [combine(zip(parts, buffers, strict=True), count) for buffers in zip(*parts.values(), strict=True)]
         return sums, beside[None]
     lengths = [_slice_length(buffer.numel(), size) for buffer in like]
     width = sum(length * buffer.itemsize for length, buffer in zip(lengths, like, strict=True))
-    rows = [_by_rank(partials[subtree], lengths, size) for subtree in subtrees[rank]]
+    rows = [_by_rank(parts[subtree], lengths, size) for subtree in subtrees[rank]]
     outgoing = torch.stack(rows, dim=1) if rows else like[0].new_empty(size, 0, width, dtype=torch.uint8)
     counts = [len(theirs) for theirs in subtrees]
     incoming = like[0].new_empty(sum(counts), width, dtype=torch.uint8)
@@ -399,7 +399,7 @@ class SharesOfRanks:
     def add(self, terms: Sequence[T], count: int) -> T:
         runs = even_runs(range(count), self.ranks)
         subtrees = [subtrees_of(run, count) for run in runs]
-        sums = partials_of_terms(zip(runs[self._rank], terms, strict=False), count)  # without chunks: no terms
+        sums = partials(zip(runs[self._rank], terms, strict=False), count)  # without chunks: no terms
         flat = {subtree: flatten(value) for subtree, value in sums.items()}
         like = next(iter(flat.values()), None) or flatten(terms[0])
         lengths = [_slice_length(buffer.numel(), 1) for buffer in like.buffers]

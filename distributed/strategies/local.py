@@ -7,7 +7,7 @@ from typing import Any
 from torch import Tensor
 
 from distributed.info import check_timeout
-from distributed.reduce import partials_of_terms
+from distributed.reduce import partials
 from distributed.strategies.common.work import (
     Alone,
     ChunkStrategy,
@@ -47,7 +47,7 @@ class _Local(ChunkStrategy):
         began = time.perf_counter()
         computed = ((number, self._work.map(params, chunk, step)) for number, chunk in enumerate(chunks))
         # Of all chunks a single sum, or the result of each.
-        results = partials_of_terms(computed, len(chunks)) if self._only_adds else dict(computed)
+        results = partials(computed, len(chunks)) if self._only_adds else dict(computed)
         self._seconds = time.perf_counter() - began
         return list(results.values())
 

@@ -14,7 +14,7 @@ from distributed import autograd
 from distributed.api import remote_sync_call
 from distributed.calls.message import Traffic
 from distributed.info import get_world_rank
-from distributed.reduce import Subtree, combine, partials_of_terms, subtrees_of, tree_sum
+from distributed.reduce import Subtree, combine, partials, subtrees_of, tree_sum
 from distributed.strategies.common import chunks as dealing
 from distributed.strategies.common.work import Connect, Flat, Tensors, Windows, WorkPlan, flatten, unflatten, watch
 
@@ -97,7 +97,7 @@ class _Copies(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Any, ...]:
         each = len(grads) // len(ctx.numbers)
         terms = (flatten(grads[i : i + each]).buffers for i in range(0, len(grads), each))
-        (total,) = partials_of_terms(zip(ctx.numbers, terms, strict=True), ctx.count).values()
+        (total,) = partials(zip(ctx.numbers, terms, strict=True), ctx.count).values()
         return None, None, None, *total
 
 

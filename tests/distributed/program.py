@@ -134,7 +134,7 @@ def added_by_tree() -> None:
 
     from distributed import partition, reduce
     from distributed.launch import process_group
-    from distributed.reduce import partials_of_terms, subtrees_of, tree_sum
+    from distributed.reduce import partials, subtrees_of, tree_sum
     from distributed.strategies.common.work import WorkPlan
     from distributed.strategies.ddp import ddp, sum_over_ranks
     from distributed.strategies.local import local
@@ -147,7 +147,7 @@ def added_by_tree() -> None:
         count = sum(counts)
         terms = [[torch.randn(size, generator=generator) * 10.0**i, torch.tensor([i])] for i in range(count)]
         runs = [range(sum(counts[:i]), sum(counts[: i + 1])) for i in range(workers)]
-        own = partials_of_terms([(i, terms[i]) for i in runs[rank]], count)
+        own = partials([(i, terms[i]) for i in runs[rank]], count)
         row = torch.tensor([float(rank)])
         total, rows = sum_over_ranks(own, terms[0], [subtrees_of(run, count) for run in runs], count, row)
         assert all(map(torch.equal, total, tree_sum(terms))), (size, counts)

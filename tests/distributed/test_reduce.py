@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from distributed import reduce
-from distributed.reduce import combine, partials_of_terms, subtrees_of, tree_sum
+from distributed.reduce import combine, partials, subtrees_of, tree_sum
 
 COUNTS = [*range(1, 18), 31, 32, 33, 64, 100]
 
@@ -44,7 +44,7 @@ def test_every_dealing_gives_the_recursive_bits(count: int) -> None:
     dealings.append([list(range(worker, count, 3)) for worker in range(3)])
     dealings.append([draw.sample(range(count), count)])
     for dealing in dealings:
-        sums = [partials_of_terms([(i, terms[i]) for i in numbers], count) for numbers in dealing]
+        sums = [partials([(i, terms[i]) for i in numbers], count) for numbers in dealing]
         assert [list(s) for s in map(sorted, sums)] == [sorted(subtrees_of(numbers, count)) for numbers in dealing]
         answers = [part for own in sums for part in own.items()]
         draw.shuffle(answers)
@@ -83,7 +83,7 @@ class Counted:
 def test_terms_in_order_need_the_memory_of_few(count: int) -> None:
     gc.collect()
     Counted.alive = Counted.most = 0
-    partials_of_terms(((number, Counted()) for number in range(count)), count)
+    partials(((number, Counted()) for number in range(count)), count)
     assert Counted.most <= math.floor(math.log2(count)) + 2  # one of them is the result of an addition
 
 

@@ -18,7 +18,7 @@ from distributed.calls.worker import pure
 from distributed.info import check_timeout, get_world_rank, get_world_size
 from distributed.launch.isolation import exposure
 from distributed.partition import Args, PartitionFunction, TensorDimensionPartitioner, Whole, whole
-from distributed.reduce import partials_of_terms
+from distributed.reduce import partials
 from distributed.strategies.common.work import (
     ROUND,
     ChunkStrategy,
@@ -87,7 +87,7 @@ def compute(numbers: list[int], results: Iterable[Any], adds: int | None = None,
     if `adds` is the number of all workers' chunks. If `flat`, they travel as flat buffers, and without graphs."""
     began = time.perf_counter()
     numbered = zip(numbers, results, strict=True)
-    computed: dict[Any, Any] = dict(numbered) if adds is None else partials_of_terms(numbered, adds)
+    computed: dict[Any, Any] = dict(numbered) if adds is None else partials(numbered, adds)
     seconds = Counter({get_world_rank(): time.perf_counter() - began})
     return flatten(computed) if flat else computed, seconds
 

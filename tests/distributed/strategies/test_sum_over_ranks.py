@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from distributed.reduce import partials_of_terms, subtrees_of, tree_sum
+from distributed.reduce import partials, subtrees_of, tree_sum
 from distributed.strategies import ddp as module
 from distributed.strategies.common.work import flatten, unflatten
 
@@ -90,7 +90,7 @@ def test_every_rank_gets_the_bits_of_one_process(
 
     def program() -> tuple[list[Tensor], Tensor, int]:
         rank = stand_in.get_rank()
-        own = partials_of_terms([(i, terms[i]) for i in runs[rank]], count)
+        own = partials([(i, terms[i]) for i in runs[rank]], count)
         row = torch.tensor([rank, 0.5 * rank], dtype=torch.float64)
         return *module.sum_over_ranks(own, terms[0], subtrees, count, row), module.bytes_sent(terms[0], len(own))
 
