@@ -52,6 +52,7 @@ from distributed.strategies.common.work import (
     even_runs,
     flatten,
     join,
+    to_cpu,
     unflatten,
     unnoticed,
 )
@@ -162,28 +163,21 @@ class _Rank(ChunkStrategy):
             params = {name: copies[name].to(value.device) for name, value in params.items()}
 
             def of_all_ranks(part: Sequence[Tensor]) -> list[Tensors]:
-                return [self._gathered(part, lambda chunk: self._work.evaluate(params, split, chunk))]
+                return self._gathered(part, lambda chunk: self._work.evaluate(params, split, chunk))
 
             return evaluated(chunks, ROUND * self._size, of_all_ranks, done)
 
     def diagnose(self, params: Tensors, chunks: Sequence[Tensor], step: int) -> Tensors:
         """Every sample's faults. Each rank diagnoses its own chunks; all ranks get all faults."""
         with self._naming_missing_ranks():
-            return self._gathered(chunks, lambda chunk: diagnose_chunk(self._work, params, chunk, step, self._rank))
+            return join(self._gathered(chunks, lambda c: diagnose_chunk(self._work, params, c, step, self._rank)))
 
-    def _gathered(self, chunks: Sequence[Tensor], compute: Callable[[Tensor], Tensors]) -> Tensors:
-        """Every sample's values, on every rank. Each rank computes those of its own chunks."""
-        own_chunks = even_runs(chunks, self._size)[self._rank]
-        values = join([compute(chunk) for chunk in own_chunks or chunks[:1]])
-        before = sum(map(len, (c for run in even_runs(chunks, self._size)[: self._rank] for c in run)))
-        samples, count = sum(map(len, chunks)), sum(map(len, own_chunks))
-        gathered = {}
-        for name, value in values.items():
-            table = value.new_zeros(samples, *value.shape[1:]).to(self._device)
-            table[before : before + count] = value[:count].to(self._device)
-            dist.all_reduce(table)  # of every row, only one rank's is not zero
-            gathered[name] = table.cpu()
-        return gathered
+    def _gathered(self, chunks: Sequence[Tensor], compute: Callable[[Tensor], Tensors]) -> list[Tensors]:
+        """The values of every chunk, on every rank. Each rank computes those of its own chunks."""
+        values = [compute(chunk) for chunk in even_runs(chunks, self._size)[self._rank]]
+        everyones: list[Any] = [None] * self._size
+        dist.all_gather_object(everyones, to_cpu(flatten(values)))
+        return [value for flat in everyones for value in unflatten(flat)]
 
     def dismiss(self) -> None:
         dismiss_others()
@@ -296,8 +290,8 @@ class _LossModule(nn.Module):
 
 
 def sum_over_ranks(
-    parts: Mapping[Subtree, Sequence[Tensor]], like: Sequence[Tensor], subtrees: Sequence[Sequence[Subtree]],
-    count: int, beside: Tensor,
+    parts: Mapping[Subtree, list[Tensor]], like: Sequence[Tensor], subtrees: Sequence[Sequence[Subtree]], count: int,
+    beside: Tensor,
 ) -> tuple[list[Tensor], Tensor]:  # fmt: skip
     """The sum of `count` terms of which every rank has some, and a row of every rank.
 
@@ -313,20 +307,18 @@ def sum_over_ranks(
     """
     rank, size = dist.get_rank(), dist.get_world_size()
     if size == 1:
-        sums = [combine(zip(parts, buffers, strict=True), count) for buffers in zip(*parts.values(), strict=True)]
-        return sums, beside[None]
-    lengths = [_slice_length(buffer.numel(), size) for buffer in like]
-    width = sum(length * buffer.itemsize for length, buffer in zip(lengths, like, strict=True))
-    rows = [_by_rank(parts[subtree], lengths, size) for subtree in subtrees[rank]]
+        return combine(parts.items(), count), beside[None]
+    width = sum(_slice_bytes(like, size))
+    rows = [_by_rank(parts[subtree], size) for subtree in subtrees[rank]]
     outgoing = torch.stack(rows, dim=1) if rows else like[0].new_empty(size, 0, width, dtype=torch.uint8)
     counts = [len(theirs) for theirs in subtrees]
     incoming = like[0].new_empty(sum(counts), width, dtype=torch.uint8)
     dist.all_to_all_single(incoming, outgoing.view(-1, width), counts, [len(rows)] * size)
     everyones = [subtree for theirs in subtrees for subtree in theirs]
-    totals = [combine(zip(everyones, part, strict=True), count) for part in _typed(incoming, lengths, like)]
+    totals = [combine(zip(everyones, part, strict=True), count) for part in _typed(incoming, like, size)]
     own_slice = torch.cat([part.view(torch.uint8) for part in (*totals, beside)])
     gathered = gather_rows(own_slice)
-    slices = _typed(gathered[:, :width].contiguous(), lengths, like)
+    slices = _typed(gathered[:, :width].contiguous(), like, size)
     sums = [values.reshape(-1)[: buffer.numel()] for values, buffer in zip(slices, like, strict=True)]
     return sums, gathered[:, width:].contiguous().view(beside.dtype)
 
@@ -334,8 +326,7 @@ def sum_over_ranks(
 def bytes_sent(like: Sequence[Tensor], own_terms: int) -> int:
     """The bytes of buffers that a rank with `own_terms` partial sums sends in `sum_over_ranks`."""
     size = dist.get_world_size()
-    width = sum(_slice_length(buffer.numel(), size) * buffer.itemsize for buffer in like)
-    return (size - 1) * (own_terms + 1) * width
+    return (size - 1) * (own_terms + 1) * sum(_slice_bytes(like, size))
 
 
 def gather_rows(row: Tensor) -> Tensor:
@@ -353,24 +344,30 @@ def gather_rows(row: Tensor) -> Tensor:
     return rows
 
 
-def _slice_length(elements: int, size: int) -> int:
-    per_rank = -(-elements // size)
+def _slice_length(elements: int, ranks: int) -> int:
+    per_rank = -(-elements // ranks)
     return -(-per_rank // _ALIGN) * _ALIGN
 
 
-def _by_rank(buffers: Sequence[Tensor], lengths: Sequence[int], size: int) -> Tensor:
+def _slice_bytes(like: Sequence[Tensor], ranks: int) -> list[int]:
+    """Of each buffer the bytes that a rank owns."""
+    return [_slice_length(buffer.numel(), ranks) * buffer.itemsize for buffer in like]
+
+
+def _by_rank(buffers: Sequence[Tensor], ranks: int) -> Tensor:
     """The buffers as bytes [ranks, width]: row i has rank i's slices. The last ones are filled up with 0."""
     slices = []
-    for buffer, length in zip(buffers, lengths, strict=True):
-        padded = torch.nn.functional.pad(buffer, (0, length * size - buffer.numel()))
-        slices.append(padded.view(size, length).view(torch.uint8))
+    for buffer in buffers:
+        length = _slice_length(buffer.numel(), ranks)
+        padded = torch.nn.functional.pad(buffer, (0, length * ranks - buffer.numel()))
+        slices.append(padded.view(ranks, length).view(torch.uint8))
     return torch.cat(slices, dim=1)
 
 
-def _typed(rows: Tensor, lengths: Sequence[int], like: Sequence[Tensor]) -> list[Tensor]:
+def _typed(rows: Tensor, like: Sequence[Tensor], ranks: int) -> list[Tensor]:
     """From bytes [r, width] the values [r, length] of every type."""
-    sizes = [length * buffer.itemsize for length, buffer in zip(lengths, like, strict=True)]
-    return [part.view(buffer.dtype) for part, buffer in zip(rows.split(sizes, dim=1), like, strict=True)]
+    parts = rows.split(_slice_bytes(like, ranks), dim=1)
+    return [part.view(buffer.dtype) for part, buffer in zip(parts, like, strict=True)]
 
 
 class SharesOfRanks:
@@ -402,10 +399,8 @@ class SharesOfRanks:
         sums = partials(zip(runs[self._rank], terms, strict=False), count)  # without chunks: no terms
         flat = {subtree: flatten(value) for subtree, value in sums.items()}
         like = next(iter(flat.values()), None) or flatten(terms[0])
-        lengths = [_slice_length(buffer.numel(), 1) for buffer in like.buffers]
-        rows = [_by_rank(flat[subtree].buffers, lengths, 1) for subtree in subtrees[self._rank]]
-        most = max(map(len, subtrees))
-        width = sum(length * buffer.itemsize for length, buffer in zip(lengths, like.buffers, strict=True))
+        rows = [_by_rank(flat[subtree].buffers, 1) for subtree in subtrees[self._rank]]
+        most, width = max(map(len, subtrees)), sum(_slice_bytes(like.buffers, 1))
         rows.append(torch.zeros(most - len(rows), width, dtype=torch.uint8, device=like.buffers[0].device))
         outgoing = torch.cat(rows)
         with self._naming():
@@ -422,10 +417,9 @@ class SharesOfRanks:
             for rank, theirs in enumerate(subtrees)
             for place, subtree in enumerate(theirs)
         ]
-        typed = _typed(gathered.view(-1, width), lengths, like.buffers)
         totals = [
             combine([(subtree, values[row]) for subtree, row in everyones], count)[: buffer.numel()]
-            for values, buffer in zip(typed, like.buffers, strict=True)
+            for values, buffer in zip(_typed(gathered.view(-1, width), like.buffers, 1), like.buffers, strict=True)
         ]
         total: T = unflatten(Flat(totals, like.form))
         return total

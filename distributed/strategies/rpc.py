@@ -11,7 +11,7 @@ from distributed.calls.worker import pure
 from distributed.partition import whole
 from distributed.reduce import combine
 from distributed.strategies.common import chunks as dealing
-from distributed.strategies.common.work import Connect, Flat, Tensors, WorkPlan, flatten, unflatten
+from distributed.strategies.common.work import Connect, Flat, Tensors, WorkPlan, flatten, to_cpu, unflatten
 
 
 def rpc(*, plan: WorkPlan, timeout: float) -> Connect:
@@ -28,7 +28,7 @@ def rpc(*, plan: WorkPlan, timeout: float) -> Connect:
     def map_chunks(params: Tensors, chunks: Sequence[Tensor], step: int) -> tuple[list[Any], Counter[int], Traffic]:
         count = len(chunks)
         adds = count if plan.only_adds else None
-        shared = whole(flatten(dealing.to_cpu(params))), step, adds
+        shared = whole(flatten(to_cpu(params))), step, adds
         results, seconds = dealing.call(_map, plan.partitioner, chunks, lambda _: shared, timeout)
         ordered = list(results.values()) if adds is None else [combine(results.items(), count)]
         return ordered, seconds, Traffic(0, Counter())

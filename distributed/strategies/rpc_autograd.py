@@ -16,7 +16,17 @@ from distributed.calls.message import Traffic
 from distributed.info import get_world_rank
 from distributed.reduce import Subtree, combine, partials, subtrees_of, tree_sum
 from distributed.strategies.common import chunks as dealing
-from distributed.strategies.common.work import Connect, Flat, Tensors, Windows, WorkPlan, flatten, unflatten, watch
+from distributed.strategies.common.work import (
+    Connect,
+    Flat,
+    Tensors,
+    Windows,
+    WorkPlan,
+    flatten,
+    to_cpu,
+    unflatten,
+    watch,
+)
 
 
 def rpc_autograd(*, plan: WorkPlan, timeout: float) -> Connect:
@@ -36,7 +46,7 @@ def rpc_autograd(*, plan: WorkPlan, timeout: float) -> Connect:
 
     def map_chunks(params: Tensors, chunks: Sequence[Tensor], step: int) -> tuple[list[Any], Counter[int], Traffic]:
         count = len(chunks)
-        plain = flatten(dealing.to_cpu(params))
+        plain = flatten(to_cpu(params))
         leaves: dict[Subtree, list[Tensor]] = {}
 
         def args(numbers: list[int]) -> tuple[dict[Subtree, list[Tensor]], Any, int, int]:

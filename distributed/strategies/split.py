@@ -27,7 +27,7 @@ from distributed.calls.worker import fetched
 from distributed.errors import says_timeout, worker_error
 from distributed.info import check_timeout
 from distributed.reduce import Combine, Subtree, combine, partials
-from distributed.strategies.common.chunks import current_work, start_session, to_cpu
+from distributed.strategies.common.chunks import current_work, start_session
 from distributed.strategies.common.work import (
     ChunkStrategy,
     Connect,
@@ -40,6 +40,7 @@ from distributed.strategies.common.work import (
     WorkPlan,
     as_metrics,
     evaluated,
+    to_cpu,
     unnoticed,
     watch,
 )

@@ -9,7 +9,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils import _pytree as pytree
 
 from distributed.api import parts_of, remote_sync_call
 from distributed.calls.message import Traffic, traffic
@@ -33,6 +32,7 @@ from distributed.strategies.common.work import (
     evaluated,
     even_runs,
     flatten,
+    to_cpu,
     unflatten,
     unnoticed,
 )
@@ -122,11 +122,6 @@ def _evaluate(numbers: list[int], chunks: list[Tensor], flat: Flat, split: str) 
 def _diagnose(numbers: list[int], chunks: list[Tensor], flat: Flat, step: int) -> PartAnswer:
     params, rank = unflatten(flat), get_world_rank()
     return compute(numbers, (diagnose_chunk(current_work(), params, chunk, step, rank) for chunk in chunks))
-
-
-def to_cpu(values: Any) -> Any:
-    """Moves parameters and results to the CPU, where they travel, and where the loop keeps its parameters."""
-    return pytree.tree_map(lambda leaf: leaf.cpu() if isinstance(leaf, Tensor) else leaf, values)
 
 
 def start_session(work: Work, timeout: float) -> bool:

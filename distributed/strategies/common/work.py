@@ -279,3 +279,8 @@ def unflatten(flat: Flat) -> Any:
         return values.clone().view(slot.shape) if slot.number is None else slot.number(values.item())
 
     return pytree.tree_map(leaf, flat.form)
+
+
+def to_cpu(values: Any) -> Any:
+    """Moves parameters and results to the CPU, where they travel, and where the loop keeps its parameters."""
+    return pytree.tree_map_only(Tensor, Tensor.cpu, values)
