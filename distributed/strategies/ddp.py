@@ -40,21 +40,20 @@ from distributed.strategies.common.work import (
     ROUND,
     ChunkStrategy,
     Connect,
-    Done,
+    Evaluator,
     Flat,
     Tensors,
     Work,
     WorkerCost,
     WorkPlan,
+    advised,
     as_metrics,
     diagnose_chunk,
-    evaluated,
     even_runs,
     flatten,
     join,
     to_cpu,
     unflatten,
-    unnoticed,
 )
 
 T = TypeVar("T")
@@ -154,29 +153,26 @@ class _Rank(ChunkStrategy):
         grads = {name: grad.to(params[name].device) for name, grad in gradients.items()}
         return self._work.result(grads, pytree.tree_unflatten(sums, form)), [WorkerCost(*row[:2]) for row in rows]
 
-    def evaluate(self, params: Tensors, split: str, chunks: Sequence[Tensor], done: Done = unnoticed) -> Tensors:
-        """Every sample's values, by rank zero's parameters. Each rank computes its part; all ranks get all values."""
+    def evaluator(self, params: Tensors, split: str) -> Evaluator:
+        """By rank zero's parameters. Each rank computes its part; all ranks get all values."""
+        copies = {name: value.detach().clone().to(self._device) for name, value in params.items()}
         with self._naming_missing_ranks():
-            copies = {name: value.detach().clone().to(self._device) for name, value in params.items()}
             for copy in copies.values():
                 dist.broadcast(copy, 0)
-            params = {name: copies[name].to(value.device) for name, value in params.items()}
-
-            def of_all_ranks(part: Sequence[Tensor]) -> list[Tensors]:
-                return self._gathered(part, lambda chunk: self._work.evaluate(params, split, chunk))
-
-            return evaluated(chunks, ROUND * self._size, of_all_ranks, done)
+        sent = {name: copies[name].to(value.device) for name, value in params.items()}
+        evaluate = self._work.evaluate
+        return ROUND * self._size, lambda group: self._gathered(group, lambda chunk: evaluate(sent, split, chunk))
 
     def diagnose(self, params: Tensors, chunks: Sequence[Tensor], step: int) -> Tensors:
         """Every sample's faults. Each rank diagnoses its own chunks; all ranks get all faults."""
-        with self._naming_missing_ranks():
-            return join(self._gathered(chunks, lambda c: diagnose_chunk(self._work, params, c, step, self._rank)))
+        return join(self._gathered(chunks, lambda c: diagnose_chunk(self._work, params, c, step, self._rank)))
 
     def _gathered(self, chunks: Sequence[Tensor], compute: Callable[[Tensor], Tensors]) -> list[Tensors]:
         """The values of every chunk, on every rank. Each rank computes those of its own chunks."""
         values = [compute(chunk) for chunk in even_runs(chunks, self._size)[self._rank]]
         everyones: list[Any] = [None] * self._size
-        dist.all_gather_object(everyones, to_cpu(flatten(values)))
+        with self._naming_missing_ranks():
+            dist.all_gather_object(everyones, to_cpu(flatten(values)))
         return [value for flat in everyones for value in unflatten(flat)]
 
     def dismiss(self) -> None:
@@ -206,10 +202,8 @@ class _Rank(ChunkStrategy):
             names = " and ".join(name_of_rank(rank) for rank in missing_ranks(_LAST_WORD_SECONDS)) or "a worker"
             reason = re.sub(r"\[/[^]]*\] *", "", str(error).splitlines()[0]).partition(". This is typically")[0]
             if "timed out" in reason.lower():
-                raise TimeoutError(
-                    f"{names} did not answer within {self._timeout:g} s: {reason}; type strategy.timeout=SECONDS to "
-                    f"allow more than {self._timeout:g}"
-                ) from error
+                late = TimeoutError(f"{names} did not answer within {self._timeout:g} s: {reason}")
+                raise advised(late, self._timeout) from error
             raise ConnectionError(f"{names} does not answer: {reason}") from error
 
 

@@ -12,15 +12,13 @@ from distributed.strategies.common.work import (
     Alone,
     ChunkStrategy,
     Connect,
-    Done,
+    Evaluator,
     Tensors,
     WorkerCost,
     WorkPlan,
     as_metrics,
     diagnose_chunk,
-    evaluated,
     join,
-    unnoticed,
 )
 
 
@@ -54,8 +52,8 @@ class _Local(ChunkStrategy):
     def cost(self) -> dict[str, float]:
         return as_metrics(self._seconds, [WorkerCost(self._seconds, 0)])
 
-    def evaluate(self, params: Tensors, split: str, chunks: Sequence[Tensor], done: Done = unnoticed) -> Tensors:
-        return evaluated(chunks, 1, lambda one: [self._work.evaluate(params, split, *one)], done)
+    def evaluator(self, params: Tensors, split: str) -> Evaluator:
+        return 1, lambda one: [self._work.evaluate(params, split, *one)]
 
     def diagnose(self, params: Tensors, chunks: Sequence[Tensor], step: int) -> Tensors:
         return join([diagnose_chunk(self._work, params, chunk, step, rank=0) for chunk in chunks])

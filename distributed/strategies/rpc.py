@@ -8,10 +8,9 @@ from torch import Tensor
 
 from distributed.calls.message import Traffic
 from distributed.calls.worker import pure
-from distributed.partition import whole
 from distributed.reduce import combine
 from distributed.strategies.common import chunks as dealing
-from distributed.strategies.common.work import Connect, Flat, Tensors, WorkPlan, flatten, to_cpu, unflatten
+from distributed.strategies.common.work import Connect, Flat, WorkPlan, unflatten
 
 
 def rpc(*, plan: WorkPlan, timeout: float) -> Connect:
@@ -23,17 +22,15 @@ def rpc(*, plan: WorkPlan, timeout: float) -> Connect:
     A worker may take `timeout` seconds for its part. Raises ValueError if the partitioner would split chunks, or the
     time limit is not above 0.
     """
-    dealing.check_plan(plan, timeout)
 
-    def map_chunks(params: Tensors, chunks: Sequence[Tensor], step: int) -> tuple[list[Any], Counter[int], Traffic]:
+    def map_chunks(params: Flat, chunks: Sequence[Tensor], step: int) -> tuple[list[Any], Counter[int], Traffic]:
         count = len(chunks)
         adds = count if plan.only_adds else None
-        shared = whole(flatten(to_cpu(params))), step, adds
-        results, seconds = dealing.call(_map, plan.partitioner, chunks, lambda _: shared, timeout)
+        results, seconds = dealing.call(_map, plan.partitioner, chunks, lambda _: (params, step, adds))
         ordered = list(results.values()) if adds is None else [combine(results.items(), count)]
         return ordered, seconds, Traffic(0, Counter())
 
-    return lambda: dealing.ByCalls(plan, timeout, map_chunks)
+    return dealing.by_calls(plan, timeout, map_chunks)
 
 
 @pure

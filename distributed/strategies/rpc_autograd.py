@@ -23,7 +23,6 @@ from distributed.strategies.common.work import (
     Windows,
     WorkPlan,
     flatten,
-    to_cpu,
     unflatten,
     watch,
 )
@@ -40,36 +39,34 @@ def rpc_autograd(*, plan: WorkPlan, timeout: float) -> Connect:
     A worker may take `timeout` seconds for its part. Raises ValueError if the algorithm's loss has no graph, the
     partitioner would split chunks, or the time limit is not above 0.
     """
-    dealing.check_plan(plan, timeout)
     if plan.work.loss is None:
         raise ValueError("strategy=rpc_autograd: this algorithm has no loss that a graph leads to; type strategy=rpc")
 
-    def map_chunks(params: Tensors, chunks: Sequence[Tensor], step: int) -> tuple[list[Any], Counter[int], Traffic]:
+    def map_chunks(params: Flat, chunks: Sequence[Tensor], step: int) -> tuple[list[Any], Counter[int], Traffic]:
         count = len(chunks)
-        plain = flatten(to_cpu(params))
         leaves: dict[Subtree, list[Tensor]] = {}
 
         def args(numbers: list[int]) -> tuple[dict[Subtree, list[Tensor]], Any, int, int]:
             subtrees = subtrees_of(numbers, count) if plan.only_adds else [Subtree(0, number) for number in numbers]
-            copies = {subtree: [b.clone().requires_grad_() for b in plain.buffers] for subtree in subtrees}
+            copies = {subtree: [b.clone().requires_grad_() for b in params.buffers] for subtree in subtrees}
             leaves.update(copies)
-            return copies, plain.form, count, step
+            return copies, params.form, count, step
 
         with autograd.context() as ctx:
-            called, seconds = dealing.call(_losses, plan.partitioner, chunks, args, timeout)
+            called, seconds = dealing.call(_losses, plan.partitioner, chunks, args)
             losses, rests, ranks = zip(*called.values(), strict=True)
             grads = _gradients(ctx, losses, ranks, leaves)
         if plan.only_adds:
             total, rest = combine(grads.items(), count), tree_sum(rests)
-            ordered = [plan.work.result(unflatten(Flat(total, plain.form)), rest)]
+            ordered = [plan.work.result(unflatten(Flat(total, params.form)), rest)]
         else:
-            by_number = {subtree.first(): unflatten(Flat(grad, plain.form)) for subtree, grad in grads.items()}
+            by_number = {subtree.first(): unflatten(Flat(grad, params.form)) for subtree, grad in grads.items()}
             ordered = [plan.work.result(by_number[number], rest) for number, rest in enumerate(rests)]
         parts = [(rank, (step,), None) for rank in sorted(set(ranks))]
-        of_backward = Counter(dict(remote_sync_call(_seconds_of, partitioner=lambda: parts, timeout=timeout)))
-        return ordered, seconds + of_backward, _backward_traffic(plain.buffers, ranks, leaves)
+        of_backward = Counter(dict(remote_sync_call(_seconds_of, partitioner=lambda: parts)))
+        return ordered, seconds + of_backward, _backward_traffic(params.buffers, ranks, leaves)
 
-    return lambda: dealing.ByCalls(plan, timeout, map_chunks)
+    return dealing.by_calls(plan, timeout, map_chunks)
 
 
 Leaves = Mapping[Subtree, Sequence[Tensor]]  # copies of the parameters as flat buffers, by the chunks that use them

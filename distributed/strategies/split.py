@@ -31,17 +31,16 @@ from distributed.strategies.common.chunks import current_work, start_session
 from distributed.strategies.common.work import (
     ChunkStrategy,
     Connect,
-    Done,
+    Evaluator,
     Pieces,
     Tensors,
     Windows,
     Work,
     WorkerCost,
     WorkPlan,
+    advised,
     as_metrics,
-    evaluated,
     to_cpu,
-    unnoticed,
     watch,
 )
 
@@ -134,7 +133,7 @@ def _naming_missing_workers() -> Iterator[None]:
             raise
         if not are_dead:
             timeout = current().timeout
-            raise _advised(TimeoutError(f"{names} did not answer within {timeout:g} s"), timeout) from error
+            raise advised(TimeoutError(f"{names} did not answer within {timeout:g} s"), timeout) from error
         raise ConnectionError(f"{names} does not answer: {error}") from error
 
 
@@ -205,13 +204,13 @@ class Pipeline(ChunkStrategy):
         while not came.wait(POLL_SECONDS):
             lost = watch.lost(self._workers[1:])
             if lost is not None:
-                raise _advised(lost, self._timeout)
+                raise advised(lost, self._timeout)
         try:
             value = future.wait()
             if isinstance(value, Missed):
                 raise RuntimeError(value.reason)
         except RuntimeError as error:
-            raise _advised(worker_error(self._workers[rank], error, self._timeout), self._timeout) from error
+            raise advised(worker_error(self._workers[rank], error, self._timeout), self._timeout) from error
         return value
 
     @_naming_missing_workers()
@@ -231,7 +230,7 @@ class Pipeline(ChunkStrategy):
                 try:
                     autograd.backward(ctx, [loss for loss, _ in values])
                 except TimeoutError as error:
-                    raise _advised(error, self._timeout) from error
+                    raise advised(error, self._timeout) from error
                 self._all("collect", ctx, len(chunks))
                 if group_start + self._micro_batches >= len(chunks):
                     for name in self._all("prepare", counts, rate):
@@ -255,16 +254,15 @@ class Pipeline(ChunkStrategy):
             before = [remote.run(before, split, chunk, number, None if params is None else params[position])]
         return before[0]
 
-    @_naming_missing_workers()
-    def evaluate(self, params: Tensors, split: str, chunks: Sequence[Tensor], done: Done = unnoticed) -> Tensors:
-        """The values of every sample by these parameters, in order."""
+    def evaluator(self, params: Tensors, split: str) -> Evaluator:
         parts = [{name: params[name].detach() for name in names} for names in self._param_names]
 
+        @_naming_missing_workers()
         def through_all(group: Sequence[Tensor]) -> list[Tensors]:
             futures = [self._through(split, chunk, number, parts) for number, chunk in enumerate(group)]
             return [self._wait(len(self._shards) - 1, future) for future in futures]
 
-        return evaluated(chunks, self._micro_batches, through_all, done)
+        return self._micro_batches, through_all
 
     def diagnose(self, params: Tensors, chunks: Sequence[Tensor], step: int) -> Tensors:
         """The fault of each sample, by `Pieces.faults`. The worker is the last one, where all samples end."""
@@ -274,12 +272,6 @@ class Pipeline(ChunkStrategy):
     def close(self, failure: BaseException | None = None) -> None:
         self._shards, self._optimizer = [], None
         stop_rpc(failure)
-
-
-def _advised(error: Exception, timeout: float) -> Exception:
-    """The error; with advice on the setting if it is a TimeoutError."""
-    advice = f"; type strategy.timeout=SECONDS to allow more than {timeout:g}"
-    return TimeoutError(f"{error}{advice}") if isinstance(error, TimeoutError) else error
 
 
 class Missed(NamedTuple):

@@ -12,29 +12,30 @@ from torch import Tensor
 
 from distributed.api import parts_of, remote_sync_call
 from distributed.calls.message import Traffic, traffic
-from distributed.calls.session import start_rpc, stop_rpc
+from distributed.calls.session import default_timeout, start_rpc, stop_rpc
 from distributed.calls.worker import pure
 from distributed.info import check_timeout, get_world_rank, get_world_size
 from distributed.launch.isolation import exposure
-from distributed.partition import Args, PartitionFunction, TensorDimensionPartitioner, Whole, whole
+from distributed.partition import Args, PartitionFunction, TensorDimensionPartitioner
 from distributed.reduce import partials
 from distributed.strategies.common.work import (
     ROUND,
     ChunkStrategy,
-    Done,
+    Connect,
+    Evaluator,
     Flat,
     Tensors,
     Work,
     WorkerCost,
     WorkPlan,
+    advised,
     as_metrics,
     diagnose_chunk,
-    evaluated,
     even_runs,
     flatten,
+    join,
     to_cpu,
     unflatten,
-    unnoticed,
 )
 
 log = logging.getLogger(__name__)
@@ -48,14 +49,6 @@ def current_work() -> Work:
     return _work
 
 
-def check_plan(plan: WorkPlan, timeout: float) -> None:
-    """Raises ValueError for a partitioner that would split chunks, or a time limit that is not above 0."""
-    check_timeout(timeout)
-    if isinstance(plan.partitioner, TensorDimensionPartitioner) and plan.partitioner.dim != 0:
-        dim = plan.partitioner.dim
-        raise ValueError(f"partitioner.dim={dim}: chunks lie along dimension 0; type partitioner.dim=0")
-
-
 def deal(partitioner: PartitionFunction, count: int) -> list[tuple[int | str, list[int]]]:
     """Which worker computes which chunks, by their numbers. Raises ValueError if the partitioner leaves a chunk out, or
     gives it out twice."""
@@ -65,7 +58,6 @@ def deal(partitioner: PartitionFunction, count: int) -> list[tuple[int | str, li
     dealt = []
     for worker, args, kwargs in parts_of(partitioner, (torch.arange(count),), {}):
         numbers = next(iter([*(args or ()), *(kwargs or {}).values()]), None)
-        numbers = numbers.value if isinstance(numbers, Whole) else numbers
         if not isinstance(numbers, Tensor):
             raise ValueError(f"partitioner={partitioner!r}: a part must hold a tensor with the numbers of its chunks")
         dealt.append((worker, numbers.reshape(-1).tolist()))
@@ -94,17 +86,17 @@ def compute(numbers: list[int], results: Iterable[Any], adds: int | None = None,
 
 def call(
     func: Callable[..., PartAnswer], partitioner: PartitionFunction, chunks: Sequence[Tensor],
-    args: Callable[[list[int]], Args], timeout: float,
+    args: Callable[[list[int]], Args],
 ) -> tuple[dict[Any, Any], Counter[int]]:  # fmt: skip
     """Calls `func(numbers, chunks, *args(numbers))` on the workers from here: the numbers of a worker's chunks, as the
     partitioner deals them out, and the indices of their samples. Returns all results, in the order of the chunks or
-    subtrees, and seconds of compute, by rank. `timeout` is what the error names if a worker does not answer."""
+    subtrees, and seconds of compute, by rank."""
     dealt = deal(partitioner, len(chunks))
     parts = [(worker, (numbers, [chunks[i] for i in numbers], *args(numbers)), None) for worker, numbers in dealt]
     try:
         answers = remote_sync_call(func, partitioner=lambda: parts)
     except TimeoutError as error:
-        raise TimeoutError(f"{error}; type strategy.timeout=SECONDS to allow more than {timeout:g}") from error
+        raise advised(error, default_timeout()) from error
     results, seconds = dict[Any, Any](), Counter[int]()
     for of_worker, took in answers:
         results |= unflatten(of_worker) if isinstance(of_worker, Flat) else of_worker
@@ -135,21 +127,31 @@ def start_session(work: Work, timeout: float) -> bool:
     return leads
 
 
-MapChunks = Callable[[Tensors, Sequence[Tensor], int], tuple[list[Any], Counter[int], Traffic]]
-"""From parameters, chunks and step to the results, the seconds of each worker's compute, and bytes that the counter of
-remote calls does not see."""
+MapChunks = Callable[[Flat, Sequence[Tensor], int], tuple[list[Any], Counter[int], Traffic]]
+"""From flat parameters, chunks and step to the results, the seconds of each worker's compute, and the bytes that the
+counter of remote calls does not see."""
 
 
-class ByCalls(ChunkStrategy):
-    """A strategy that maps chunks by remote calls of rank zero, from the start of the session to its end."""
+def by_calls(plan: WorkPlan, timeout: float, map_chunks: MapChunks) -> Connect:
+    """A strategy that maps chunks by remote calls of rank zero. Raises ValueError for a partitioner that would split
+    chunks, or a time limit that is not above 0."""
+    check_timeout(timeout)
+    if isinstance(plan.partitioner, TensorDimensionPartitioner) and plan.partitioner.dim != 0:
+        dim = plan.partitioner.dim
+        raise ValueError(f"partitioner.dim={dim}: chunks lie along dimension 0; type partitioner.dim=0")
+    return lambda: _ByCalls(plan, timeout, map_chunks)
+
+
+class _ByCalls(ChunkStrategy):
+    """From the start of the session to its end."""
 
     def __init__(self, plan: WorkPlan, timeout: float, map_chunks: MapChunks) -> None:
-        self._partitioner, self._timeout, self._map_chunks = plan.partitioner, timeout, map_chunks
+        self._partitioner, self._map_chunks = plan.partitioner, map_chunks
         self.drives = start_session(plan.work, timeout)
 
     def map(self, params: Tensors, chunks: Sequence[Tensor], step: int) -> list[Any]:
         before, began = traffic(), time.perf_counter()
-        results, seconds, beside = self._map_chunks(params, chunks, step)
+        results, seconds, beside = self._map_chunks(flatten(to_cpu(params)), chunks, step)
         duration = time.perf_counter() - began
         sent, received = traffic().since(before)
         by_rank = received + beside.received + Counter({0: sent + beside.sent})
@@ -157,23 +159,16 @@ class ByCalls(ChunkStrategy):
         self._cost = as_metrics(duration, costs)
         return [to_cpu(result) for result in results]
 
-    def evaluate(self, params: Tensors, split: str, chunks: Sequence[Tensor], done: Done = unnoticed) -> Tensors:
-        return self._values(_evaluate, params, split, chunks, done)
+    def evaluator(self, params: Tensors, split: str) -> Evaluator:
+        shared = flatten(to_cpu(params)), split
+        return ROUND * get_world_size(), lambda group: self._values(_evaluate, group, shared)
 
     def diagnose(self, params: Tensors, chunks: Sequence[Tensor], step: int) -> Tensors:
-        return self._values(_diagnose, params, step, chunks, unnoticed)
+        return join(self._values(_diagnose, chunks, (flatten(to_cpu(params)), step)))
 
-    def _values(
-        self, func: Callable[..., PartAnswer], params: Tensors, argument: Any, chunks: Sequence[Tensor], done: Done
-    ) -> Tensors:
-        """The values of every sample by `func`, in order."""
-        shared = whole(flatten(to_cpu(params))), argument  # the parameters go to each worker once
-
-        def of_round(part: Sequence[Tensor]) -> list[Any]:
-            return list(call(func, self._partitioner, part, lambda _: shared, self._timeout)[0].values())
-
-        values: Tensors = to_cpu(evaluated(chunks, ROUND * get_world_size(), of_round, done))
-        return values
+    def _values(self, func: Callable[..., PartAnswer], chunks: Sequence[Tensor], args: Args) -> list[Tensors]:
+        results, _ = call(func, self._partitioner, chunks, lambda _: args)
+        return [to_cpu(values) for values in results.values()]
 
     def close(self, failure: BaseException | None = None) -> None:
         stop_rpc(failure)

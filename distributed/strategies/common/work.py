@@ -19,12 +19,6 @@ from distributed.reduce import Combine, add_up, mean_of_sums, tree_sum
 T = TypeVar("T")
 Tensors = dict[str, Tensor]
 
-Done = Callable[[int], None]  # gets the number of samples whenever some are evaluated
-
-
-def unnoticed(samples: int) -> None:
-    """Ignore progress."""
-
 
 class PipelineStage(NamedTuple):
     """One step of a network that is a sequence of steps: the names of its parameters, the number of their elements, and
@@ -123,6 +117,10 @@ class Alone:
         """To read a figure waits for the device."""
 
 
+Evaluator = tuple[int, Callable[[Sequence[Tensor]], Sequence[Tensors]]]
+"""How many chunks are evaluated together, and what gives the per-sample values of each of them."""
+
+
 class ChunkStrategy:
     """A way to distribute chunks over workers; for the methods see `metalearn.types.Strategy`.
 
@@ -136,8 +134,21 @@ class ChunkStrategy:
     def map(self, params: Tensors, chunks: Sequence[Tensor], step: int) -> list[Any]:
         raise NotImplementedError
 
-    def evaluate(self, params: Tensors, split: str, chunks: Sequence[Tensor], done: Done = unnoticed) -> Tensors:
+    def evaluator(self, params: Tensors, split: str) -> Evaluator:
+        """What evaluates chunks of a split by these parameters."""
         raise NotImplementedError
+
+    def evaluate(
+        self, params: Tensors, split: str, chunks: Sequence[Tensor], done: Callable[[int], None] = lambda samples: None
+    ) -> Tensors:
+        # Workers wait for each other for a few chunks only, however many there are, and a time limit is for a few, too.
+        size, values_of = self.evaluator(params, split)
+        values: list[Tensors] = []
+        for first in range(0, len(chunks), size):
+            group = chunks[first : first + size]
+            values += values_of(group)
+            done(sum(map(len, group)))
+        return join(values)
 
     def diagnose(self, params: Tensors, chunks: Sequence[Tensor], step: int) -> Tensors:
         raise NotImplementedError
@@ -168,22 +179,15 @@ def diagnose_chunk(work: Work, params: Tensors, chunk: Tensor, step: int, rank: 
     return faults | {"worker": torch.full((len(chunk),), rank)}
 
 
-def evaluated(
-    chunks: Sequence[Tensor], size: int, compute: Callable[[Sequence[Tensor]], Sequence[Tensors]], done: Done
-) -> Tensors:
-    """The per-sample values of the chunks, of which `size` are computed together. So workers wait for each other for a
-    few chunks only, however many there are, and a time limit is for a few chunks too."""
-    values: list[Tensors] = []
-    for first in range(0, len(chunks), size):
-        group = chunks[first : first + size]
-        values += compute(group)
-        done(sum(map(len, group)))
-    return join(values)
-
-
 def join(values: Sequence[Tensors]) -> Tensors:
     """Joins the per-sample values of several chunks, in their order."""
     return {name: torch.cat([value[name] for value in values]) for name in values[0]}
+
+
+def advised(error: Exception, timeout: float) -> Exception:
+    """The error; with advice on the setting if it is a TimeoutError."""
+    advice = f"; type strategy.timeout=SECONDS to allow more than {timeout:g}"
+    return TimeoutError(f"{error}{advice}") if isinstance(error, TimeoutError) else error
 
 
 # The cost of a step
