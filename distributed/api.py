@@ -201,7 +201,7 @@ class _Call:
             items[get_worker_id(name)].append((number, part_args or (), part_kwargs or {}))
         self._timeout = session.timeout if timeout is None or timeout == UNSET_RPC_TIMEOUT else timeout
         check_timeout(self._timeout)
-        self._depth = worker.nesting.get() + 1
+        self._depth = worker.depth_here() + 1
         if self._depth > MAX_DEPTH:
             raise RecursionError(f"this remote call would be nested {self._depth} deep; at most {MAX_DEPTH} are served")
         self._ctx = worker.current_context()

@@ -4,7 +4,7 @@ An order is a function and the worker's items. The answer is the results of the 
 anchor that `distributed.autograd` needs.
 
 Also: the calls made under each distributed autograd context, and the contexts whose backward pass can no longer end. A
-caller records its call (`calls_of`), and a worker the calls of the function that it computes (`computing`). A call that
+caller records its call (`calls_of`), and a worker the calls of the function that it computes (`compute`). A call that
 is lost spoils its context (`spoil`). `distributed.autograd` reads all this before a backward pass, and says why.
 """
 
@@ -14,7 +14,7 @@ import itertools
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextvars import ContextVar
 from typing import Any, NamedTuple, TypeVar
 
@@ -46,10 +46,6 @@ class Failure(NamedTuple):
 
 Outcome = dict[int, Packed] | Failure  # the packed results of a worker's items by number, or the first failure
 Answer = tuple[Outcome, Tensor | None]  # and the anchor that `distributed.autograd` needs
-
-# How deep the call is nested that this thread computes; 0 if it computes none. A context variable, since to Python
-# torch's threads are new at every message, and thread-locals are slow to make.
-nesting: ContextVar[int] = ContextVar("nesting", default=0)
 
 _PURE = "__pure__"
 
@@ -104,14 +100,14 @@ def compute(
     order: Packed, depth: int, caller: str, ctx: int | None, carries: Carries, stop: Callable[[], bool]
 ) -> Answer:
     """Runs the items of an order. Stops at the first item that fails, and if `stop` returns true between items."""
-    outer = nesting.set(depth)
+    calls = None if ctx is None else Calls(ctx)
+    outer = _computed.set((depth, calls))
     try:
-        with computing(ctx) as calls:
-            outcome = _run(order, caller, carries, stop, graphs=ctx is not None)
-            if calls is not None:
-                calls.wait()
+        outcome = _run(order, caller, carries, stop, graphs=ctx is not None)
+        if calls is not None:
+            calls.wait()
     finally:
-        nesting.reset(outer)
+        _computed.reset(outer)
     return outcome, None if calls is None else anchor_of(order.tensors(), calls.anchors, tensors_in(outcome))
 
 
@@ -195,6 +191,7 @@ class Calls:
         self.ctx = ctx  # the context's id
         self.anchors: list[Tensor] = []  # one for each answer so far
         self.unread: set[Future[Any]] = set()  # asynchronous calls whose answers are not read yet
+        self.spoiled: str | None = None  # why no backward pass can end, noted in the record of the context
 
     def wait(self) -> None:
         """Waits for all answers. Every call has its own time limit; one that fails spoils the context."""
@@ -205,6 +202,19 @@ class Calls:
                 self.unread.discard(value)
 
 
+_lock = threading.Lock()
+_contexts: dict[int, Calls] = {}
+# Of the call that this thread computes: how deep it is nested, 0 if it computes none; and the calls of its function, if
+# it is computed under a context. A context variable, since to Python torch's threads are new at every message, and
+# thread-locals are slow to make.
+_computed: ContextVar[tuple[int, Calls | None]] = ContextVar("computed", default=(0, None))
+
+
+def depth_here() -> int:
+    """How deep the call is nested that this thread computes; 0 if it computes none."""
+    return _computed.get()[0]
+
+
 def current_context() -> int | None:
     """The id of the context that this thread is in, or None."""
     if autograd._get_debug_info()["num_autograd_contexts"] == "0":
@@ -213,13 +223,6 @@ def current_context() -> int | None:
         return int(autograd._current_context()._context_id())
     except RuntimeError:
         return None
-
-
-_lock = threading.Lock()
-_contexts: dict[int, Calls] = {}
-_spoiled: dict[int, str] = {}
-# The calls of the function that this thread computes under a context.
-_function: ContextVar[Calls | None] = ContextVar("function", default=None)
 
 
 def is_open(ctx: int) -> bool:
@@ -233,9 +236,11 @@ def is_open(ctx: int) -> bool:
 
 def calls_of(ctx: int) -> Calls:
     """The record for a call that this thread makes under the context."""
-    function = _function.get()
-    if function is not None and function.ctx == ctx:
-        return function
+    _, calls = _computed.get()
+    return calls if calls is not None and calls.ctx == ctx else _of_context(ctx)
+
+
+def _of_context(ctx: int) -> Calls:
     with _lock:
         if ctx not in _contexts:
             for closed in [other for other in _contexts if not is_open(other)]:  # torch's own class reports no end
@@ -248,32 +253,19 @@ def forget(ctx: int) -> None:
     """Called when a context has ended."""
     with _lock:
         _contexts.pop(ctx, None)
-        _spoiled.pop(ctx, None)
-
-
-@contextlib.contextmanager
-def computing(ctx: int | None) -> Iterator[Calls | None]:
-    """While a function is computed by this thread: gives the record of the calls that it makes under the context."""
-    calls = None if ctx is None else Calls(ctx)
-    outer = _function.set(calls)
-    try:
-        yield calls
-    finally:
-        _function.reset(outer)
 
 
 def spoil(ctx: int, reason: str) -> None:
     """Notes that no backward pass of this context can end, and why."""
-    with _lock:
-        for closed in [other for other in _spoiled if not is_open(other)]:
-            del _spoiled[closed]
-        if is_open(ctx):
-            _spoiled.setdefault(ctx, reason)
+    if is_open(ctx):
+        calls = _of_context(ctx)
+        calls.spoiled = calls.spoiled or reason
 
 
 def reason_against(ctx: int) -> str | None:
     """Why no backward pass of this context can end; None if it can."""
-    return _spoiled.get(ctx)
+    calls = _contexts.get(ctx)
+    return None if calls is None else calls.spoiled
 
 
 # References to values of other workers, and how a worker gives them back
