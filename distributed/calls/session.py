@@ -55,6 +55,7 @@ POLL_SECONDS = 1.0  # between two looks at the pings of workers that may be lost
 _CALL_THREADS = 256
 _OTHER_THREADS = 16
 _LAST_WORD_SECONDS = 1.0
+_ANSWER_SECONDS = 2.0  # how long a worker may take to answer after an error, or it counts as missing
 _GATHER_SECONDS = 0.002
 _SCHEME = "distributed"
 
@@ -110,10 +111,12 @@ class Session:
         self.changed = threading.Condition()  # of `finished`
         self.gatherings: Counter[str] = Counter()  # how many this process has come to, by their members
 
-    def failures(self) -> list[str]:
-        """The failures that other workers have reported to rank zero."""
-        failed = [(rank, cause) for rank, cause in sorted(self.finished.items()) if rank and cause]
-        return [f"{self.workers[rank]} has failed: {cause}" for rank, cause in failed]
+    def failure(self) -> RuntimeError | None:
+        """The failure of the first of the workers that have reported one to rank zero."""
+        for rank, cause in sorted(self.finished.items()):
+            if rank and cause:
+                return RuntimeError(f"{self.workers[rank]} has failed: {cause}")
+        return None
 
 
 _session: Session | None = None
@@ -127,9 +130,8 @@ def current() -> Session:
     # The workers leave init_rpc one after the other. A call of a fast one may come before this one knows the names.
     if session is None or not (session.joined.is_set() or session.joined.wait(session.timeout)) or not session.workers:
         raise RuntimeError("RPC is not started: put @auto_init_rpc() on the program's main function")
-    if session.finished:
-        for failure in session.failures():
-            raise RuntimeError(failure)
+    if session.finished and (failure := session.failure()) is not None:
+        raise failure
     return session
 
 
@@ -165,10 +167,8 @@ def gather(value: T, worker_names: set[str] | None = None) -> dict[str, T]:
         store.set(keys[session.name], pack(value, graphs=False, carries=lambda _: False).payload.hex())
         while missing := [name for name in group if not store.check([keys[name]])]:
             lost = watch.lost(missing)
-            for failure in session.failures():  # first: that worker may have left since
-                raise RuntimeError(failure)
-            if lost is not None:
-                raise lost
+            if (failure := session.failure() or lost) is not None:  # a worker that has failed may have left since
+                raise failure
             if time.monotonic() > deadline:
                 raise TimeoutError(f"{', '.join(missing)} did not come to the barrier within {session.timeout:g} s")
             time.sleep(_GATHER_SECONDS)
@@ -321,18 +321,16 @@ def _dismiss_others(session: Session, cause: str | None) -> None:
                 missing = next((error for _, error in ping_errors(others.values(), GOODBYE_SECONDS)), None)
                 break
             missing = watch.lost(name for rank, name in others.items() if rank not in session.finished)
-    failures = session.failures()
-    reason = cause or next(iter(failures), None) or (str(missing) if missing else None)
+    failure = session.failure() or missing
+    reason = cause or (None if failure is None else str(failure))
     patience = GOODBYE_SECONDS if reason is None else _LAST_WORD_SECONDS
     # All at once: a worker that hangs must not keep the others from hearing it.
     running = [name for rank, name in others.items() if session.finished.get(rank) is None]
     for goodbye in [rpc.rpc_async(name, _note_finished, (0, reason), timeout=patience) for name in running]:
         with contextlib.suppress(RuntimeError):  # a worker that has left already needs no goodbye
             goodbye.wait()
-    if cause is None and failures:
-        raise RuntimeError(failures[0])
-    if missing is not None:
-        raise missing
+    if cause is None and failure is not None:
+        raise failure
 
 
 def _serve_until_dismissed(session: Session, cause: str | None) -> None:
@@ -355,13 +353,15 @@ def _serve_until_dismissed(session: Session, cause: str | None) -> None:
         raise StoppedByLeader(f"stopped by {first}: {reason}")
 
 
-def missing_workers(seconds: float) -> tuple[str, bool]:
-    """After a call has failed: the workers that are lost, as `worker1 and worker2`, and whether they are dead. If some
-    are, names these alone: a worker that does not answer within `seconds` may wait for them. The text is empty if all
-    answer, or no session is started."""
+def missing_workers(cause: str, where: str = "") -> Exception | None:
+    """After a call has failed for this cause: the error that names the workers that are lost; None if all answer, or no
+    session is started. If some are dead it names these alone: a worker that does not answer may wait for them."""
     if not is_started():
-        return "", False
+        return None
     session = current()
-    lost = dict(ping_errors([name for name in session.workers if name != session.name], seconds))
+    lost = dict(ping_errors([name for name in session.workers if name != session.name], _ANSWER_SECONDS))
     dead = [name for name, error in lost.items() if isinstance(error, ConnectionError)]
-    return " and ".join(dead or lost), bool(dead)
+    if dead:
+        return ConnectionError(f"{' and '.join(dead)} does not answer{where}: {cause}")
+    late = f"{' and '.join(lost)} did not answer within {session.timeout:g} s{where}: {cause}"
+    return TimeoutError(late) if lost else None

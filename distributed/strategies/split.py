@@ -44,8 +44,6 @@ from distributed.strategies.common.work import (
     watch,
 )
 
-_ANSWER_SECONDS = 2.0  # how long a worker may take to answer after an error, or it counts as missing
-
 
 def split(*, plan: WorkPlan, timeout: float, cuts: Sequence[str] | str = "auto", micro_batches: int = 4) -> Connect:
     """Deals the network's stages out to the workers. conf/strategy/split.yaml explains the keys.
@@ -128,13 +126,11 @@ def _naming_missing_workers() -> Iterator[None]:
     try:
         yield
     except (RuntimeError, ConnectionError, TimeoutError) as error:
-        names, are_dead = missing_workers(_ANSWER_SECONDS)
-        if not names or (str(error).startswith(f"{names} d") and are_dead == isinstance(error, ConnectionError)):
+        missing = missing_workers(str(error).partition("; type strategy")[0])
+        names = str(missing).partition(" d")[0]
+        if missing is None or (isinstance(error, type(missing)) and str(error).startswith(f"{names} d")):
             raise
-        if not are_dead:
-            timeout = current().timeout
-            raise advised(TimeoutError(f"{names} did not answer within {timeout:g} s"), timeout) from error
-        raise ConnectionError(f"{names} does not answer: {error}") from error
+        raise advised(missing, current().timeout) from error
 
 
 class Pipeline(ChunkStrategy):
