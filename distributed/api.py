@@ -15,7 +15,7 @@ from typing import Any, Literal, ParamSpec, TypeVar, cast
 from torch.futures import Future
 
 from distributed.calls import worker
-from distributed.calls.message import Packed, note_received, note_sent, pack, send, unpack
+from distributed.calls.message import Packed, note_traffic, pack, send, unpack
 from distributed.calls.session import MAX_DEPTH, MAX_WINDOW, current
 from distributed.calls.worker import Answer, Failure, Item, carries, failure, tensors_in
 from distributed.errors import describe, worker_error
@@ -206,7 +206,6 @@ class _Call:
             raise RecursionError(f"this remote call would be nested {self._depth} deep; at most {MAX_DEPTH} are served")
         self._ctx = worker.current_context()
         self._calls = None if self._ctx is None else worker.calls_of(self._ctx)
-        self._expected = sum(map(len, items.values()))
         # All are packed before the first is sent: an error then leaves no worker at work.
         graphs = self._ctx is not None
         packed = {rank: _pack_order(func, part, self._names[rank], graphs=graphs) for rank, part in items.items()}
@@ -238,7 +237,7 @@ class _Call:
                 raise worker_error(self._names[rank], error, self._timeout) from error
             raise
         self._under_way[rank] = future
-        note_sent(order.size())
+        note_traffic(sent=order.size())
 
         def note_answer(answered: Future[Answer]) -> None:
             """Runs when the worker has answered, or is lost."""
@@ -291,7 +290,6 @@ class _Call:
             self._abandon()
         if failures:
             _raise_failure(min(failures, key=lambda failure: -1 if failure.number is None else failure.number))
-        assert len(ordered) == self._expected
         results = [ordered[number] for number in sorted(ordered)]
         return results if reducer is None else reducer(results)
 
@@ -333,7 +331,7 @@ class _Call:
         if isinstance(outcome, Failure):
             return outcome
         if rank != self._me:
-            note_received(sum(packed.size() for packed in outcome.values()), rank)
+            note_traffic(received={rank: sum(packed.size() for packed in outcome.values())})
         try:
             return {number: unpack(packed) for number, packed in outcome.items()}
         except Exception as error:  # a class does not exist here, or may raise anything

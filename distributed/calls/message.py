@@ -8,7 +8,7 @@ import io
 import pickle
 import threading
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextvars import ContextVar
 from typing import Any, NamedTuple
 
@@ -187,22 +187,16 @@ class Traffic(NamedTuple):
 
 
 _lock = threading.Lock()
-_sent = 0
-_received: Counter[int] = Counter()
+_total = Traffic(0, Counter())
 
 
 def traffic() -> Traffic:
     """The bytes sent and received since the process started."""
+    return _total
+
+
+def note_traffic(sent: int = 0, received: Mapping[int, int] | None = None) -> None:
+    """Adds bytes to `traffic`; those received by the sender's rank."""
+    global _total
     with _lock:
-        return Traffic(_sent, _received.copy())
-
-
-def note_sent(size: int) -> None:
-    global _sent
-    with _lock:
-        _sent += size
-
-
-def note_received(size: int, rank: int) -> None:
-    with _lock:
-        _received[rank] += size
+        _total = Traffic(_total.sent + sent, _total.received + Counter(received))

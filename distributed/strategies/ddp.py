@@ -35,14 +35,13 @@ from distributed.launch.process_group import (
     stop_process_group,
 )
 from distributed.partition import TensorDimensionPartitioner
-from distributed.reduce import Subtree, combine, mean_of_sums, partials, subtrees_of, tree_sum
+from distributed.reduce import Subtree, Tensors, combine, mean_of_sums, partials, subtrees_of, tree_sum
 from distributed.strategies.common.work import (
     ROUND,
     ChunkStrategy,
     Connect,
     Evaluator,
     Flat,
-    Tensors,
     Work,
     WorkerCost,
     WorkPlan,

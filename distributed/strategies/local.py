@@ -2,24 +2,24 @@
 
 import time
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 from torch import Tensor
 
 from distributed.info import check_timeout
-from distributed.reduce import partials
+from distributed.reduce import Tensors, partials, tree_sum
 from distributed.strategies.common.work import (
-    Alone,
     ChunkStrategy,
     Connect,
     Evaluator,
-    Tensors,
     WorkerCost,
     WorkPlan,
     as_metrics,
     diagnose_chunk,
     join,
 )
+
+T = TypeVar("T")
 
 
 def local(*, plan: WorkPlan, timeout: float) -> Connect:
@@ -32,6 +32,27 @@ def local(*, plan: WorkPlan, timeout: float) -> Connect:
     if plan.workers != 1:
         raise ValueError(f"workers={plan.workers}: strategy=local is one process; type strategy=rpc, or workers=1")
     return lambda: _Local(plan)
+
+
+class Alone:
+    """One process takes the whole of a step that stays on its device; for the methods see `metalearn.types.Shares`."""
+
+    ranks, through_host = 1, False
+
+    def run(self, count: int) -> range:
+        return range(count)
+
+    def add(self, terms: Sequence[T], count: int) -> T:
+        return tree_sum(terms)
+
+    def agree(self, text: str) -> list[str]:
+        return [text]
+
+    def started(self) -> None:
+        """Nothing holds this process's device up."""
+
+    def wait(self) -> None:
+        """To read a figure waits for the device."""
 
 
 class _Local(ChunkStrategy):

@@ -6,7 +6,6 @@ from typing import Any
 
 from torch import Tensor
 
-from distributed.calls.message import Traffic
 from distributed.calls.worker import pure
 from distributed.reduce import combine
 from distributed.strategies.common import chunks as dealing
@@ -23,12 +22,12 @@ def rpc(*, plan: WorkPlan, timeout: float) -> Connect:
     time limit is not above 0.
     """
 
-    def map_chunks(params: Flat, chunks: Sequence[Tensor], step: int) -> tuple[list[Any], Counter[int], Traffic]:
+    def map_chunks(params: Flat, chunks: Sequence[Tensor], step: int) -> tuple[list[Any], Counter[int], Counter[int]]:
         count = len(chunks)
         adds = count if plan.only_adds else None
         results, seconds = dealing.call(_map, plan.partitioner, chunks, lambda _: (params, step, adds))
         ordered = list(results.values()) if adds is None else [combine(results.items(), count)]
-        return ordered, seconds, Traffic(0, Counter())
+        return ordered, seconds, Counter()
 
     return dealing.by_calls(plan, timeout, map_chunks)
 

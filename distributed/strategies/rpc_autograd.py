@@ -12,20 +12,10 @@ from torch.utils import _pytree as pytree
 
 from distributed import autograd
 from distributed.api import remote_sync_call
-from distributed.calls.message import Traffic
 from distributed.info import get_world_rank
-from distributed.reduce import Subtree, combine, partials, subtrees_of, tree_sum
+from distributed.reduce import Subtree, Tensors, combine, partials, subtrees_of, tree_sum
 from distributed.strategies.common import chunks as dealing
-from distributed.strategies.common.work import (
-    Connect,
-    Flat,
-    Tensors,
-    Windows,
-    WorkPlan,
-    flatten,
-    unflatten,
-    watch,
-)
+from distributed.strategies.common.work import Connect, Flat, Windows, WorkPlan, flatten, unflatten, watch
 
 
 def rpc_autograd(*, plan: WorkPlan, timeout: float) -> Connect:
@@ -42,7 +32,7 @@ def rpc_autograd(*, plan: WorkPlan, timeout: float) -> Connect:
     if plan.work.loss is None:
         raise ValueError("strategy=rpc_autograd: this algorithm has no loss that a graph leads to; type strategy=rpc")
 
-    def map_chunks(params: Flat, chunks: Sequence[Tensor], step: int) -> tuple[list[Any], Counter[int], Traffic]:
+    def map_chunks(params: Flat, chunks: Sequence[Tensor], step: int) -> tuple[list[Any], Counter[int], Counter[int]]:
         count = len(chunks)
         leaves: dict[Subtree, list[Tensor]] = {}
 
@@ -138,11 +128,12 @@ def _seconds_of(step: int) -> tuple[int, float]:
     return get_world_rank(), ended - began
 
 
-def _backward_traffic(buffers: Sequence[Tensor], ranks: Sequence[int], leaves: Leaves) -> Traffic:
-    """The bytes of the backward pass, estimated, since torch does not count them: for every chunk of another worker one
-    gradient of the loss goes out, and one gradient of every copy of the parameters comes back."""
-    size = sum(buffer.nbytes for buffer in buffers)
-    copies = Counter(ranks[subtree.first()] for subtree in leaves)
-    elsewhere = sum(rank != get_world_rank() for rank in ranks)
-    received = {rank: size * number for rank, number in copies.items() if rank != get_world_rank()}
-    return Traffic(buffers[0].element_size() * elsewhere, Counter(received))
+def _backward_traffic(buffers: Sequence[Tensor], ranks: Sequence[int], leaves: Leaves) -> Counter[int]:
+    """The bytes that each worker sends in the backward pass, an estimate, as torch counts none: for every chunk
+    of another worker a gradient of the loss goes out, and for every copy of the parameters a gradient comes back."""
+    here, size = get_world_rank(), sum(buffer.nbytes for buffer in buffers)
+    sent = Counter({here: buffers[0].element_size() * sum(rank != here for rank in ranks)})
+    for subtree in leaves:
+        if (rank := ranks[subtree.first()]) != here:
+            sent[rank] += size
+    return sent

@@ -26,14 +26,13 @@ from distributed.calls.session import POLL_SECONDS, Pinger, current, missing_wor
 from distributed.calls.worker import fetched
 from distributed.errors import says_timeout, worker_error
 from distributed.info import check_timeout
-from distributed.reduce import Combine, Subtree, combine, partials
+from distributed.reduce import Combine, Subtree, Tensors, combine, partials
 from distributed.strategies.common.chunks import current_work, start_session
 from distributed.strategies.common.work import (
     ChunkStrategy,
     Connect,
     Evaluator,
     Pieces,
-    Tensors,
     Windows,
     Work,
     WorkerCost,

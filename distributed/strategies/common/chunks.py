@@ -11,20 +11,19 @@ import torch
 from torch import Tensor
 
 from distributed.api import parts_of, remote_sync_call
-from distributed.calls.message import Traffic, traffic
+from distributed.calls.message import traffic
 from distributed.calls.session import default_timeout, start_rpc, stop_rpc
 from distributed.calls.worker import pure
 from distributed.info import check_timeout, get_world_rank, get_world_size
 from distributed.launch.isolation import exposure
 from distributed.partition import Args, PartitionFunction, TensorDimensionPartitioner
-from distributed.reduce import partials
+from distributed.reduce import Tensors, partials
 from distributed.strategies.common.work import (
     ROUND,
     ChunkStrategy,
     Connect,
     Evaluator,
     Flat,
-    Tensors,
     Work,
     WorkerCost,
     WorkPlan,
@@ -127,9 +126,9 @@ def start_session(work: Work, timeout: float) -> bool:
     return leads
 
 
-MapChunks = Callable[[Flat, Sequence[Tensor], int], tuple[list[Any], Counter[int], Traffic]]
-"""From flat parameters, chunks and step to the results, the seconds of each worker's compute, and the bytes that the
-counter of remote calls does not see."""
+MapChunks = Callable[[Flat, Sequence[Tensor], int], tuple[list[Any], Counter[int], Counter[int]]]
+"""From flat parameters, chunks and step to the results, the seconds of each worker's compute, and the bytes that each
+has sent and the counter of remote calls does not see."""
 
 
 def by_calls(plan: WorkPlan, timeout: float, map_chunks: MapChunks) -> Connect:
@@ -154,7 +153,7 @@ class _ByCalls(ChunkStrategy):
         results, seconds, beside = self._map_chunks(flatten(to_cpu(params)), chunks, step)
         duration = time.perf_counter() - began
         sent, received = traffic().since(before)
-        by_rank = received + beside.received + Counter({0: sent + beside.sent})
+        by_rank = received + beside + Counter({0: sent})
         costs = [WorkerCost(seconds[rank], by_rank[rank]) for rank in range(get_world_size())]
         self._cost = as_metrics(duration, costs)
         return [to_cpu(result) for result in results]

@@ -14,10 +14,9 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from distributed.partition import PartitionFunction
-from distributed.reduce import Combine, add_up, mean_of_sums, tree_sum
+from distributed.reduce import Combine, Tensors, add_up, mean_of_sums
 
 T = TypeVar("T")
-Tensors = dict[str, Tensor]
 
 
 class PipelineStage(NamedTuple):
@@ -94,27 +93,6 @@ def even_runs(chunks: Sequence[T], ranks: int) -> list[Sequence[T]]:
     each, more = divmod(len(chunks), ranks)
     ends = [each * (rank + 1) + min(rank + 1, more) for rank in range(ranks)]
     return [chunks[begin:end] for begin, end in zip([0, *ends], ends, strict=False)]
-
-
-class Alone:
-    """One process takes the whole of a step that stays on its device; for the methods see `metalearn.types.Shares`."""
-
-    ranks, through_host = 1, False
-
-    def run(self, count: int) -> range:
-        return range(count)
-
-    def add(self, terms: Sequence[T], count: int) -> T:
-        return tree_sum(terms)
-
-    def agree(self, text: str) -> list[str]:
-        return [text]
-
-    def started(self) -> None:
-        """Nothing holds this process's device up."""
-
-    def wait(self) -> None:
-        """To read a figure waits for the device."""
 
 
 Evaluator = tuple[int, Callable[[Sequence[Tensor]], Sequence[Tensors]]]
