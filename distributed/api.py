@@ -16,7 +16,7 @@ from torch.futures import Future
 
 from distributed.calls import worker
 from distributed.calls.message import Packed, note_traffic, pack, send, unpack
-from distributed.calls.session import MAX_DEPTH, MAX_WINDOW, current
+from distributed.calls.session import MAX_DEPTH, MAX_WINDOW, current, get_worker_id
 from distributed.calls.worker import Answer, Failure, Item, carries, failure, tensors_in
 from distributed.errors import describe, worker_error
 from distributed.info import check_timeout
@@ -31,7 +31,6 @@ from distributed.partition import (
     exclusive_batch_partitioner,
 )
 from distributed.reduce import Reducer, mean_reducer, sum_reducer
-from distributed.world import get_worker_id
 
 __all__ = [
     "UNSET_RPC_TIMEOUT", "PartitionFunction", "Partitioner", "TensorDimensionPartitioner", "batch_partitioner",

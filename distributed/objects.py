@@ -13,8 +13,7 @@ from torch.utils import _pytree as pytree
 
 from distributed.api import remote_async_call, remote_sync_call
 from distributed.calls import rpc
-from distributed.calls.session import current
-from distributed.world import get_worker_id
+from distributed.calls.session import current, get_worker_id
 
 M = TypeVar("M")
 Reference: TypeAlias = "rpc.RRef[Any]"

@@ -85,7 +85,7 @@ class TensorDimensionPartitioner:
             return [(get_world_rank(), args, kwargs)]
         workers: Sequence[int] = range(get_world_size())
         if self.workers is not None:
-            from distributed.world import get_worker_id  # needs RPC, which `ddp` and its partitioner do without
+            from distributed.calls.session import get_worker_id  # needs RPC, which `ddp` and its partitioner do without
 
             workers = [get_worker_id(worker) for worker in self.workers]
 

@@ -9,7 +9,7 @@ from typing import ParamSpec, TypeVar
 import torch.distributed as dist
 
 from distributed.calls import rpc
-from distributed.calls.session import current, gather, is_started, start_rpc, stop_rpc
+from distributed.calls.session import gather, get_worker_id, start_rpc, stop_rpc
 from distributed.errors import describe
 from distributed.info import (
     WorldInfo,
@@ -37,22 +37,6 @@ get_world_info()  # sets its attributes
 def is_available() -> bool:
     """Whether this torch was built with RPC."""
     return dist.is_available() and rpc.is_available()
-
-
-def get_worker_id(id: str | int | None = None) -> int:  # noqa: A002 (the name is the original's)
-    """The rank of a worker given by rank, by name, or None for this one. Raises ValueError if there is none, and
-    RuntimeError for a name if RPC is not started."""
-    if id is None:
-        return get_world_rank()
-    if isinstance(id, str):
-        names = current().workers
-        if id not in names:
-            raise ValueError(f"worker={id!r}: the workers are {', '.join(names)}")
-        return names.index(id)
-    size = len(current().workers) if is_started() else get_world_size()
-    if isinstance(id, bool) or not hasattr(id, "__index__") or index(id) not in range(size):
-        raise ValueError(f"worker={id!r}: the world has the workers 0 to {size - 1}")
-    return index(id)
 
 
 def barrier(worker_names: Iterable[str] | None = None) -> None:

@@ -22,6 +22,7 @@ import warnings
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from datetime import timedelta
+from operator import index
 from typing import Any, TypeVar
 
 import torch
@@ -137,6 +138,22 @@ def current() -> Session:
 
 def is_started() -> bool:
     return _session is not None
+
+
+def get_worker_id(id: str | int | None = None) -> int:  # noqa: A002 (the name is the original's)
+    """The rank of a worker given by rank, by name, or None for this one. Raises ValueError if there is none, and
+    RuntimeError for a name if RPC is not started."""
+    if id is None:
+        return get_world_rank()
+    if isinstance(id, str):
+        names = current().workers
+        if id not in names:
+            raise ValueError(f"worker={id!r}: the workers are {', '.join(names)}")
+        return names.index(id)
+    size = len(current().workers) if is_started() else get_world_size()
+    if isinstance(id, bool) or not hasattr(id, "__index__") or index(id) not in range(size):
+        raise ValueError(f"worker={id!r}: the world has the workers 0 to {size - 1}")
+    return index(id)
 
 
 def use_own_gpu() -> None:
