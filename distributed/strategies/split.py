@@ -11,7 +11,7 @@ by `distributed.reduce`, and training gives the same bits as in one process.
 import logging
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import accumulate, pairwise
 from typing import Any, NamedTuple
@@ -120,14 +120,16 @@ def _even_ends(pieces: Pieces, workers: int) -> list[int]:
 
 @contextmanager
 def _naming_missing_workers() -> Iterator[None]:
-    """Around a method of `Pipeline`: errors name the workers that do not answer. torch's own name none, or the last
-    shard, which waits for the others."""
+    """Around a method of `Pipeline`: errors name the workers that do not answer, and advise on the time limit. torch's
+    own name none, or the last shard, which waits for the others."""
     try:
         yield
     except (RuntimeError, ConnectionError, TimeoutError) as error:
-        missing = missing_workers(str(error).partition("; type strategy")[0])
+        missing = missing_workers(str(error))
         names = str(missing).partition(" d")[0]
         if missing is None or (isinstance(error, type(missing)) and str(error).startswith(f"{names} d")):
+            missing = error
+        if missing is error and not isinstance(error, TimeoutError):
             raise
         raise advised(missing, current().timeout) from error
 
@@ -199,13 +201,13 @@ class Pipeline(ChunkStrategy):
         while not came.wait(POLL_SECONDS):
             lost = watch.lost(self._workers[1:])
             if lost is not None:
-                raise advised(lost, self._timeout)
+                raise lost
         try:
             value = future.wait()
             if isinstance(value, Missed):
                 raise RuntimeError(value.reason)
         except RuntimeError as error:
-            raise advised(worker_error(self._workers[rank], error, self._timeout), self._timeout) from error
+            raise worker_error(self._workers[rank], error, self._timeout) from error
         return value
 
     @_naming_missing_workers()
@@ -219,13 +221,9 @@ class Pipeline(ChunkStrategy):
         for group_start in range(0, len(chunks), self._micro_batches):
             group = list(enumerate(chunks))[group_start : group_start + self._micro_batches]
             with autograd.context() as ctx:
-                outcomes = [self._through("train", chunk, number, None) for number, chunk in group]
-                values = [self._wait(len(self._shards) - 1, outcome) for outcome in outcomes]
-                rests += [rest for _, rest in values]
-                try:
-                    autograd.backward(ctx, [loss for loss, _ in values])
-                except TimeoutError as error:
-                    raise advised(error, self._timeout) from error
+                losses, group_rests = zip(*self._through("train", group, None), strict=True)
+                rests += group_rests
+                autograd.backward(ctx, losses)
                 self._all("collect", ctx, len(chunks))
                 if group_start + self._micro_batches >= len(chunks):
                     for name in self._all("prepare", counts, rate):
@@ -240,22 +238,23 @@ class Pipeline(ChunkStrategy):
         )
         return [self._result({}, rest) for rest in rests], {"update_seconds": 0.0}
 
-    def _through(self, split: str, chunk: Tensor, number: int, params: Sequence[Tensors] | None) -> Any:
-        """Sends a micro-batch through all shards; returns a future of the last shard's outcome."""
-        before: list[Any] = []
-        for position, shard in enumerate(self._shards):
-            last = position == len(self._shards) - 1
-            remote = shard.rpc_async(timeout=self._timeout) if last else shard.remote(timeout=self._timeout)
-            before = [remote.run(before, split, chunk, number, None if params is None else params[position])]
-        return before[0]
+    def _through(self, split: str, group: Iterable[tuple[int, Tensor]], params: Sequence[Tensors] | None) -> list[Any]:
+        """Sends micro-batches through all shards, and returns the outcomes of the last shard."""
+        futures, last = [], len(self._shards) - 1
+        for number, chunk in group:
+            before: list[Any] = []
+            for position, shard in enumerate(self._shards):
+                remote = (shard.rpc_async if position == last else shard.remote)(timeout=self._timeout)
+                before = [remote.run(before, split, chunk, number, None if params is None else params[position])]
+            futures += before
+        return [self._wait(last, future) for future in futures]
 
     def evaluator(self, params: Tensors, split: str) -> Evaluator:
         parts = [{name: params[name].detach() for name in names} for names in self._param_names]
 
         @_naming_missing_workers()
         def through_all(group: Sequence[Tensor]) -> list[Tensors]:
-            futures = [self._through(split, chunk, number, parts) for number, chunk in enumerate(group)]
-            return [self._wait(len(self._shards) - 1, future) for future in futures]
+            return self._through(split, enumerate(group), parts)
 
         return self._micro_batches, through_all
 
@@ -414,7 +413,8 @@ class Shard:
         return cost
 
     def state(self) -> State:
-        return State(*to_cpu(tuple(State.of(self._params, self._optimizer.state_dict()))))
+        state: State = to_cpu(State.of(self._params, self._optimizer.state_dict()))
+        return state
 
 
 _shard: Shard | None = None  # this worker's shard
