@@ -124,12 +124,13 @@ def _new_gradients(ctx: int, roots: list[Tensor], retain_graph: bool) -> dict[Te
         for leaf, total in autograd.get_gradients(ctx).items():
             before[leaf] = total.clone()
             total.zero_()
-    untouched = {leaf: _state(total) for leaf, total in autograd.get_gradients(ctx).items()}
+    # To write to a tensor changes its version, to replace it changes the address.
+    untouched = {leaf: (total.data_ptr(), total._version) for leaf, total in autograd.get_gradients(ctx).items()}
     summed = [root if root.ndim == 0 else root.sum() for root in roots]
     try:
         _pass(ctx, [*summed, *anchors], retain_graph or bool(anchors))
         totals = autograd.get_gradients(ctx)
-        return {leaf: t.clone() for leaf, t in totals.items() if untouched.get(leaf) != _state(t)}
+        return {leaf: t.clone() for leaf, t in totals.items() if untouched.get(leaf) != (t.data_ptr(), t._version)}
     finally:
         with torch.no_grad():
             for leaf, total in autograd.get_gradients(ctx).items():
@@ -161,11 +162,6 @@ def _pass(ctx: int, roots: list[Tensor], retain_graph: bool) -> None:
             raise TimeoutError(f"a worker did not answer within {limit:g} s in the backward pass: {cause}") from error
         where = current().workers[int(number)] if number is not None and is_started() else "a worker"
         raise RuntimeError(f"the backward pass failed on {where}: {cause}") from error
-
-
-def _state(tensor: Tensor) -> tuple[int, int]:
-    """A value that changes when the tensor is written to or replaced."""
-    return tensor.data_ptr(), tensor._version
 
 
 def _check_open(ctx: int) -> None:
