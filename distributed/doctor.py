@@ -26,6 +26,7 @@ from distributed.launch.process_group import start_process_group, stop_process_g
 
 SMALL, LARGE = 1, 1 << 20  # numbers of float32 values in the messages that measure latency and bandwidth
 REPEATS = 10
+REMOTE_OPERATIONS = ("RPC round trip", "remote call", "RRef fetch", "distributed backward")
 
 
 class Check(NamedTuple):
@@ -51,37 +52,34 @@ class Report(NamedTuple):
         return all(check.ok is not False for check in self.checks)
 
 
-Operation = Callable[[int], bool]  # runs once with the given number of values; returns whether the answer was right
-
-
 def diagnose(*, timeout: float = 30.0) -> Report | None:
     """Runs every check, with `timeout` seconds for an operation; returns the report on rank zero, None on others."""
+    report = None
     backend = start_process_group(timeout=timeout)
+    device = torch.device("cuda" if backend == "nccl" else "cpu")
     try:
-        device = torch.device("cuda" if backend == "nccl" else "cpu")
-        local_checks = [measured(name, operation, backend) for name, operation in collectives(device).items()]
+        names = collectives(device, SMALL)
+        local_checks = [measured(name, partial(run_collective, name, device), backend) for name in names]
     finally:
         stop_process_group()
     start_rpc(timeout=timeout)
-    failure: BaseException | None = None
     try:
-        by_worker = list(gather(local_checks).values())
-        if get_world_info().rank != 0:
-            return None
-        checks = [worst(of_all) for of_all in zip(*by_worker, strict=True)]
-        checks += [measured(name, operation, "RPC") for name, operation in remote_operations().items()]
-        checks.append(hidden_parameters())
-        names = current().workers
-        descriptions = remote_sync_call(describe, partitioner=lambda: [(name, None, None) for name in names])
-        return Report(checks, dict(zip(names, descriptions, strict=True)), exposure())
+        by_worker = gather(local_checks).values()
+        if get_world_info().rank == 0:
+            checks = [worst(of_all) for of_all in zip(*by_worker, strict=True)]
+            checks += [measured(name, partial(remote_operation, name), "RPC") for name in REMOTE_OPERATIONS]
+            workers = current().workers
+            descriptions = remote_sync_call(describe, partitioner=lambda: [(name, None, None) for name in workers])
+            described = dict(zip(workers, descriptions, strict=True))
+            report = Report([*checks, hidden_parameters()], described, exposure())
     except BaseException as error:
-        failure = error
+        stop_rpc(error)
         raise
-    finally:
-        stop_rpc(failure)
+    stop_rpc()
+    return report
 
 
-def measured(name: str, operation: Operation, backend: str) -> Check:
+def measured(name: str, operation: Callable[[int], bool], backend: str) -> Check:
     """Checks an operation and measures it, with a small and a large message."""
     try:
         right = operation(SMALL) and operation(LARGE)
@@ -101,108 +99,65 @@ def worst(of_all: Sequence[Check]) -> Check:
     return max(wrong[:1] or of_all, key=lambda check: check.latency or 0.0)
 
 
-def collectives(device: torch.device) -> dict[str, Operation]:
-    """The operations of the default process group by name, each run by every rank. Rank r contributes r + 1. A world of
-    one has no other rank to send to."""
-    info = get_world_info()
-    rank, size = info.world_rank, info.world_size
-    total = size * (size + 1) / 2
+def collectives(device: torch.device, count: int) -> dict[str, tuple[Callable[[], Any], list[Tensor], list[float]]]:
+    """The operations of the default process group by name, for `count` values: a call that every rank makes, the
+    tensors that it changes on this rank, and their right values. Rank r contributes r + 1."""
+    rank, size, *_ = get_world_info()
+    leads, every = rank == 0, [r + 1.0 for r in range(size)]
+    total = sum(every)
+    x = torch.full((count,), every[rank], device=device)
+    parts = [torch.empty_like(x) for _ in every]
+    part = parts[0]
 
-    def contribution(count: int, of_rank: int = rank) -> Tensor:
-        return torch.full((count,), of_rank + 1.0, device=device)
+    def scatter() -> None:
+        dist.scatter(part, [torch.full_like(x, value) for value in every] if leads else None, src=0)
 
-    def slots(count: int) -> list[Tensor]:
-        return [torch.empty(count, device=device) for _ in range(size)]
+    def send_around() -> None:
+        if leads:
+            dist.send(x, 1)
+        dist.recv(part, (rank - 1) % size)
+        if not leads:
+            dist.send(x, (rank + 1) % size)
 
-    def holds(tensor: Tensor, value: float) -> bool:
-        return bool((tensor == value).all())
-
-    def each_of_its_rank(tensors: Sequence[Tensor]) -> bool:
-        return all(holds(tensor, of_rank + 1) for of_rank, tensor in enumerate(tensors))
-
-    def send_recv(count: int) -> bool:
-        """Around the ring, rank zero first."""
-        x = torch.empty(count, device=device)
-        if rank == 0:
-            dist.send(contribution(count), 1)
-            dist.recv(x, size - 1)
-        else:
-            dist.recv(x, rank - 1)
-            dist.send(contribution(count), (rank + 1) % size)
-        return holds(x, (rank - 1) % size + 1)
-
-    def broadcast(count: int) -> bool:
-        x = contribution(count)
-        dist.broadcast(x, src=0)
-        return holds(x, 1)
-
-    def scatter(count: int) -> bool:
-        x = torch.empty(count, device=device)
-        dist.scatter(x, [contribution(count, r) for r in range(size)] if rank == 0 else None, src=0)
-        return holds(x, rank + 1)
-
-    def gather(count: int) -> bool:
-        parts = slots(count) if rank == 0 else None
-        dist.gather(contribution(count), parts, dst=0)
-        return parts is None or each_of_its_rank(parts)
-
-    def reduce(count: int) -> bool:
-        x = contribution(count)
-        dist.reduce(x, dst=0)
-        return rank != 0 or holds(x, total)
-
-    def all_reduce(count: int) -> bool:
-        x = contribution(count)
-        dist.all_reduce(x)
-        return holds(x, total)
-
-    def all_gather(count: int) -> bool:
-        parts = slots(count)
-        dist.all_gather(parts, contribution(count))
-        return each_of_its_rank(parts)
-
-    def reduce_scatter(count: int) -> bool:
-        x = torch.empty(count, device=device)
-        dist.reduce_scatter(x, [contribution(count) for _ in range(size)])
-        return holds(x, total)
-
-    def all_to_all(count: int) -> bool:
-        parts = slots(count)
-        dist.all_to_all(parts, [contribution(count) for _ in range(size)])
-        return each_of_its_rank(parts)
-
-    everywhere = (broadcast, scatter, gather, reduce, all_reduce, all_gather, reduce_scatter, all_to_all)
-    first: dict[str, Operation] = {"send/recv": send_recv} if size > 1 else {}
-    return first | {operation.__name__: operation for operation in everywhere}
+    operations: dict[str, tuple[Callable[[], Any], list[Tensor], list[float]]] = {
+        "send/recv": (send_around, [part], [every[rank - 1]]),
+        "broadcast": (lambda: dist.broadcast(x, src=0), [x], [1.0]),
+        "scatter": (scatter, [part], [every[rank]]),
+        "gather": (lambda: dist.gather(x, parts if leads else None, dst=0), parts if leads else [], every),
+        "reduce": (lambda: dist.reduce(x, dst=0), [x] if leads else [], [total]),
+        "all_reduce": (lambda: dist.all_reduce(x), [x], [total]),
+        "all_gather": (lambda: dist.all_gather(parts, x), parts, every),
+        "reduce_scatter": (lambda: dist.reduce_scatter(part, [x] * size), [part], [total]),
+        "all_to_all": (lambda: dist.all_to_all(parts, [x] * size), parts, every),
+    }
+    if size == 1:
+        del operations["send/recv"]  # to another rank
+    return operations
 
 
-def remote_operations() -> dict[str, Operation]:
-    """Operations by remote calls, from rank zero to the last worker (in a world of one: to itself)."""
-    last = current().workers[-1]
+def run_collective(name: str, device: torch.device, count: int) -> bool:
+    call, results, values = collectives(device, count)[name]
+    call()
+    return all(bool((result == value).all()) for result, value in zip(results, values, strict=False))
 
-    def round_trip(count: int) -> bool:
-        return bool((rpc.rpc_sync(last, _same, (torch.ones(count),)) == 1).all())
 
-    def remote_call(count: int) -> bool:
-        (result,) = remote_sync_call(_same, args=(torch.ones(count),), partitioner=last)
-        return bool((result == 1).all())
-
-    def rref_fetch(count: int) -> bool:
-        reference = rpc.remote(last, _ones, (count,))
-        return bool((reference.to_here() == 1).all())
-
-    def backward(count: int) -> bool:
-        """The gradient of Σ w² is 2 w."""
-        weight = nn.Parameter(torch.arange(count, dtype=torch.float32))
-        with autograd.context() as ctx:
-            (loss,) = remote_sync_call(_sum_of_squares, args=(weight,), partitioner=last)
-            (gradient,) = autograd.grad(ctx, loss, weight)
-        return gradient is not None and torch.equal(gradient, 2 * weight.detach())
-
-    return {
-        "RPC round trip": round_trip, "remote call": remote_call, "RRef fetch": rref_fetch,
-        "distributed backward": backward,
-    }  # fmt: skip
+def remote_operation(name: str, count: int) -> bool:
+    """Calls the last worker (in a world of one: this one) with `count` values; returns whether the answer was right."""
+    last, x = current().workers[-1], torch.ones(count)
+    match name:
+        case "RPC round trip":
+            return torch.equal(rpc.rpc_sync(last, _same, (x,)), x)
+        case "remote call":
+            (result,) = remote_sync_call(_same, args=(x,), partitioner=last)
+            return torch.equal(result, x)
+        case "RRef fetch":
+            return torch.equal(rpc.remote(last, _ones, (count,)).to_here(), x)
+        case _:  # a distributed backward pass: the gradient of Σ w² is 2 w
+            weight = nn.Parameter(torch.arange(count, dtype=torch.float32))
+            with autograd.context() as ctx:
+                (loss,) = remote_sync_call(_sum_of_squares, args=(weight,), partitioner=last)
+                (gradient,) = autograd.grad(ctx, loss, weight)
+            return gradient is not None and torch.equal(gradient, 2 * weight.detach())
 
 
 def hidden_parameters() -> Check:
@@ -238,14 +193,9 @@ def _loss_of_reference(reference: Any) -> Tensor:
 
 def describe() -> dict[str, Any]:
     """This worker: its host, process, versions, threads, cores and GPUs."""
+    usable = torch.cuda.device_count() if torch.cuda.is_available() else 0  # an old driver has cards of no use
     return {
-        "host": socket.gethostname(),
-        "pid": os.getpid(),
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "threads": torch.get_num_threads(),
-        "cores": os.cpu_count(),
-        "gpus": [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
-        if torch.cuda.is_available()
-        else [],  # an old driver has cards that nothing can use
-    }
+        "host": socket.gethostname(), "pid": os.getpid(), "python": platform.python_version(),
+        "torch": torch.__version__, "threads": torch.get_num_threads(), "cores": os.cpu_count(),
+        "gpus": [torch.cuda.get_device_name(number) for number in range(usable)],
+    }  # fmt: skip
