@@ -1,12 +1,11 @@
 """Starts the ranks on the hosts of a Ray cluster: one that runs already, or one of this host alone.
 
 Each worker is an actor, which runs our program as one host of several with one rank. The agents there start the ranks,
-and start them again (`elastic`); here actors are started, and their output is printed.
+and start them again (`elastic`); here actors are started, their output is printed, and signals are passed on.
 """
 
-import ctypes
 import fcntl
-import importlib
+import math
 import os
 import secrets
 import selectors
@@ -15,15 +14,16 @@ import socket
 import struct
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from distributed.launch.elastic import SAME_REQUEST_SECONDS, handling
+from distributed.launch.elastic import handling
 from distributed.launch.meeting import TOKEN
-from distributed.launch.processes import FINAL, PREEMPTIONS
+from distributed.launch.processes import FINAL, die_with
 
 ANSWER_SECONDS, LEAVE_SECONDS, _POLL_SECONDS = 5.0, 10.0, 0.1
 _STORE_BYTES = 100 * 2**20  # of a cluster of this host alone: only output goes through its object store
@@ -48,51 +48,48 @@ class Cluster(NamedTuple):
     wait: float
     grows: bool
 
+    def resources(self) -> dict[str, float]:
+        return {"CPU": self.cpus} | ({"GPU": self.gpus} if self.gpus else {})
+
     def room(self, nodes: Sequence[Mapping[str, Any]]) -> int:
         """The number of workers that these nodes can hold, if nothing else runs there."""
-        parts = {"CPU": self.cpus} | ({"GPU": self.gpus} if self.gpus else {})
         # 1e-9: in floating point, 0.3 / 0.1 is below 3.
         return sum(
-            min(int(node["Resources"].get(name, 0) / part + 1e-9) for name, part in parts.items()) for node in nodes
+            min(int(node["Resources"].get(name, 0) / part + 1e-9) for name, part in self.resources().items())
+            for node in nodes
         )
 
 
 class Host:
     """The actor of one rank. Ray sends its code to the hosts, which may lack this package."""
 
-    process: "subprocess.Popen[bytes] | None" = None
+    process: Any = None
 
     def place(self, program: Sequence[str], folder: str) -> tuple[str, str, int, str]:
         """This host's address, the network interface that has it, a free port there, and what the host lacks."""
         import ray  # is optional
 
-        address = str(ray.util.get_node_ip_address())
+        address, interface = str(ray.util.get_node_ip_address()), ""
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as control, socket.create_server((address, 0)) as free:
-            for _, interface in socket.if_nameindex():
-                try:  # 0x8915: SIOCGIFADDR of linux/sockios.h
-                    packed_address = fcntl.ioctl(control, 0x8915, struct.pack("16s24x", interface.encode()))[20:24]
-                except OSError:  # it has no address
-                    continue
-                if socket.inet_ntoa(packed_address) == address:
-                    break
-            else:
-                interface = ""
-            lacks = [path for path in (folder, program[0]) if path.startswith("/") and not Path(path).exists()]
-            return address, interface, free.getsockname()[1], " and no ".join(lacks)
+            for _, name in socket.if_nameindex():
+                with suppress(OSError):  # it has no address
+                    # 0x8915: SIOCGIFADDR of linux/sockios.h
+                    request = fcntl.ioctl(control, 0x8915, struct.pack("16s24x", name.encode()))
+                    if socket.inet_ntoa(request[20:24]) == address:
+                        interface = name
+            port = free.getsockname()[1]
+        lacks = [path for path in (folder, program[0]) if path.startswith("/") and not Path(path).exists()]
+        return address, interface, port, " and no ".join(lacks)
 
-    def run(
-        self, program: Sequence[str], folder: str, variables: Mapping[str, str]
-    ) -> Iterator[tuple[str, bytes] | int]:
+    def run(self, program: Sequence[str], folder: str, variables: Mapping[str, str]) -> Iterator[Any]:
         """Runs Python with these arguments; yields its output, ("out" or "err", bytes), then its exit code."""
         self.process = subprocess.Popen(
             [sys.executable, *program], cwd=folder, env=os.environ | dict(variables), stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-            preexec_fn=lambda: ctypes.CDLL(None).prctl(1, signal.SIGKILL),
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE, preexec_fn=partial(die_with, os.getpid()),
         )  # fmt: skip
         with self.process as process, selectors.DefaultSelector() as selector:
-            for pipe, name in ((process.stdout, "out"), (process.stderr, "err")):
-                assert pipe is not None
-                selector.register(pipe, selectors.EVENT_READ, name)
+            selector.register(process.stdout, selectors.EVENT_READ, "out")
+            selector.register(process.stderr, selectors.EVENT_READ, "err")
             while selector.get_map():
                 for key, _ in selector.select():
                     if data := os.read(key.fd, 65536):
@@ -109,15 +106,16 @@ class Host:
 def check(cluster: Cluster, workers: int) -> Cluster:
     """Connects this process to the cluster; returns what each worker reserves there. Raises RefusedError if there is no
     such cluster, or its hosts can never hold the workers."""
+    import ray
+
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # nothing is sent unasked
-    ray = importlib.import_module("ray")
     try:
         if not ray.is_initialized():
             host, _, port = (cluster.address or "").rpartition(":")
-            if host:  # Ray itself would try for a minute
+            if host:  # Ray itself would try for minutes
                 socket.create_connection((host, int(port)), timeout=ANSWER_SECONDS).close()
             # On one host nothing is shared out, so Ray must not refuse workers for want of CPUs.
-            alone = {"address": "local", "num_cpus": max(os.cpu_count() or 1, int(cluster.cpus * workers + 0.999)),
+            alone = {"address": "local", "num_cpus": max(os.cpu_count() or 1, math.ceil(cluster.cpus * workers)),
                      "object_store_memory": _STORE_BYTES, "include_dashboard": False}  # fmt: skip
             where = alone if cluster.address is None else {"address": cluster.address}
             ray.init(log_to_driver=False, logging_level="ERROR", **where)
@@ -128,8 +126,7 @@ def check(cluster: Cluster, workers: int) -> Cluster:
         ) from error
     nodes = [node for node in ray.nodes() if node["Alive"]]
     if cluster.gpus is None:
-        with_gpus = cluster._replace(gpus=1)
-        cluster = with_gpus if with_gpus.room(nodes) >= workers else cluster._replace(gpus=0)
+        cluster = cluster._replace(gpus=1 if cluster._replace(gpus=1).room(nodes) >= workers else 0)
     if cluster.room(nodes) < workers and not cluster.grows:
         ray.shutdown()
         has = (f"{n['NodeManagerAddress']} has {n['Resources'].get('CPU', 0):g} CPUs and "
@@ -147,58 +144,39 @@ def launch(
     say: Callable[[str], None],
 ) -> int:  # fmt: skip
     """Runs Python with the arguments `program` for each worker, in this folder of every host, with these environment
-    variables besides the host's own; returns the exit code of rank zero.
+    variables besides the host's own; returns the exit code of rank zero. Raises RefusedError as `check`, or if a host
+    lacks the program or the folder; BusyError if the workers do not start within `cluster.wait`."""
+    import ray
 
-    Raises:
-        RefusedError: as `check`; or a host lacks the program or the folder.
-        BusyError: the workers have no room within `cluster.wait`.
-    """
     cluster = check(cluster, workers)
-    variables = {TOKEN: os.environ.get(TOKEN) or secrets.token_hex(), **variables}
-    ray = importlib.import_module("ray")
-    ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])
-    resources = {"CPU": cluster.cpus} | ({"GPU": cluster.gpus} if cluster.gpus else {})
-    folder, codes, signals = os.getcwd(), dict[int, int](), list[tuple[float, int]]()  # noqa: PTH109
+    folder, variables = os.getcwd(), {TOKEN: os.environ.get(TOKEN) or secrets.token_hex(), **variables}  # noqa: PTH109
+    ray.cloudpickle.register_pickle_by_value(sys.modules["distributed"])
+    host = ray.remote(num_cpus=cluster.cpus, num_gpus=cluster.gpus, max_concurrency=2)(Host)
     # Rank zero writes the run folder, which the user looks for on this host: it is here if there is room.
     here = ray.get_runtime_context().get_node_id()
     first = {"ray.io/node-id": here} if cluster.room([n for n in ray.nodes() if n["NodeID"] == here]) else {}
 
     def actor(number: int) -> Any:
         place = ray.util.scheduling_strategies.PlacementGroupSchedulingStrategy(group, number)
-        options = {"num_cpus": cluster.cpus, "num_gpus": cluster.gpus, "max_concurrency": 2}
-        return ray.remote(Host).options(scheduling_strategy=place, **options).remote()
-
-    def follow(number: int, actor: Any, arguments: Sequence[str]) -> None:
-        code = -signal.SIGKILL  # of the actor, or of its host, if nothing better is known
-        try:
-            for reference in actor.run.options(num_returns="streaming").remote(arguments, folder, variables):
-                value = ray.get(reference)
-                if isinstance(value, int):
-                    code = value
-                else:
-                    stream = sys.stdout if value[0] == "out" else sys.stderr
-                    stream.buffer.write(value[1])
-                    stream.flush()
-        except ray.exceptions.RayError as error:
-            say(f"worker{number}: {str(error).splitlines()[0]}")
-        codes[number] = code
+        return host.options(scheduling_strategy=place).remote()
 
     def start(number: int) -> None:
-        flags = [f"launch.node_rank={number}", *(f"launch.interface={name}" for name in [places[number][1]] if name)]
-        threading.Thread(target=follow, args=(number, actors[number], [*program, *common, *flags]), daemon=True).start()
+        interface = [f"launch.interface={places[number][1]}"] if places[number][1] else []
+        arguments = [*program, *common, f"launch.node_rank={number}", *interface]
+        output = actors[number].run.options(num_returns="streaming").remote(arguments, folder, variables)
+        outputs[output] = number
 
     try:
         group = ray.util.placement_group(
-            [resources] * workers, strategy="SPREAD" if cluster.spread else "PACK",
+            [cluster.resources()] * workers, strategy="SPREAD" if cluster.spread else "PACK",
             bundle_label_selector=[first] + [{}] * (workers - 1),
         )  # fmt: skip
-        if not group.wait(cluster.wait):
-            raise BusyError(f"others use what {workers} workers need, for more than {cluster.wait:g} s")
         actors = [actor(number) for number in range(workers)]
         try:
             places = ray.get([each.place.remote(program, folder) for each in actors], timeout=cluster.wait)
         except ray.exceptions.GetTimeoutError as error:
-            raise BusyError(f"the cluster has not started all workers within {cluster.wait:g} s") from error
+            needs = f"what {workers} workers need is in use, or the cluster has not started them"
+            raise BusyError(f"{needs}, for more than {cluster.wait:g} s") from error
         for address, _, _, lacks in places:
             if lacks:
                 needs = "every host needs the program, and a folder that all share"
@@ -206,27 +184,36 @@ def launch(
         address, _, port, _ = places[0]
         common = [f"launch.master_addr={address}", f"launch.master_port={port}"]
         common += ["launch.ray=null", f"launch.nnodes={workers}", f"workers={workers}"]
-        with handling(lambda n, _: signals.append((time.monotonic(), signal.SIGTERM if n in PREEMPTIONS else n))):
-            for number in range(workers):
-                start(number)
-            restarts = sent = 0
-            while 0 not in codes:
-                time.sleep(_POLL_SECONDS)
-                for since, number in signals[sent:]:
-                    sent += 1
-                    if since - signals[0][0] > SAME_REQUEST_SECONDS:
-                        return 128 + number  # the actors end below
-                    actors[0].signal.remote(int(number))
-                lost = next((number for number, code in codes.items() if number and code and code not in FINAL), None)
-                if lost is not None and not signals and restarts < max_restarts:
-                    restarts += 1
-                    say(f"worker{lost} is lost; restart {restarts} of {max_restarts}")
-                    del codes[lost]
-                    actors[lost] = actor(lost)
-                    start(lost)
-            deadline = time.monotonic() + LEAVE_SECONDS
-            while len(codes) < workers and time.monotonic() < deadline:
-                time.sleep(_POLL_SECONDS)
-            return codes[0] if codes[0] >= 0 else 1
+        outputs, signals = dict[Any, int](), list[int]()
+        for number in range(workers):
+            start(number)
+        code, restarts, deadline = 1, 0, math.inf
+        with handling(lambda number, _: signals.append(number)):
+            while outputs and time.monotonic() < deadline:
+                ready, _ = ray.wait([*outputs], timeout=_POLL_SECONDS)
+                while signals:
+                    actors[0].signal.remote(int(signals.pop(0)))
+                    max_restarts = restarts
+                for output in ready:
+                    number = outputs[output]
+                    try:
+                        value = ray.get(next(output))
+                    except ray.exceptions.RayError as error:  # the actor has died, or its host
+                        say(f"worker{number}: {str(error).splitlines()[0]}")
+                        value = -signal.SIGKILL
+                    if isinstance(value, tuple):
+                        stream = sys.stdout if value[0] == "out" else sys.stderr
+                        stream.buffer.write(value[1])
+                        stream.flush()
+                        continue
+                    del outputs[output]
+                    if number == 0:
+                        code, deadline, max_restarts = value, time.monotonic() + LEAVE_SECONDS, restarts
+                    elif value and value not in FINAL and restarts < max_restarts:
+                        restarts += 1
+                        say(f"worker{number} is lost; restart {restarts} of {max_restarts}")
+                        actors[number] = actor(number)
+                        start(number)
+        return code if code >= 0 else 1
     finally:
         ray.shutdown()  # ends the actors, and gives back what they have reserved
