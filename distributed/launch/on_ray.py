@@ -17,7 +17,6 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -83,9 +82,15 @@ class Host:
 
     def run(self, program: Sequence[str], folder: str, variables: Mapping[str, str]) -> Iterator[Any]:
         """Runs Python with these arguments; yields its output, ("out" or "err", bytes), then its exit code."""
+        actor = os.getpid()
+
+        def prepare() -> None:
+            signal.pthread_sigmask(signal.SIG_SETMASK, ())  # Ray's threads block SIGINT, and a child would too
+            die_with(actor)
+
         self.process = subprocess.Popen(
             [sys.executable, *program], cwd=folder, env=os.environ | dict(variables), stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE, stderr=subprocess.PIPE, preexec_fn=partial(die_with, os.getpid()),
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE, preexec_fn=prepare,
         )  # fmt: skip
         with self.process as process, selectors.DefaultSelector() as selector:
             selector.register(process.stdout, selectors.EVENT_READ, "out")

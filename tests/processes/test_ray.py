@@ -221,11 +221,14 @@ def test_a_restart_and_ranks_that_end_with_the_program(cluster: str, start: Star
 
 
 @pytest.mark.thorough
-def test_a_stopped_run_saves_and_goes_on_from_there(cluster: str, start: Start, tmp_path: Path) -> None:
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_stopped_run_saves_and_goes_on_from_there(
+    number: signal.Signals, cluster: str, start: Start, tmp_path: Path
+) -> None:
     program = long_run(cluster, start, tmp_path, "stops")
-    program.process.send_signal(signal.SIGTERM)
+    program.process.send_signal(number)
     outcome = program.wait()
-    assert outcome.code == 143 and "stopped after step" in outcome.text, outcome.text
+    assert outcome.code == 128 + number and "stopped after step" in outcome.text, outcome.text
     assert (tmp_path / OUTPUTS / "stops/checkpoints/last").exists()
 
 
