@@ -12,7 +12,7 @@ SHORTEST_TIMEOUT, LONGEST_TIMEOUT = 0.001, 2_000_000.0
 # Environment variables that set the network interface of torch's transports.
 INTERFACE_VARIABLES = ("TP_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
 
-_given_name: str | None = None
+_session_name: str | None = None  # of this worker
 _last_info: "WorldInfo | None" = None
 
 
@@ -30,13 +30,13 @@ class WorldInfo(NamedTuple):
 
     @property
     def worker_name(self) -> str:
-        return _given_name or default_worker_name(**self._asdict())
+        return _session_name or default_worker_name(**self._asdict())
 
 
 def set_worker_name(name: str | None) -> None:
     """Sets this worker's name for the time of a session; None: the default name."""
-    global _given_name
-    _given_name = name
+    global _session_name
+    _session_name = name
 
 
 def get_world_info() -> WorldInfo:
@@ -48,8 +48,7 @@ def get_world_info() -> WorldInfo:
     if ("RANK" in os.environ) != ("WORLD_SIZE" in os.environ) or rank >= size:
         pair = " and ".join(f"{name}={os.environ.get(name, 'unset')}" for name in ("RANK", "WORLD_SIZE"))
         raise ValueError(f"{pair}: both must be set, and RANK must be below WORLD_SIZE; start the program by torchrun")
-    local_rank = _number("LOCAL_RANK", 0)
-    info = WorldInfo(rank, size, local_rank, _number("LOCAL_WORLD_SIZE", 1))
+    info = WorldInfo(rank, size, _number("LOCAL_RANK", 0), _number("LOCAL_WORLD_SIZE", 1))
     if info != _last_info:
         values = info._asdict() | {"rank": rank, "world_info": info}
         vars(get_world_info).update(values | {name.upper(): value for name, value in values.items()})
@@ -140,11 +139,10 @@ def is_here(address: str) -> bool:
 def listening(address: str, port: int) -> socket.socket:
     """A socket that listens on an address of either kind, or on the first address of a name."""
     (family, *_, place) = socket.getaddrinfo(address, port, type=socket.SOCK_STREAM)[0]
-    ip = ipaddress.ip_address(str(place[0]).partition("%")[0])
-    mapped = getattr(ip, "ipv4_mapped", None)
-    if mapped is not None:  # a socket that listens on IPv6 alone does not take it
-        return socket.create_server((str(mapped), port))
-    return socket.create_server((str(place[0]), port), family=family)
+    host = str(place[0])
+    if host.startswith("::ffff:"):  # an address of IPv4, which a socket that listens on IPv6 alone does not take
+        family, host = socket.AF_INET, host.removeprefix("::ffff:")
+    return socket.create_server((host, port), family=family)
 
 
 def check_timeout(seconds: float) -> None:

@@ -57,21 +57,21 @@ def _open(world_rank: int, world_size: int, timeout: timedelta) -> dist.Store:
         return dist.HashStore()
     if "MASTER_ADDR" not in os.environ:
         raise RuntimeError(f"WORLD_SIZE={world_size} without MASTER_ADDR: start the program by torchrun")
-    if world_rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":  # started by hand
-        address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
-        listener = None
-        if is_here(address):  # torch would listen on every interface
-            try:
-                listener = listening(address, port).detach()
-            except OSError as error:
-                # torch says that the port is in use, or shares this process's earlier store there.
-                if error.errno != errno.EADDRINUSE:
-                    raise RuntimeError(f"MASTER_ADDR={address}: cannot listen there ({error})") from error
-        # torch would wait for the others in a way that no signal ends; `meet` waits.
-        new_store = partial(dist.TCPStore, is_master=True, timeout=timeout, wait_for_workers=False)
-        return new_store(address, port, multi_tenant=listener is None, master_listen_fd=listener)
-    (store, *_) = next(iter(dist.rendezvous("env://", rank=world_rank, world_size=world_size, timeout=timeout)))
-    return store  # type: ignore[no-any-return]
+    address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    by_hand = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
+    serves, listener = by_hand and world_rank == 0, None
+    if serves and is_here(address):  # torch would listen on every interface
+        try:
+            listener = listening(address, port).detach()
+        except OSError as error:
+            # torch says that the port is in use, or shares this process's earlier store there.
+            if error.errno != errno.EADDRINUSE:
+                raise RuntimeError(f"MASTER_ADDR={address}: cannot listen there ({error})") from error
+    # torch would wait for the others in a way that no signal ends; `meet` waits.
+    return dist.TCPStore(
+        address, port, is_master=serves, timeout=timeout, wait_for_workers=False,
+        multi_tenant=serves and listener is None, master_listen_fd=listener,
+    )  # fmt: skip
 
 
 def note_end(code: int) -> None:
