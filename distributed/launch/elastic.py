@@ -368,16 +368,14 @@ def _listening(config: LaunchConfig) -> Iterator[tuple[socket.socket | None, Seq
     have one. Also gives the reason why they have none."""
     listener: socket.socket | None = None
     network: Sequence[int] = ()
-    obstacle = ""
-    if config.isolate is False:
-        obstacle = "isolate=false"
-    elif config.nnodes > 1:
-        obstacle = f"nnodes={config.nnodes}"
-    elif config.interface not in (None, loopback_interface()):
-        obstacle = f"interface={config.interface}"
-    elif not is_loopback(config.master_addr):
-        obstacle = f"master_addr={config.master_addr}"
-    else:
+    obstacles = {
+        "isolate=false": config.isolate is False,
+        f"nnodes={config.nnodes}": config.nnodes > 1,
+        f"interface={config.interface}": config.interface not in (None, loopback_interface()),
+        f"master_addr={config.master_addr}": not is_loopback(config.master_addr),
+    }
+    obstacle = next((text for text, holds in obstacles.items() if holds), "")
+    if not obstacle:
         try:
             network, listener = new_network(config.master_addr, config.master_port)
         except CannotIsolateError as error:

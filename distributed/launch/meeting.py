@@ -211,8 +211,7 @@ def _differences(local: Mapping[str, str], remote: Mapping[str, str]) -> list[st
     """In what another rank differs from this one, both values each."""
     if not local or not remote:
         return []
-    names = [*local, *(name for name in remote if name not in local)]
-    pairs = [(name, remote.get(name, "nothing"), local.get(name, "nothing")) for name in names]
+    pairs = [(name, remote.get(name, "nothing"), local.get(name, "nothing")) for name in {**local, **remote}]
     return [f"{name}={theirs:.80} instead of {ours:.80}" for name, theirs, ours in pairs if theirs != ours]
 
 

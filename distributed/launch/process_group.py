@@ -76,8 +76,7 @@ def check_own_cards(store: dist.Store, rank: int, size: int, card: str, model: s
     store.set(f"card/{rank}", f"{card} {model}")
     keys = [f"card/{other}" for other in range(size)]
     store.wait(keys, patience)
-    ranks: dict[str, list[int]] = {}
-    models: dict[str, int] = {}
+    ranks, models = dict[str, list[int]](), dict[str, int]()
     for other, key in enumerate(keys):
         its_card, _, its_model = store.get(key).decode().partition(" ")
         ranks.setdefault(its_card, []).append(other)
