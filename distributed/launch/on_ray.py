@@ -24,12 +24,11 @@ from distributed.launch.elastic import handling
 from distributed.launch.meeting import TOKEN
 from distributed.launch.processes import FINAL, die_with
 
-ANSWER_SECONDS, LEAVE_SECONDS, _POLL_SECONDS = 5.0, 10.0, 0.1
-_STORE_BYTES = 100 * 2**20  # of a cluster of this host alone: only output goes through its object store
+LEAVE_SECONDS, _POLL_SECONDS = 10.0, 0.1
 
 
-class RefusedError(OSError):
-    """The cluster cannot run the workers; the message says why, and what to type."""
+class LackingHostError(OSError):
+    """A host lacks what the workers need; the message says what."""
 
 
 class BusyError(OSError):
@@ -108,52 +107,16 @@ class Host:
             self.process.send_signal(number)
 
 
-def check(cluster: Cluster, workers: int) -> Cluster:
-    """Connects this process to the cluster; returns what each worker reserves there. Raises RefusedError if there is no
-    such cluster, or its hosts can never hold the workers."""
-    import ray
-
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # nothing is sent unasked
-    try:
-        if not ray.is_initialized():
-            host, _, port = (cluster.address or "").rpartition(":")
-            if host:  # Ray itself would try for minutes
-                socket.create_connection((host, int(port)), timeout=ANSWER_SECONDS).close()
-            # On one host nothing is shared out, so Ray must not refuse workers for want of CPUs.
-            alone = {"address": "local", "num_cpus": max(os.cpu_count() or 1, math.ceil(cluster.cpus * workers)),
-                     "object_store_memory": _STORE_BYTES, "include_dashboard": False}  # fmt: skip
-            where = alone if cluster.address is None else {"address": cluster.address}
-            ray.init(log_to_driver=False, logging_level="ERROR", **where)
-    except (OSError, OverflowError, RuntimeError, ValueError) as error:
-        raise RefusedError(
-            f"no Ray cluster answers: {str(error).splitlines()[0]}; start one by ray start --head, and type "
-            "launch.ray.address=HOST:6379; or leave launch.ray.address out for a cluster of this host alone"
-        ) from error
-    nodes = [node for node in ray.nodes() if node["Alive"]]
-    if cluster.gpus is None:
-        cluster = cluster._replace(gpus=1 if cluster._replace(gpus=1).room(nodes) >= workers else 0)
-    if cluster.room(nodes) < workers and not cluster.grows:
-        ray.shutdown()
-        has = (f"{n['NodeManagerAddress']} has {n['Resources'].get('CPU', 0):g} CPUs and "
-               f"{n['Resources'].get('GPU', 0):g} GPUs" for n in nodes)  # fmt: skip
-        raise RefusedError(
-            f"the Ray cluster has room for {cluster.room(nodes)} of {workers} workers with {cluster.cpus:g} CPUs and "
-            f"{cluster.gpus:g} GPUs each: {'; '.join(has)}; type fewer workers, less of launch.ray.cpus or "
-            "launch.ray.gpus, or, for a cluster that starts hosts on demand, launch.ray.grows=true"
-        )
-    return cluster
-
-
 def launch(
     program: Sequence[str], variables: Mapping[str, str], cluster: Cluster, workers: int, *, max_restarts: int,
     say: Callable[[str], None],
 ) -> int:  # fmt: skip
     """Runs Python with the arguments `program` for each worker, in this folder of every host, with these environment
-    variables besides the host's own; returns the exit code of rank zero. Raises RefusedError as `check`, or if a host
-    lacks the program or the folder; BusyError if the workers do not start within `cluster.wait`."""
+    variables besides the host's own; returns the exit code of rank zero. This process must be connected to the cluster,
+    and is not afterwards. Raises LackingHostError if a host lacks the program or the folder, and BusyError if the
+    workers do not start within `cluster.wait`."""
     import ray
 
-    cluster = check(cluster, workers)
     folder, variables = os.getcwd(), {TOKEN: os.environ.get(TOKEN) or secrets.token_hex(), **variables}  # noqa: PTH109
     ray.cloudpickle.register_pickle_by_value(sys.modules["distributed"])
     host = ray.remote(num_cpus=cluster.cpus, num_gpus=cluster.gpus, max_concurrency=2)(Host)
@@ -185,7 +148,7 @@ def launch(
         for address, _, _, lacks in places:
             if lacks:
                 needs = "every host needs the program, and a folder that all share"
-                raise RefusedError(f"{address}: this host has no {lacks}; {needs}")
+                raise LackingHostError(f"{address}: this host has no {lacks}; {needs}")
         address, _, port, _ = places[0]
         common = [f"launch.master_addr={address}", f"launch.master_port={port}"]
         common += ["launch.ray=null", f"launch.nnodes={workers}", f"workers={workers}"]

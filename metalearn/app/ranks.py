@@ -2,7 +2,9 @@
 imports for half a second."""
 
 import logging
+import math
 import os
+import socket
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -40,7 +42,7 @@ def start(rank_main: Callable[[Job], int], parts: Parts) -> int:
     check_run(parts, state.snapshot if state else None)
     with _refusals():  # before the run folder is made or changed
         if computes_elsewhere(job.config):
-            on_ray.check(_ray_cluster(job), job.workers)
+            _ray_cluster(job)
         else:
             elastic.check_isolation(_launch_config(job))
     if state is None:
@@ -91,7 +93,45 @@ def _launch_config(job: Job) -> elastic.LaunchConfig:
 def _ray_cluster(job: Job) -> on_ray.Cluster:
     settings, device = job.config.launch.ray, job.config.device
     gpus = {"cpu": 0, "cuda": 1, "auto": None}[device] if settings.gpus == "auto" else settings.gpus
-    return on_ray.Cluster(settings.address, settings.cpus, gpus, settings.spread, settings.wait, settings.grows)
+    cluster = on_ray.Cluster(settings.address, settings.cpus, gpus, settings.spread, settings.wait, settings.grows)
+    return connect_to_ray(cluster, job.workers)
+
+
+def connect_to_ray(cluster: on_ray.Cluster, workers: int) -> on_ray.Cluster:
+    """Connects this process to the cluster; returns what each worker reserves there. Raises ConfigError if there is no
+    such cluster, or its hosts can never hold the workers."""
+    import ray  # is optional
+
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # nothing is sent unasked
+    try:
+        if not ray.is_initialized():
+            host, _, port = (cluster.address or "").rpartition(":")
+            if host:  # Ray itself would try for minutes
+                socket.create_connection((host, int(port)), timeout=5.0).close()
+            # On one host nothing is shared out, so Ray must not refuse workers for want of CPUs. Only output goes
+            # through the object store.
+            alone = {"address": "local", "num_cpus": max(os.cpu_count() or 1, math.ceil(cluster.cpus * workers)),
+                     "object_store_memory": 100 * 2**20, "include_dashboard": False}  # fmt: skip
+            where = alone if cluster.address is None else {"address": cluster.address}
+            ray.init(log_to_driver=False, logging_level="ERROR", **where)
+    except (OSError, OverflowError, RuntimeError, ValueError) as error:
+        raise ConfigError(
+            f"launch=ray: no Ray cluster answers: {str(error).splitlines()[0]}; start one by ray start --head, and "
+            "type launch.ray.address=HOST:6379; or leave launch.ray.address out for a cluster of this host alone"
+        ) from error
+    nodes = [node for node in ray.nodes() if node["Alive"]]
+    if cluster.gpus is None:
+        cluster = cluster._replace(gpus=1 if cluster._replace(gpus=1).room(nodes) >= workers else 0)
+    if cluster.room(nodes) < workers and not cluster.grows:
+        ray.shutdown()
+        has = (f"{n['NodeManagerAddress']} has {n['Resources'].get('CPU', 0):g} CPUs and "
+               f"{n['Resources'].get('GPU', 0):g} GPUs" for n in nodes)  # fmt: skip
+        raise ConfigError(
+            f"launch=ray: the Ray cluster has room for {cluster.room(nodes)} of {workers} workers with "
+            f"{cluster.cpus:g} CPUs and {cluster.gpus:g} GPUs each: {'; '.join(has)}; type fewer workers, less of "
+            "launch.ray.cpus or launch.ray.gpus, or, for a cluster that starts hosts on demand, launch.ray.grows=true"
+        )
+    return cluster
 
 
 @contextmanager
@@ -105,7 +145,7 @@ def _refusals() -> Iterator[None]:
         ) from error
     except elastic.CannotListenError as error:
         raise ConfigError(f"{error}; type another launch.master_addr or launch.master_port") from error
-    except on_ray.RefusedError as error:
+    except on_ray.LackingHostError as error:
         raise ConfigError(f"launch=ray: {error}") from error
     except on_ray.BusyError as error:
         raise RunError(f"launch=ray: {error}; try again later, or type a longer launch.ray.wait") from error

@@ -13,8 +13,10 @@ from types import SimpleNamespace
 import pytest
 
 from distributed.launch import on_ray
+from metalearn.app import ranks
 from metalearn.app.job import installed, to_job
 from metalearn.config.compose import compose_config
+from metalearn.errors import ConfigError
 from tests.runs import Program, Start, alive, assert_same_bytes, metrics, until
 
 TINY = (
@@ -68,8 +70,8 @@ def test_a_wrong_key_is_named(override: str, message: str) -> None:
 
 def test_a_cluster_that_does_not_answer_is_named(stand_in: SimpleNamespace) -> None:
     stand_in.is_initialized = lambda: False
-    with pytest.raises(on_ray.RefusedError, match="refused"):
-        on_ray.check(here_alone._replace(address="127.0.0.1:1"), 2)
+    with pytest.raises(ConfigError, match="refused"):
+        ranks.connect_to_ray(here_alone._replace(address="127.0.0.1:1"), 2)
 
 
 @pytest.mark.usefixtures("stand_in")
@@ -78,18 +80,18 @@ def test_too_few_cpus_or_gpus_are_named_by_host() -> None:
         "room for 2 of 3 workers with 1 CPUs and 1 GPUs each: "
         "10.0.0.2 has 8 CPUs and 2 GPUs; 10.0.0.0 has 4 CPUs and 0 GPUs"
     )
-    with pytest.raises(on_ray.RefusedError, match=message):
-        on_ray.check(here_alone._replace(gpus=1), 3)
-    with pytest.raises(on_ray.RefusedError, match="room for 3 of 4 workers with 3 CPUs"):
-        on_ray.check(here_alone._replace(cpus=3), 4)
-    assert on_ray.check(here_alone._replace(gpus=0.5), 4).gpus == 0.5
-    assert on_ray.check(here_alone._replace(gpus=1, grows=True), 3).gpus == 1
+    with pytest.raises(ConfigError, match=message):
+        ranks.connect_to_ray(here_alone._replace(gpus=1), 3)
+    with pytest.raises(ConfigError, match="room for 3 of 4 workers with 3 CPUs"):
+        ranks.connect_to_ray(here_alone._replace(cpus=3), 4)
+    assert ranks.connect_to_ray(here_alone._replace(gpus=0.5), 4).gpus == 0.5
+    assert ranks.connect_to_ray(here_alone._replace(gpus=1, grows=True), 3).gpus == 1
 
 
 @pytest.mark.usefixtures("stand_in")
 def test_workers_have_gpus_if_there_is_one_for_each() -> None:
-    assert on_ray.check(here_alone._replace(gpus=None), 2).gpus == 1
-    assert on_ray.check(here_alone._replace(gpus=None), 3).gpus == 0
+    assert ranks.connect_to_ray(here_alone._replace(gpus=None), 2).gpus == 1
+    assert ranks.connect_to_ray(here_alone._replace(gpus=None), 3).gpus == 0
 
 
 def test_a_rank_whose_starter_has_died_ends(start: Start) -> None:
