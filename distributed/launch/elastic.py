@@ -32,11 +32,11 @@ from torch.distributed.elastic.rendezvous.static_tcp_rendezvous import StaticTCP
 
 from distributed.info import (
     DEFAULT_TIMEOUT,
-    INTERFACE_VARIABLES,
     default_worker_name,
     is_loopback,
     listening,
     loopback_interface,
+    use_interface,
 )
 from distributed.launch.isolation import NOT_ISOLATED, CannotIsolateError, enter_network, new_network
 from distributed.launch.meeting import ENDED, TOKEN, within
@@ -190,7 +190,7 @@ def _run_agent(
     # Launchers of other hosts would not know a token that is drawn here.
     token = os.environ.get(TOKEN) or (secrets.token_hex() if config.nnodes == 1 else "")
     before = dict(os.environ)
-    os.environ.update(dict.fromkeys(INTERFACE_VARIABLES, config.interface or loopback_interface()))
+    use_interface(config.interface or loopback_interface())
     os.environ.update({LAUNCHER: str(os.getpid()), NOT_ISOLATED: not_isolated, TOKEN: token})
     # An agent handles these by itself; the signals above are ours, since it would take a second one for another.
     os.environ["TORCHELASTIC_SIGNALS_TO_HANDLE"] = "SIGQUIT"

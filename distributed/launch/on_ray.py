@@ -160,8 +160,8 @@ def launch(
             while outputs and time.monotonic() < deadline:
                 ready, _ = ray.wait([*outputs], timeout=_POLL_SECONDS)
                 while signals:
-                    actors[0].signal.remote(int(signals.pop(0)))
-                    max_restarts = restarts
+                    actors[0].signal.remote(signals.pop(0))
+                    max_restarts = restarts  # from now on a worker that ends is not lost
                 for output in ready:
                     number = outputs[output]
                     try:
