@@ -208,6 +208,7 @@ class _Call:
         # All are packed before the first is sent: an error then leaves no worker at work.
         graphs = self._ctx is not None
         packed = {rank: _pack_order(func, part, self._names[rank], graphs=graphs) for rank, part in items.items()}
+        self._counts = {rank: len(part) for rank, part in items.items()}
         self._own = packed.pop(self._me, None) if compute_own_part else None
         self._under_way: dict[int, Future[Answer]] = {}
         self._arrived: SimpleQueue[int] = SimpleQueue()
@@ -329,6 +330,8 @@ class _Call:
                 node._set_sequence_nr(_FIRST_NODE)  # type: ignore[attr-defined]
         if isinstance(outcome, Failure):
             return outcome
+        if len(outcome) < self._counts[rank] and not self._has_failed:  # its time was over, before torch's own ended
+            raise TimeoutError(f"{self._names[rank]} did not answer within {self._timeout:g} s")
         if rank != self._me:
             note_traffic(received={rank: sum(packed.size() for packed in outcome.values())})
         try:

@@ -26,8 +26,6 @@ __all__ = ["DistAutogradContext", "backward", "context", "current_context", "get
 
 is_available = autograd.is_available
 
-_WHERE = " in the backward pass"
-
 _lock = threading.Lock()
 
 
@@ -145,7 +143,7 @@ def _pass(ctx: int, roots: list[Tensor], retain_graph: bool) -> None:
         within(limit, partial(autograd.backward, ctx, roots, retain_graph=retain_graph))
     except TimeoutError:
         worker.spoil(ctx, f"an earlier pass did not end within {limit:g} s")
-        if (lost := missing_workers("the pass did not end", _WHERE)) is not None:
+        if (lost := _lost_workers(limit, "the pass did not end")) is not None:
             raise lost from None
         raise TimeoutError(
             f"the backward pass did not end within {limit:g} s, and all workers answer: it needs more time, or a "
@@ -156,12 +154,21 @@ def _pass(ctx: int, roots: list[Tensor], retain_graph: bool) -> None:
         parts = re.match(r"(?:Error on Node (\d+): )*(.*)", str(error))
         assert parts is not None
         number, cause = parts.groups()
-        if (lost := missing_workers(cause, _WHERE)) is not None:
+        if (lost := _lost_workers(limit, cause)) is not None:
             raise lost from error
         if says_timeout(cause):
             raise TimeoutError(f"a worker did not answer within {limit:g} s in the backward pass: {cause}") from error
         where = current().workers[int(number)] if number is not None and is_started() else "a worker"
         raise RuntimeError(f"the backward pass failed on {where}: {cause}") from error
+
+
+def _lost_workers(limit: float, cause: str) -> Exception | None:
+    """The error that names the workers that do not answer after a pass has failed; None if all answer."""
+    names, are_dead = missing_workers()
+    if are_dead:
+        return ConnectionError(f"{names} does not answer in the backward pass: {cause}")
+    late = f"{names} did not answer within {limit:g} s in the backward pass: {cause}"
+    return TimeoutError(late) if names else None
 
 
 def _check_open(ctx: int) -> None:

@@ -370,15 +370,13 @@ def _serve_until_dismissed(session: Session, cause: str | None) -> None:
         raise StoppedByLeader(f"stopped by {first}: {reason}")
 
 
-def missing_workers(cause: str, where: str = "") -> Exception | None:
-    """After a call has failed for this cause: the error that names the workers that are lost; None if all answer, or no
-    session is started. If some are dead it names these alone: a worker that does not answer may wait for them."""
+def missing_workers() -> tuple[str, bool]:
+    """After a call has failed: the workers that are lost, as `worker1 and worker2`, and whether they are dead. If some
+    are, names these alone: a worker that does not answer may wait for them. The text is empty if all answer, or no
+    session is started."""
     if not is_started():
-        return None
+        return "", False
     session = current()
     lost = dict(ping_errors([name for name in session.workers if name != session.name], _ANSWER_SECONDS))
     dead = [name for name, error in lost.items() if isinstance(error, ConnectionError)]
-    if dead:
-        return ConnectionError(f"{' and '.join(dead)} does not answer{where}: {cause}")
-    late = f"{' and '.join(lost)} did not answer within {session.timeout:g} s{where}: {cause}"
-    return TimeoutError(late) if lost else None
+    return " and ".join(dead or lost), bool(dead)

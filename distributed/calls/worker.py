@@ -126,8 +126,9 @@ def _run(order: Packed, caller: str, carries: Carries, stop: Callable[[], bool],
             if not alone:
                 arguments = unpack(own_copy(pack(arguments, graphs=graphs, carries=lambda _: True), graphs=graphs))
             args, kwargs = arguments
-            packed = _pack_result(func(*args, **kwargs), number, carries, graphs=graphs)
-            results[number] = packed if alone else own_copy(packed, graphs=graphs)
+            results[number] = _pack_result(func(*args, **kwargs), number, carries, graphs=graphs)
+            if not alone:
+                results[number] = own_copy(results[number], graphs=graphs)
         except KeyboardInterrupt:  # this process computes its own part, and the user stops it
             raise
         except BaseException as error:  # an exit on a worker must not leave the caller waiting
@@ -259,7 +260,8 @@ def spoil(ctx: int, reason: str) -> None:
     """Notes that no backward pass of this context can end, and why."""
     if is_open(ctx):
         calls = _of_context(ctx)
-        calls.spoiled = calls.spoiled or reason
+        with _lock:  # the first of several reasons is the cause
+            calls.spoiled = calls.spoiled or reason
 
 
 def reason_against(ctx: int) -> str | None:

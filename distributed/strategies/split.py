@@ -121,17 +121,19 @@ def _even_ends(pieces: Pieces, workers: int) -> list[int]:
 @contextmanager
 def _naming_missing_workers() -> Iterator[None]:
     """Around a method of `Pipeline`: errors name the workers that do not answer, and advise on the time limit. torch's
-    own name none, or the last shard, which waits for the others."""
+    name none, or the last shard, which waits for the others."""
     try:
         yield
     except (RuntimeError, ConnectionError, TimeoutError) as error:
-        missing = missing_workers(str(error))
-        names = str(missing).partition(" d")[0]
-        if missing is None or (isinstance(error, type(missing)) and str(error).startswith(f"{names} d")):
-            missing = error
-        if missing is error and not isinstance(error, TimeoutError):
-            raise
-        raise advised(missing, current().timeout) from error
+        names, are_dead = missing_workers()
+        timeout = current().timeout
+        if are_dead and not (isinstance(error, ConnectionError) and str(error).startswith(f"{names} d")):
+            raise ConnectionError(f"{names} does not answer: {error}") from error
+        if names and not are_dead:
+            raise advised(TimeoutError(f"{names} did not answer within {timeout:g} s"), timeout) from error
+        if isinstance(error, TimeoutError):
+            raise advised(error, timeout) from error
+        raise
 
 
 class Pipeline(ChunkStrategy):

@@ -16,7 +16,7 @@ from distributed.calls.session import default_timeout, start_rpc, stop_rpc
 from distributed.calls.worker import pure
 from distributed.info import check_timeout, get_world_rank, get_world_size
 from distributed.launch.isolation import exposure
-from distributed.partition import Args, PartitionFunction, TensorDimensionPartitioner
+from distributed.partition import Args, PartitionFunction, TensorDimensionPartitioner, Whole
 from distributed.reduce import Tensors, partials
 from distributed.strategies.common.work import (
     ROUND,
@@ -32,7 +32,7 @@ from distributed.strategies.common.work import (
     diagnose_chunk,
     even_runs,
     flatten,
-    join,
+    in_rounds,
     to_cpu,
     unflatten,
 )
@@ -57,6 +57,7 @@ def deal(partitioner: PartitionFunction, count: int) -> list[tuple[int | str, li
     dealt = []
     for worker, args, kwargs in parts_of(partitioner, (torch.arange(count),), {}):
         numbers = next(iter([*(args or ()), *(kwargs or {}).values()]), None)
+        numbers = numbers.value if isinstance(numbers, Whole) else numbers
         if not isinstance(numbers, Tensor):
             raise ValueError(f"partitioner={partitioner!r}: a part must hold a tensor with the numbers of its chunks")
         dealt.append((worker, numbers.reshape(-1).tolist()))
@@ -91,6 +92,7 @@ def call(
     partitioner deals them out, and the indices of their samples. Returns all results, in the order of the chunks or
     subtrees, and seconds of compute, by rank."""
     dealt = deal(partitioner, len(chunks))
+    # An object that is in several items of a worker, such as the parameters, goes there once.
     parts = [(worker, (numbers, [chunks[i] for i in numbers], *args(numbers)), None) for worker, numbers in dealt]
     try:
         answers = remote_sync_call(func, partitioner=lambda: parts)
@@ -159,15 +161,17 @@ class _ByCalls(ChunkStrategy):
         return [to_cpu(result) for result in results]
 
     def evaluator(self, params: Tensors, split: str) -> Evaluator:
-        shared = flatten(to_cpu(params)), split
-        return ROUND * get_world_size(), lambda group: self._values(_evaluate, group, shared)
+        return self._by(_evaluate, flatten(to_cpu(params)), split)
 
     def diagnose(self, params: Tensors, chunks: Sequence[Tensor], step: int) -> Tensors:
-        return join(self._values(_diagnose, chunks, (flatten(to_cpu(params)), step)))
+        return in_rounds(self._by(_diagnose, flatten(to_cpu(params)), step), chunks)
 
-    def _values(self, func: Callable[..., PartAnswer], chunks: Sequence[Tensor], args: Args) -> list[Tensors]:
-        results, _ = call(func, self._partitioner, chunks, lambda _: args)
-        return [to_cpu(values) for values in results.values()]
+    def _by(self, func: Callable[..., PartAnswer], *args: Any) -> Evaluator:
+        def values_of(group: Sequence[Tensor]) -> list[Tensors]:
+            results, _ = call(func, self._partitioner, group, lambda _: args)
+            return [to_cpu(values) for values in results.values()]
+
+        return ROUND * get_world_size(), values_of
 
     def close(self, failure: BaseException | None = None) -> None:
         stop_rpc(failure)

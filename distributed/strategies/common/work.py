@@ -99,6 +99,20 @@ Evaluator = tuple[int, Callable[[Sequence[Tensor]], Sequence[Tensors]]]
 """How many chunks are evaluated together, and what gives the per-sample values of each of them."""
 
 
+def in_rounds(
+    evaluator: Evaluator, chunks: Sequence[Tensor], done: Callable[[int], None] = lambda samples: None
+) -> Tensors:
+    """The values of all samples. `done` is called with the number of samples after each round."""
+    # Workers wait for each other for a few chunks only, however many there are, and a time limit is for a few, too.
+    size, values_of = evaluator
+    values: list[Tensors] = []
+    for first in range(0, len(chunks), size):
+        group = chunks[first : first + size]
+        values += values_of(group)
+        done(sum(map(len, group)))
+    return join(values)
+
+
 class ChunkStrategy:
     """A way to distribute chunks over workers; for the methods see `metalearn.types.Strategy`.
 
@@ -119,14 +133,7 @@ class ChunkStrategy:
     def evaluate(
         self, params: Tensors, split: str, chunks: Sequence[Tensor], done: Callable[[int], None] = lambda samples: None
     ) -> Tensors:
-        # Workers wait for each other for a few chunks only, however many there are, and a time limit is for a few, too.
-        size, values_of = self.evaluator(params, split)
-        values: list[Tensors] = []
-        for first in range(0, len(chunks), size):
-            group = chunks[first : first + size]
-            values += values_of(group)
-            done(sum(map(len, group)))
-        return join(values)
+        return in_rounds(self.evaluator(params, split), chunks, done)
 
     def diagnose(self, params: Tensors, chunks: Sequence[Tensor], step: int) -> Tensors:
         raise NotImplementedError
