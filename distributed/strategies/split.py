@@ -120,8 +120,8 @@ def _even_ends(pieces: Pieces, workers: int) -> list[int]:
 
 @contextmanager
 def _naming_missing_workers() -> Iterator[None]:
-    """Around a method of `Pipeline`: errors name the workers that do not answer, and advise on the time limit. torch's
-    name none, or the last shard, which waits for the others."""
+    """Around a method of `Pipeline`: errors name the workers that do not answer, and advise on the time limit. Those of
+    torch name none, or the last shard, which waits for the others."""
     try:
         yield
     except (RuntimeError, ConnectionError, TimeoutError) as error:
