@@ -126,15 +126,16 @@ class RunProgress(RunLog):
         """For all steps, validations and the test that are to come, the tasks `done` of a `split` left out; empty if
         nothing is measured yet."""
         window, step, seconds = self._window, self._done, self._smooth.get("step_seconds", 0.0)
-        # Until the first validation is measured, a task of it counts as one of a step.
-        each = seconds / window.meta_batch_size if self._task_seconds is None else self._task_seconds
         validations = math.ceil(window.steps / window.val_every) - max(step - 1, 0) // window.val_every
         tasks = window.test_tasks - done + (0 if split == "test" else validations * window.val_tasks)
-        if not each or (step < window.steps and not seconds):
+        if not seconds if step < window.steps else self._task_seconds is None:
             return ""
-        remaining = max((window.steps - step) * seconds + tasks * each, 0.0)
-        short = remaining < 24 * 3600
-        return f"{time.strftime('%H:%M:%S', time.gmtime(remaining)) if short else f'{remaining / 86400:.1f} days'} left"
+        # A task of a validation may take a tenth of the time of one of a step, or more than it. Until one is measured,
+        # no time is given for them.
+        remaining = max((window.steps - step) * seconds + tasks * (self._task_seconds or 0.0), 0.0)
+        days = remaining / 86400
+        text = f"{days:.1f} days" if days >= 1 else time.strftime("%H:%M:%S", time.gmtime(remaining))
+        return f"{text} left{' for steps' * (self._task_seconds is None and tasks > 0)}"
 
     def evaluation(self, step: int, split: str, figures: dict[str, Any]) -> None:
         if self.bars is not None:

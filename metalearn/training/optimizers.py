@@ -208,7 +208,8 @@ def muon(
         names = [name for name in params if not name.startswith(STATE)]
         matrices = [name for name in names if params[name].dim() >= 2]
         others = [name for name in names if name not in matrices]
-        return f"Muon updates {', '.join(matrices) or 'nothing'}; AdamW updates {', '.join(others) or 'nothing'}"
+        many = [f"{len(s)} parameters such as {s[0]}" if len(s) > 8 else ", ".join(s) for s in (matrices, others)]
+        return f"Muon updates {many[0] or 'nothing'}; AdamW updates {many[1] or 'nothing'}"
 
     return _outer(rates, clipping, weight_decay, settings, ADAM, update_of)._replace(in_words=in_words)
 

@@ -8,6 +8,7 @@ import logging
 import os
 import re
 import sys
+import time
 from collections.abc import Iterator
 from typing import TextIO
 
@@ -89,11 +90,16 @@ def test_a_file_gets_lines_also_where_colours_are_wanted(
     ]
 
 
-def test_the_time_left_counts_validations_and_the_test() -> None:
-    """A step takes two seconds, so a task half a second."""
+def test_the_time_left_counts_validations_and_the_test(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A step takes two seconds, and a task of a validation half a second, which is not known before the first one."""
+    clock = iter((0.0, 0.0, 4.0))
+    monkeypatch.setattr(time, "perf_counter", lambda: next(clock))
     shown = RunProgress(WINDOW)
     assert shown.time_left() == ""
-    for step, seconds in ((1, 9 * 2 + (24 + 20) / 2), (4, 6 * 2 + (24 + 20) / 2), (5, 5 * 2 + (16 + 20) / 2)):
+    shown.step(4, {"step_seconds": 2.0})
+    assert shown.time_left() == "00:00:12 left for steps"
+    shown.evaluating("val", 8)(8)
+    for step, seconds in ((4, 6 * 2 + (24 + 20) / 2), (5, 5 * 2 + (16 + 20) / 2)):
         shown.step(step, {"step_seconds": 2.0})
         assert shown.time_left() == f"00:00:{seconds:02.0f} left"
     shown.step(10, {"step_seconds": 2.0})

@@ -183,6 +183,8 @@ def test_a_step_on_a_device_is_that_of_the_host_or_none(name: str) -> None:
 
 def test_muon_says_what_it_updates() -> None:
     assert FURTHER["muon"][0].in_words(drawn(0, torch.float32)) == "Muon updates a, d; AdamW updates b, c, e"
+    deep = {f"layer{number}": torch.zeros(2, 2) for number in range(9)}
+    assert FURTHER["muon"][0].in_words(deep) == "Muon updates 9 parameters such as layer0; AdamW updates nothing"
 
 
 def test_a_large_gradient_has_a_finite_norm() -> None:
