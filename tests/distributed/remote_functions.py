@@ -2,11 +2,13 @@
 
 import contextlib
 import ctypes
+import math
 import os
 import signal
 import tempfile
 import threading
 import time
+import types
 import weakref
 from typing import Any, NoReturn
 
@@ -14,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 import distributed as todist
+from distributed.calls import worker
 from distributed.calls.worker import fetched
 
 
@@ -33,6 +36,12 @@ class OnlyAtHome:
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _at_home, (todist.get_rank(),)
+
+
+def let_time_pass(*, passes: bool) -> bool:
+    """Ends the time of all calls on this worker, or gives it back its clock."""
+    worker.time = types.SimpleNamespace(monotonic=lambda: math.inf) if passes else time  # type: ignore[assignment]
+    return passes
 
 
 def _at_home(rank: int) -> OnlyAtHome:

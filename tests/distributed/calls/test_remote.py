@@ -63,7 +63,7 @@ def test_no_item_meets_what_another_has_changed() -> None:
     """As in the original, where each item is a call of its own."""
     torch.manual_seed(0)
     network, x = nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2)), torch.randn(7, 4, 3)
-    expected = [functions.trained(copy.deepcopy(network), item) for item in x]
+    expected = [functions.trained(copy.deepcopy(network), item.clone()) for item in x]
     assert remote_sync_call(functions.trained, args=(network, x), partitioner=ONE_BY_ONE) == expected
     leaf = torch.ones(7, 2, requires_grad=True)
     with todist.autograd.context() as context:
@@ -175,6 +175,16 @@ def test_a_queue_that_does_not_move_is_named() -> None:
         remote_sync_call(functions.rank, partitioner=1, timeout=0.5)
     assert [len(call.wait()) for call in slow] == [1] * session.MAX_WINDOW
     assert remote_sync_call(functions.rank, partitioner=1, timeout=0.5) == [1]
+
+
+def test_an_answer_with_fewer_items_is_late() -> None:
+    """A worker whose time is over begins no other item. The results that it has must not pass for all of them."""
+    try:
+        with pytest.raises(TimeoutError, match=r"worker1 did not answer within 60 s"):
+            parts = [(1, (), {"passes": True})] * 2
+            remote_sync_call(functions.let_time_pass, partitioner=lambda: parts, reducer=todist.mean_reducer)
+    finally:
+        assert remote_sync_call(functions.let_time_pass, kwargs={"passes": False}, partitioner=1) == [False]
 
 
 # Errors
