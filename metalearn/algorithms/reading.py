@@ -24,7 +24,7 @@ from torch import Generator, Tensor
 
 from metalearn.algorithms.common.inner import computed_again, from_outcome, graph_of
 from metalearn.algorithms.common.losses import by_sample
-from metalearn.errors import ConfigError, counts, not_negative, positive, switches
+from metalearn.errors import ConfigError, Invalid, counts, not_negative, positive, switches
 from metalearn.nn.network import leaves
 from metalearn.types import BITS, POSITIONS, Algorithm, Batch, Episode, Metrics, Model, Params, Past
 
@@ -38,7 +38,8 @@ def reading(
     first_order: bool = False, checkpoint_steps: bool = False,
 ) -> Algorithm:  # fmt: skip
     """Predicts the next symbol of a document, and learns from each chunk of it. Raises ValueError for a chunk below 1,
-    a rate not above 0, more blocks than the network has, or a model that does not read.
+    a rate not above 0, more blocks than the network has, a model that does not read, or another loss than cross-entropy
+    or metric than its own.
 
     Args:
         model: a network that reads, such as `model=decoder`.
@@ -56,6 +57,9 @@ def reading(
     reader = model.reader
     if reader is None:
         raise ConfigError("model: it reads no documents, and algorithm=reading needs one that does; type model=decoder")
+    if model.loss is not None and not model.loss.compiled:
+        reason = "this algorithm counts the bits of each symbol, and reports nothing beside them"
+        raise Invalid("loss", model.loss.name, reason, "type loss=auto metric=auto", False)
     inner = reader.learns(blocks) if blocks else ()
     cut = max(blocks, 1)
 

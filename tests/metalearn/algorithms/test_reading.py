@@ -8,6 +8,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from metalearn.algorithms.common.losses import cross_entropy, measured_by
+from metalearn.algorithms.common.metrics import reporting, top_k
 from metalearn.algorithms.reading import LOG_RATE, reading
 from metalearn.errors import ConfigError, Invalid
 from metalearn.models.decoder import decoder
@@ -16,7 +18,7 @@ from metalearn.nn.network import leaves
 from metalearn.runs.metrics import figures_of
 from metalearn.tasks.chains import chains
 from metalearn.tasks.common.episodes import Seeds
-from metalearn.types import Algorithm, Batch, Episode, Model, Params
+from metalearn.types import Algorithm, Batch, Episode, Metric, Model, Params
 
 SYMBOLS, LENGTH, CHUNK = 5, 23, 5
 DOUBLE = torch.float64
@@ -224,6 +226,16 @@ def test_settings_out_of_range_are_refused(settings: dict[str, Any], message: st
 def test_a_model_that_does_not_read_is_refused() -> None:
     with pytest.raises(ConfigError, match="type model=decoder"):
         reading(model=mlp(inputs=1, outputs=2), chunk=4)
+
+
+@pytest.mark.parametrize("metric", [None, top_k(k=3)], ids=["loss", "metric"])
+def test_another_loss_or_metric_is_refused(metric: Metric | None) -> None:
+    """Its bits would be none, and validations would be without the metric."""
+    source = chains(symbols=SYMBOLS, alpha=0.2, length=8, eval_length=8, seeds=Seeds(0, 0))
+    loss = reporting(cross_entropy(smoothing=0.0 if metric else 0.1), metric, source)
+    with pytest.raises(Invalid, match="type loss=auto metric=auto"):
+        reading(model=measured_by(network(), loss), chunk=4)
+    reading(model=measured_by(network(), cross_entropy()), chunk=4)
 
 
 def test_figures_by_position_stand_beside_the_optimum() -> None:
