@@ -25,8 +25,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from metalearn.algorithms.common.inner import comparing_learner, one_hot, without_head
-from metalearn.algorithms.common.losses import by_sample
-from metalearn.errors import positive
+from metalearn.algorithms.common.losses import objective
+from metalearn.errors import ConfigError, positive
+from metalearn.nn.surroundings import surroundings
 from metalearn.types import Algorithm, Batch, Episode, Metrics, Model, Params
 
 LOG_RATE, LOG_SCALE = "log_rate", "log_scale"  # the names of the logarithms of rate and scale, divided by `SPEED`
@@ -53,6 +54,9 @@ def oml(*, model: Model, inner_lr: float, scale: float, eval_lr_factor: float = 
 
     def features(params: Params, support: Batch, x: Tensor) -> Tensor:
         """The features [t, n, d] of the samples `x`."""
+        if surroundings().present is not None:
+            reason = "the figures of this algorithm are by the number of classes, which differs here from task to task"
+            raise ConfigError(f"dataset.shots: {reason}; type a number, such as dataset.shots=1")
         first = support.x[:, : max(1, support.x.shape[1] // one_hot(support, x.dtype).shape[2])]
         compute = model.features_of(params, len(x))
         whole = torch.is_grad_enabled() or model.transductive or torch.compiler.is_exporting()
@@ -77,16 +81,17 @@ def oml(*, model: Model, inner_lr: float, scale: float, eval_lr_factor: float = 
     def evaluate(params: Params, episode: Episode) -> Metrics:
         (support, query) = episode
         stream = features(params, support, support.x)
+        order = query.y.argsort(dim=1, stable=True)  # class after class, as in the stream
         asked = number(params, LOG_SCALE) * features(params, support, query.x)
+        asked, y = asked.gather(1, order.unsqueeze(2).expand_as(asked)), query.y.gather(1, order)
         classes, rate = one_hot(support, stream.dtype), eval_lr_factor * number(params, LOG_RATE)
         (tasks, samples, ways), columns = classes.shape, list[Metrics]()
         rows = stream.new_zeros(tasks, ways, stream.shape[2])
         for count in range(ways + 1):
             part = slice((count - 1) * samples // ways, count * samples // ways) if count else slice(0)
             rows = streamed(rows, stream[:, part], classes[:, part], rate)
-            counted = query.y < (count or ways)
-            values = by_sample(asked @ rows.transpose(1, 2), query.y, model.loss)
-            columns.append({name: (value * counted).sum(dim=1) / counted.sum(dim=1) for name, value in values.items()})
+            shown = slice(count * y.shape[1] // ways if count else None)
+            columns.append(objective(asked[:, shown] @ rows.transpose(1, 2), y[:, shown], model.loss))
         return {name: torch.stack([column[name] for column in columns], dim=1) for name in columns[0]}
 
     @torch.no_grad()

@@ -5,7 +5,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from metalearn.algorithms.common.losses import cross_entropy, measured_by
 from metalearn.algorithms.oml import SPEED, oml, streamed
+from metalearn.errors import ConfigError
+from metalearn.nn.surroundings import surrounded
 from metalearn.types import Batch, Episode
 from tests.metalearn.learners import FLOAT64, WAYS, close, network, random, start_of, tasks
 
@@ -50,6 +53,23 @@ def test_figures_are_those_of_the_classes_so_far() -> None:
             (logits.argmax(dim=1) == y).double().mean().item()
         )
     close({"": learner.adapt(params, support)(query.x)[0]}, {"": logits}, atol=1e-10)
+
+
+def test_the_last_figure_is_the_loss_of_training() -> None:
+    """Also where the loss has weights, of queries in any order."""
+    model = measured_by(network(transductive=False), cross_entropy(weights=[1.0, 2.0, 5.0]))
+    learner, (support, query) = oml(model=model, inner_lr=0.7, scale=9.0), tasks(2)
+    params, order = start_of(learner), torch.randperm(query.y.shape[1], generator=torch.Generator().manual_seed(0))
+    mixed = Episode(support, Batch(query.x[:, order], query.y[:, order]))
+    trained, tested = learner.meta_grad(params, mixed, 0).metrics, learner.evaluate(params, mixed)
+    close({"loss": tested["loss"][:, -1].sum()}, {"loss": trained["loss"]}, atol=1e-9)
+    close(tested, learner.evaluate(params, Episode(support, query)), atol=1e-9)
+
+
+def test_streams_of_different_lengths_are_refused() -> None:
+    learner = oml(model=network(transductive=False), inner_lr=0.7, scale=9.0)
+    with surrounded(present=2), pytest.raises(ConfigError, match=r"type a number, such as dataset\.shots=1"):
+        learner.meta_grad(start_of(learner), tasks(1), 0)
 
 
 def test_what_comes_later_changes_no_figure_before() -> None:
