@@ -25,6 +25,7 @@ from metalearn.algorithms.common.inner import comparing_learner, features_and_he
 from metalearn.errors import ConfigError, Invalid, counts
 from metalearn.nn.attention import draw_transformer, transformer
 from metalearn.nn.layers import shared_linear
+from metalearn.nn.surroundings import surroundings
 from metalearn.types import Algorithm, Batch, Model, Params
 
 SET = "set."  # the prefix of the names of the transformer's parameters
@@ -64,7 +65,8 @@ def in_context(*, model: Model, width: int, heads: int, layers: int) -> Algorith
         tokens = torch.cat([seen, label_tokens(support, x.shape[1], len(weights["head.bias"]), seen.dtype)], dim=2)
         tokens = shared_linear(tokens, weights["token.weight"], weights["token.bias"])
         tokens = transformer(weights, tokens, context_size=context_size, heads=heads, layers=layers)
-        return shared_linear(tokens[:, context_size:], weights["head.weight"], weights["head.bias"])
+        outputs = shared_linear(tokens[:, context_size:], weights["head.weight"], weights["head.bias"])
+        return outputs[..., : surroundings().present]
 
     return comparing_learner(model, compare, init)
 

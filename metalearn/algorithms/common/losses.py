@@ -67,18 +67,19 @@ def cross_entropy(
     ignore_index = -100 if ignored is None else ignored
 
     @functools.cache  # so that a recorded step brings nothing to its GPU
-    def by_class(device: torch.device, dtype: torch.dtype) -> Tensor | None:
-        return None if weights is None else torch.tensor(list(weights), dtype=dtype, device=device)
+    def by_class(device: torch.device, dtype: torch.dtype, ways: int) -> Tensor | None:
+        return None if weights is None else torch.tensor(list(weights[:ways]), dtype=dtype, device=device)
 
     def losses(logits: Tensor, y: Tensor) -> Tensor:
         values = F.cross_entropy(
-            logits.flatten(0, 1), y.flatten(), by_class(logits.device, logits.dtype), reduction="none",
-            ignore_index=ignore_index, label_smoothing=smoothing,
+            logits.flatten(0, 1), y.flatten(), by_class(logits.device, logits.dtype, logits.shape[2]),
+            reduction="none", ignore_index=ignore_index, label_smoothing=smoothing,
         )  # fmt: skip
         return values.view(y.shape)
 
     def of_tasks(logits: Tensor, y: Tensor) -> Metrics:
-        shares, factors = (y != ignore_index).to(logits.dtype), by_class(logits.device, logits.dtype)
+        shares = (y != ignore_index).to(logits.dtype)
+        factors = by_class(logits.device, logits.dtype, logits.shape[2])
         if factors is not None:
             shares = factors[y.where(y != ignore_index, 0)] * shares
         loss = ratio(losses(logits, y).sum(dim=1), shares.sum(dim=1))

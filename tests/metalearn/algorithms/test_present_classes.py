@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import Generator
 
+from metalearn.algorithms.common.losses import cross_entropy
 from metalearn.algorithms.common.wrappers import of_present_classes, with_present_classes
 from metalearn.algorithms.maml import maml
 from metalearn.models.conv4 import conv4
@@ -68,6 +69,23 @@ def test_the_first_loss_of_five_classes_among_fifty_is_log_5() -> None:
     batch = Batch(random(1, 10, 1, SIZE, SIZE, seed=0), torch.arange(5).repeat(1, 2))
     loss = learner.evaluate(params, Episode(batch, batch))["loss"][:, 0]
     torch.testing.assert_close(loss, torch.full_like(loss, math.log(5)))
+
+
+def test_no_answer_of_a_transformer_is_an_absent_class() -> None:
+    model, source = of_more_classes(), Fewer(LEARNERS["in_context"](network()))
+    whole, cut = (LEARNERS["in_context"](one) for one in (model, of_present_classes(model, source)))
+    params, episode = start_of(whole), tasks(2)
+    outputs = whole.adapt(params, episode.support)(episode.query.x)
+    shown = with_present_classes(cut, source).adapt(params, episode.support)(episode.query.x)
+    assert outputs.shape[2] == WAYS + 6
+    torch.testing.assert_close(shown, outputs[..., :WAYS])
+
+
+def test_weights_are_those_of_the_classes_of_a_task() -> None:
+    logits, y = random(2, 4, 3, seed=0), torch.tensor([[0, 1, 2, 2], [1, 0, 0, 1]])
+    five, three = (cross_entropy(weights=[1.0, 2.0, 4.0, 8.0, 9.0][:ways]) for ways in (5, 3))
+    close(five.of_tasks(logits, y), three.of_tasks(logits, y), atol=0)
+    close(five.of_samples(logits, y), three.of_samples(logits, y), atol=0)
 
 
 def test_tasks_of_different_ways_are_not_computed_together() -> None:
