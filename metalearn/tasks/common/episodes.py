@@ -429,7 +429,7 @@ class PictureTasks(SeededTasks):
                 sizes = np.array(list(map(len, groups)))
                 group = groups[rng.choice(len(groups), p=sizes / sizes.sum())]
                 labels = rng.choice(group, ways, replace=False).tolist()
-                task = FixedTask(labels, rng.permutation(classes.fewest)[: shape.most].tolist())
+                task = FixedTask(labels, rng.permutation(classes.fewest)[: shots + queries].tolist())
                 turn = int(rng.integers(4)) if self._rotations else 0
             pictures = [classes.pictures(label) for label in task.labels]
             ways = len(task.labels)

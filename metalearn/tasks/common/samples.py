@@ -188,7 +188,7 @@ def few_shot(
     Args:
         load: gives the classes of the splits `train`, `val` and `test`; called once, for the first task.
         shapes: the shape of each split's episodes.
-        rotations: turn each drawn class by a random multiple of 90°, in every split.
+        rotations: turn each drawn class by a random multiple of 90°, in every split; plain samples stay upright.
         instead: evaluates on plain samples: a function that gives their source, and says what they are; or, for a
             message, the name of another dataset.
         grouped: draws tasks within groups of classes, and has fixed ones.
@@ -221,7 +221,8 @@ def few_shot(
             lambda: {"train": Chosen(classes.pictures, list(map(np.arange, sizes)))}, counts, classes.identities,
             known=min(KNOWN, train), augment=episode.augment, seeds=seeds,
         )  # fmt: skip
-        words = f"all {train} pictures of the {len(sizes)} training classes; the others' tasks evaluate"
+        upright = ", upright" * rotations
+        words = f"all {train} pictures of the {len(sizes)} training classes{upright}; the others' tasks evaluate"
         return Pretraining(training, tasks), words
 
     changes = dict.fromkeys(unlabelled or ("train",), episode.augment)

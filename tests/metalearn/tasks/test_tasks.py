@@ -122,7 +122,7 @@ def test_character_tasks_give_plain_samples() -> None:
     tasks = drawn()
     assert isinstance(tasks, GivesSamples)
     source, words = tasks.samples("tasks")
-    assert words == "all 8000 pictures of the 400 training classes; the others' tasks evaluate"
+    assert words == "all 8000 pictures of the 400 training classes, upright; the others' tasks evaluate"
     support, query = source.episodes("train", torch.arange(8000))
     assert support.x.shape[1] == 0 and source.classes("train") == 400 and source.size("val") is None
     shown = Counter(
@@ -209,6 +209,18 @@ def test_tasks_of_one_alphabet_are_set_by_one_drawer(omniglot_root: Path) -> Non
         query = source.episodes("train", torch.tensor([task])).query.x[0, :, 0]
         by_number = [np.rot90(pictures[picture], int(turn)) / 255 for turn, _, picture in row.tolist()]
         np.testing.assert_allclose(np.stack(by_number), query, atol=1e-6)
+
+
+def test_tasks_of_one_alphabet_may_differ_in_shots(omniglot_root: Path) -> None:
+    source = omniglot(
+        place=DataPlace(str(omniglot_root), False), split="alphabets", episode=EpisodeSpec(5, [1, 5], queries=2),
+        image_size=28, channels=1, rotations=True, seeds=Seeds(0, 1), within="alphabet",
+    )  # fmt: skip
+    sizes = [
+        (support.y.shape[1], query.y.shape[1])
+        for support, query in (source.episodes("test", torch.tensor([index])) for index in range(8))
+    ]
+    assert {queries for _, queries in sizes} == {5 * 2} and len({shots for shots, _ in sizes}) > 2
 
 
 def test_lakes_runs_are_twenty_drawings_and_twenty_questions(omniglot_root: Path) -> None:
