@@ -457,6 +457,8 @@ def _as_days(column: Any) -> NDArray[np.float64] | None:
 
 def _as_numbers(column: Any) -> NDArray[np.float64] | None:
     """A column as numbers, durations in days, NaN for what is missing; None if it holds something else."""
+    if pd.api.types.infer_dtype(column) == "boolean":  # also with gaps, where pandas has objects
+        return None
     if pd.api.types.infer_dtype(column).startswith("timedelta"):
         column = pd.to_timedelta(column) / pd.Timedelta(days=1)
     if column.dtype.kind not in "iufO":

@@ -366,6 +366,13 @@ def test_numeric_texts_are_numbers_also_after_saving(runs: dict[str, Path], tmp_
         np.testing.assert_array_equal(other.predict_proba(texts), fitted.predict_proba(texts))
 
 
+def test_truth_values_are_categories_with_or_without_gaps(runs: dict[str, Path]) -> None:
+    known = pd.DataFrame({"member": [True, False, None, False] * 5})
+    fitted = classifier(runs, known, np.array([1, 0, 0, 0] * 5))
+    answers = fitted.predict_proba(pd.DataFrame({"member": [True, False]}))
+    np.testing.assert_array_equal(answers, fitted.predict_proba(known)[:2])
+
+
 def test_dates_are_days_and_no_rows_are_refused(runs: dict[str, Path], tmp_path: Path) -> None:
     days = pd.Series(pd.date_range("2024-01-01", periods=20).repeat(2), name="day")
     number = (days - pd.Timestamp(0)).dt.days.astype(float)
