@@ -281,7 +281,7 @@ def weight_gradient(
             gw + task * gw_step + k[:, None] * CO + co2[None, :], acc2, mask=(k < K)[:, None] & (co2 < CO)[None, :]
         )
     if BIAS:
-        tl.store(gb + task * gb_step + co, total, mask=(co < CO) & (tl.program_id(0) == 0))
+        tl.store(gb + task * gb_step + co, total, mask=((co < CO) & (tl.program_id(0) == 0)).to(tl.int1))
 
 
 @triton.jit

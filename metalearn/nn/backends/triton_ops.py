@@ -7,6 +7,7 @@ the first call, nothing waits for the GPU, and no sum depends on the number of t
 
 import ctypes
 import math
+import os
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -21,6 +22,10 @@ import metalearn.nn.backends.triton_kernels as kernels  # not from the package, 
 from metalearn.nn.backends.c import ACTIVATIONS, MULTIPLE, LayerKind, NetworkCall, filled
 from metalearn.nn.backends.torch_ops import in_pairs
 from metalearn.nn.surroundings import rounds_products
+
+# What Triton did up to 3.9 without a word: a product and a sum round once. From 3.9 on it warns where none has chosen,
+# and from 3.10 on it would round twice, which is slower and gives other bits.
+os.environ.setdefault("TRITON_DEFAULT_FP_FUSION", "1")
 
 MOST_ROWS = 256  # of a norm, that one program computes
 MOST_PARTS = 64  # programs that share the rows of a larger norm

@@ -20,6 +20,7 @@ os.environ["METALEARN_KERNELS"] = "triton"
 import torch
 import triton
 from triton.backends.compiler import GPUTarget
+from triton.backends.nvidia.compiler import get_ptxas
 from triton.compiler import ASTSource
 from triton.runtime.jit import JITFunction
 
@@ -103,13 +104,11 @@ def source_of(kernel: Any, args: tuple[Any, ...], options: dict[str, Any]) -> AS
 
 def resources(ptx: str, capability: int) -> tuple[int, int]:
     """The registers of a kernel, and the bytes that it spills, by the assembler that Triton brings."""
-    tools = triton.knobs.nvidia
-    tool = (tools.ptxas_blackwell if capability >= 100 else tools.ptxas).path
     (target,) = re.findall(r"^\.target (\w+)", ptx, re.MULTILINE)
     with tempfile.NamedTemporaryFile("w", suffix=".ptx") as file:
         file.write(ptx)
         file.flush()
-        command = [tool, "-v", f"--gpu-name={target}", file.name, "-o", os.devnull]
+        command = [get_ptxas(capability).path, "-v", f"--gpu-name={target}", file.name, "-o", os.devnull]
         said = subprocess.run(command, capture_output=True, text=True, check=True, timeout=100).stderr
     registers = max(map(int, re.findall(r"Used (\d+) registers", said)))
     return registers, sum(map(int, re.findall(r"(\d+) bytes spill stores", said)))
