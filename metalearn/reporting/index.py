@@ -403,6 +403,8 @@ def comparison(curves: Sequence[Curve], path: Path) -> Path:
     with new_figure(15, 5.5) as figure:
         left, right = figure.subplots(1, 2, sharey=True)
         accuracy = all(curve.metric == "accuracy" for curve in curves)
+        values = [value for curve in curves for value in curve.values if curve.metric in ERRORS]
+        far = bool(values) and max(values) > 10 * min(values) > 0
         for number, curve in enumerate(curves):
             heights = [min(max(value, 1 - _BEST), _BEST) for value in curve.values] if accuracy else curve.values
             style = {"color": f"C{number % 10}", "linestyle": ("-", "--", ":")[number // 10 % 3], "linewidth": 1.4}
@@ -413,7 +415,7 @@ def comparison(curves: Sequence[Curve], path: Path) -> Path:
         left.set_xlabel("minutes of training and validation")
         right.set_xlabel("meta-steps")
         left.set_ylabel("validation: " + " or ".join(dict.fromkeys(METRIC_NAMES[curve.metric] for curve in curves)))
-        left.set_yscale("logit" if accuracy else "log")  # shows the last small differences
+        left.set_yscale("logit" if accuracy else "log" if far else "linear")  # shows the last small differences
         if accuracy:
             low, high = left.get_ylim()
             ticks = [tick for tick in _ACCURACIES if low <= tick <= high]
@@ -422,6 +424,9 @@ def comparison(curves: Sequence[Curve], path: Path) -> Path:
                 left.minorticks_off()
             for set_formatter in (left.yaxis.set_major_formatter, left.yaxis.set_minor_formatter):
                 set_formatter(percent)
+        else:  # matplotlib's own would be raw TeX, since names are no formulas here
+            left.minorticks_off()
+            left.yaxis.set_major_formatter("{x:,g}")
         for axes in (left, right):
             _spread_out(axes)
             axes.grid(alpha=0.3)

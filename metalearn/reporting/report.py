@@ -14,7 +14,7 @@ from metalearn.errors import as_typed
 from metalearn.reporting.loggers import Row, as_yaml, rows_of
 from metalearn.reporting.page import Chart, Line, Tile, chart, has_pictures, page, picture_of, shown_classes
 from metalearn.reporting.provenance import made_with
-from metalearn.runs.metrics import METRIC_NAMES, describe, from_json, main_metric
+from metalearn.runs.metrics import ERRORS, METRIC_NAMES, describe, from_json, main_metric
 from metalearn.storage.files import read_json, write_atomically
 from metalearn.types import Adapt, Episode, Params
 
@@ -43,7 +43,7 @@ def learning_charts(rows: Sequence[Row]) -> list[Chart]:
         words = METRIC_NAMES.get(name, name)
         drawn = chart(
             words.capitalize(), lines, x="meta-step", y=f"query {words}{' (%)' if percent else ''}", percent=percent,
-            whole=True, logarithmic=name not in ("loss", "accuracy"),
+            whole=True, logarithmic=name in ERRORS and name != "loss",
         )  # fmt: skip
         charts.append(drawn)
     return charts

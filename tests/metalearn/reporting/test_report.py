@@ -12,12 +12,14 @@ from xml.etree import ElementTree
 import numpy as np
 import pytest
 import torch
+from matplotlib.figure import Figure
 from PIL import Image
 
 from metalearn.config.build import build
 from metalearn.config.compose import compose_config
+from metalearn.reporting.index import Curve, comparison
 from metalearn.reporting.page import Line, chart, pages, svg, svg_file
-from metalearn.reporting.report import ShownTask, costs_of, write_report
+from metalearn.reporting.report import ShownTask, costs_of, learning_charts, write_report
 from metalearn.tasks.common.episodes import class_names_of
 from metalearn.tasks.glyphs import character
 from metalearn.types import Batch, Episode
@@ -206,3 +208,22 @@ def test_the_time_of_each_worker_adds_up() -> None:
     expected = {"data": 0.1, "compute": 0.4, "waiting": 0.0, "communication": 0.1, "update": 0.05}
     assert first == pytest.approx(expected)
     assert second == pytest.approx({"data": 0.1, "compute": 0.2, "waiting": 0.2, "communication": 0.1, "update": 0.0})
+
+
+@pytest.mark.parametrize(("metric", "values"), [("score", [-3.0, 0.0, 2.0]), ("mse", [3.5, 0.2]), ("mse", [3.5, 3.1])])
+def test_curves_of_every_metric_are_drawn(
+    metric: str, values: list[float], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where more is better, values may be 0 or less; and ticks are plain numbers."""
+    rows = [{"step": step, "split": "val", "loss": 1.0, metric: value} for step, value in enumerate(values)]
+    (_, drawn) = learning_charts(rows)
+    assert [y for _, y in drawn.lines[0].points] == values
+    labels: list[str] = []
+
+    def noted(figure: Figure, *_: object, **__: object) -> None:
+        figure.draw_without_rendering()
+        labels.extend(text.get_text() for text in figure.axes[0].get_yticklabels(which="both"))
+
+    monkeypatch.setattr(Figure, "savefig", noted)
+    comparison([Curve("a", metric, [*range(len(values))], None, values)], tmp_path / "a.png")
+    assert any(labels) and not any("$" in label for label in labels)
