@@ -132,6 +132,9 @@ def fill(folder: Path, kind: Kind, tensors: "Mapping[str, Tensor]", meta: Mappin
     files = sorted(path for path in folder.rglob("*") if path.is_file() and path != folder / CARD)
     digests = {path.relative_to(folder).as_posix(): digest_of(path) for path in files}
     (folder / MANIFEST).write_text(json.dumps(digests, indent=2) + "\n", encoding="utf-8")
+    for path in files:
+        if path.suffix == ".safetensors":  # safetensors itself lets only the owner read them, whatever the umask is
+            shutil.copymode(folder / META, path)
     for path in (*files, folder / MANIFEST, folder):
         sync(path)
 
@@ -167,8 +170,8 @@ def load(folder: Path, kind: Kind, *, later: bool = False) -> SavedFolder:
             tensors = cast("dict[str, Tensor]", Unread(shapes, read))
         else:
             tensors = read()
-    except SafetensorError as error:
-        _verify(folder, [TENSORS])  # a damaged file is named as such
+    except (SafetensorError, OSError) as error:
+        _verify(folder, [TENSORS])  # a file that is damaged, or may not be read, is named as such
         raise NotSavedError(f"{folder / TENSORS}: holds no tensors ({error})") from error
     if missing := [name for name in kind.tensors if name not in tensors]:
         raise NotSavedError(f"{folder / TENSORS}: has no tensor {missing[0]}")

@@ -43,6 +43,10 @@ def test_what_is_loaded_is_what_was_saved(folder: Path) -> None:
     load(folder, KIND)
 
 
+def test_who_may_read_the_facts_may_read_the_tensors(folder: Path) -> None:
+    assert len({(folder / name).stat().st_mode for name in (TENSORS, META, MANIFEST)}) == 1
+
+
 @pytest.mark.parametrize("name", [TENSORS, META, MANIFEST, "inner/more.txt"])
 @pytest.mark.parametrize("content", [b"", b"[]", b"\xff" * 99, None])
 def test_a_damaged_or_missing_file_is_named(content: bytes | None, name: str, folder: Path) -> None:
