@@ -161,7 +161,8 @@ def fit_table(options: argparse.Namespace) -> int:
     model = estimator(SHIPPED / network if network in KINDS else network, plugins=options.plugins or ())
     of_classes = isinstance(model, PFNClassifier)
     if of_classes and options.folder.suffix.lower() == ".csv":
-        labels = read_table(options.folder, [target])[target]
+        # NA and the like are missing values among numbers, and texts among texts.
+        labels = read_table(options.folder, [target])[target].mask(without)
         without = labels.isna()
         # Others than whole numbers stay texts: as numbers, 01 and 1, or 2 and 2.0, would be one class.
         whole = labels.dropna().str.fullmatch("0|-?[1-9][0-9]{0,14}").all()

@@ -470,6 +470,16 @@ def test_the_commands_fit_a_table_and_predict_rows(
     assert "quantile 0.95" in capsys.readouterr().out
 
 
+def test_a_missing_number_is_no_class(
+    runs: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = "".join(f"{n / 10},{'NA' if n == 7 else n % 2}\n" for n in range(20))
+    (tmp_path / "known.csv").write_text("size,sold\n" + rows)
+    assert fit.main(["known.csv", "--target", "sold", *network(runs), "--out", "made"]) == 0
+    assert "1 rows without sold are left out" in capsys.readouterr().out
+    assert PFNClassifier.load("made", plugins=PLUGINS).classes_.tolist() == [0, 1]
+
+
 def test_targets_beyond_whole_numbers_stay_as_they_are(runs: dict[str, Path], tmp_path: Path) -> None:
     x, _ = frame()
     x.assign(mass=np.arange(len(x)) * 1e30).to_csv("known.csv", index=False)
