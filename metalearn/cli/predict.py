@@ -22,7 +22,7 @@ from metalearn.cli.arguments import names
 from metalearn.cli.fit import TABLES, add_threshold, classifier_parser, ended, loaded, read_table
 from metalearn.errors import ConfigError, log, log_to_stderr
 from metalearn.saved.form import kind_of
-from metalearn.storage.files import creating, write_atomically
+from metalearn.storage.files import creating, is_folder, write_atomically
 
 if TYPE_CHECKING:
     from metalearn.classifier.classifier import Answer
@@ -126,10 +126,12 @@ def predict_table(options: argparse.Namespace) -> int:
 
 
 def check_answers(out: Path | None, suffixes: Sequence[str]) -> None:
-    """Raises ConfigError if the file of `--out` is there already, or has another ending."""
+    """Raises ConfigError if the file of `--out` is there already, has another ending, or lies in no folder."""
     if out is not None and (out.suffix not in suffixes or out.exists()):
         reason = "is there already" if out.exists() else f"must end in {' or '.join(suffixes)}"
         raise ConfigError(f"--out={out}: {reason}; type another name, such as answers.csv")
+    if out is not None and not is_folder(out.parent):
+        raise ConfigError(f"--out={out}: there is no folder {out.parent}; make it, or type another --out")
 
 
 def files_in(paths: Sequence[Path], labels: list[str]) -> Iterator[tuple[Path, str | None]]:

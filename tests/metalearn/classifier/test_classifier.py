@@ -98,6 +98,7 @@ def test_a_folder_becomes_a_classifier_that_answers(made: Path, others: Path, tm
     said(predict.main, made, paths[0], "--out", lines)
     assert json.loads(lines.read_text())["probabilities"].keys() == set(THINGS)
     assert "--out=" in said(predict.main, made, paths[0], "--out", answers, code=2)  # is there already
+    assert "there is no folder nowhere" in said(predict.main, made, paths[0], "--out", "nowhere/a.csv", code=2)
 
 
 def test_its_page_shows_the_report_and_escapes_names(own: Path, pictures: Path, tmp_path: Path) -> None:
