@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -231,6 +232,15 @@ def test_a_function_is_the_loss_of_validation_and_evaluation_too() -> None:
     assert math.isclose(own.evaluate()["loss"], named.evaluate()["loss"], rel_tol=1e-5)
     far = metalearn.train(MAML, network, real, steps=3, loss="absolute", **SETTINGS)
     assert "mae" in far.validation and "mse" not in far.evaluate()
+
+
+def test_a_loaded_learner_with_a_loss_of_ones_own_needs_no_tasks(tmp_path: Path) -> None:
+    learned = metalearn.train(MAML, plain, Tasks(), steps=1, loss=nn.CrossEntropyLoss(), **SETTINGS)
+    learned.save(tmp_path / "saved")
+    loaded = metalearn.load(tmp_path / "saved", network=plain, loss=nn.CrossEntropyLoss())
+    x = torch.randn(6, 4, generator=Generator().manual_seed(0))
+    answers = (one.adapt(x, ["a", "b", "c"] * 2).predict(x) for one in (learned, loaded))
+    assert [*map(repr, next(answers))] == [*map(repr, next(answers))]
 
 
 def test_labels_keep_their_numbers_where_the_loss_has_weights() -> None:
