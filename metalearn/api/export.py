@@ -20,6 +20,7 @@ from metalearn.saved import exporter, hub
 from metalearn.saved.exporter import FOLDER, Card, described, use
 from metalearn.saved.form import kind_of
 from metalearn.storage.files import StrPath, read_json
+from metalearn.tasks.texts import BYTES
 
 LICENCES = {
     "omniglot": "MIT (Lake, Salakhutdinov and Tenenbaum 2015)",
@@ -84,13 +85,14 @@ def export(
                 "as buffers; make them parameters, or let your class find the file by itself"
             )
     test, reached, figure = facts["test"], None, "not known"
+    reads = learner.taught.algorithm.stream is not None
     if test:
         metric = next(metric for metric in METRIC_NAMES if metric in test)
         reached = (metric, test[metric], f"test tasks of {dataset or 'own'}")
-        ways = "" if learner.trained_ways is None else f", {learner.trained_ways}-way"
+        ways = "" if reads or learner.trained_ways is None else f", {learner.trained_ways}-way"
         figure = f"{metric} {test[metric]:.4g} ± {test['ci95']:.2g} over {test['tasks']} tasks{ways}"
     pictures, origin = learner.form is not None and learner.trained_ways is not None, made_with()
-    task = f"tabular-{'classification' if learner.trained_ways else 'regression'}"
+    task = "text-generation" if reads else f"tabular-{'classification' if learner.trained_ways else 'regression'}"
     lines = {
         "Test": figure, "Algorithm": f"{learner.name}, {step} steps", "Data": dataset or "own",
         "Licence of the data": facts["licence"] or "not known",
@@ -99,7 +101,9 @@ def export(
     }  # fmt: skip
     name = Path(out).name
     options = [f"network={network!r}"] * bool(network) + [f"plugins={[*plugins]!r}"] * bool(plugins)
-    uses = use(f"learner_of_{'pictures' if pictures else 'numbers'}", LOAD=", ".join([f'"{name}"', *options]))
+    read = '"Once upon a time"' if learner.trained_ways == BYTES else "[0, 1, 0]"
+    kind = "texts" if reads else "pictures" if pictures else "numbers"
+    uses = use(f"learner_of_{kind}", LOAD=", ".join([f'"{name}"', *options]), READ=read)
     card = Card(
         name, "image-classification" if pictures else task, ["few-shot", "meta-learning", learner.name], None, lines,
         {FOLDER: uses}, reached,

@@ -82,7 +82,8 @@ def main(arguments: Sequence[str]) -> int:
         key="--model",
     )  # fmt: skip
     if learner.form is None:
-        raise ConfigError(f"--model={options.model}: learns real numbers from real numbers; type a model of pictures")
+        advice = "type --text" if learner.taught.algorithm.stream else "type a model of pictures"
+        raise ConfigError(f"--model={options.model}: learns of no pictures; {advice}")
     task = learner.adapt(support.paths, support.classes)
     assert isinstance(task, Classification)
     if options.export is not None:

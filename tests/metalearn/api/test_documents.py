@@ -1,6 +1,8 @@
 """A document that a saved learner reads, from Python and from the command line."""
 
 import math
+import re
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -8,7 +10,9 @@ import pytest
 import torch
 
 import metalearn
+from metalearn.api.export import export
 from metalearn.cli import adapt
+from tests.runs import Program
 from tests.saved import saved_run
 
 SMALL = ("model=decoder", "algorithm=reading", "model.width=8", "model.heads=2", "model.hidden=12", "algorithm.chunk=5")
@@ -53,3 +57,16 @@ def test_a_text_is_read_by_the_command(folder: Path, capsys: pytest.CaptureFixtu
     assert "bits a byte, each before it was learned from (400 bytes)" in said and "it might go on: '" in said
     assert adapt.main(["--model", str(folder / "bytes"), "--text", "nowhere.txt"]) == 2
     assert "--text=nowhere.txt: cannot be read" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["bytes", "chains"])
+def test_the_card_of_a_published_reader_has_code_that_runs(
+    name: str, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    export(folder / name, "reader")
+    card = Path("reader/README.md").read_text()
+    assert "text-generation" in card and "-way" not in card
+    (code,) = re.findall(r"```python\n(.*?)```", card, re.DOTALL)
+    done = Program([sys.executable, "-c", code], tmp_path).wait(120)
+    assert done.code == 0 and done.text, done.text

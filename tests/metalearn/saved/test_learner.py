@@ -392,7 +392,7 @@ def test_a_learner_that_does_not_take_the_folders_says_so(
     assert "labels: they name 3 classes, and this learner (algorithm=maml) has" in capfd.readouterr().err
     saved_run(tmp_path / "waves", "experiment=maml_sinusoid")
     assert adapted(tmp_path / "waves", folders, tmp_path / "out") == 2
-    assert "learns real numbers from real numbers; type a model of pictures" in capfd.readouterr().err
+    assert "learns of no pictures; type a model of pictures" in capfd.readouterr().err
 
 
 def test_the_interval_is_wilsons() -> None:
