@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from metalearn.api.learner import checked_folder, load
-from metalearn.api.objects import carried_weights
+from metalearn.api.objects import carried_weights, without_file
 from metalearn.config.build import option_of
 from metalearn.config.saved import run_folder_of
 from metalearn.errors import ConfigError
@@ -57,8 +57,9 @@ def export(
         raise ConfigError(f"{run_key}={folder}: is published already; copy the folder")
     learner = load(folder, network=network, plugins=plugins, key=run_key)
     meta = read_named(run_key, folder).meta
-    config, step = meta["config"], meta["step"]
-    dataset = option_of("dataset", config["dataset"]["_target_"]) or ""
+    taught, step = learner.taught, meta["step"]
+    dataset = option_of("dataset", meta["config"]["dataset"]["_target_"]) or ""
+    config = without_file(meta["config"], taught.source, taught.algorithm.computes)
     facts = {
         "preprocessing": described(learner.form) if learner.form else None,
         "any_ways": learner.form is not None and learner.ways is None, "step": step, "seed": config.get("seed"),
@@ -85,7 +86,7 @@ def export(
                 "as buffers; make them parameters, or let your class find the file by itself"
             )
     test, reached, figure = facts["test"], None, "not known"
-    reads = learner.taught.algorithm.stream is not None
+    reads = taught.algorithm.stream is not None
     if test:
         metric = next(metric for metric in METRIC_NAMES if metric in test)
         reached = (metric, test[metric], f"test tasks of {dataset or 'own'}")

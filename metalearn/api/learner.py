@@ -344,7 +344,8 @@ class Learner:
         `meta.json` says how they are used. No code is saved: of a part that was an object, it has the name. Raises
         ValueError if there is something at `path`, it cannot be written, or the learner learns no tasks."""
         self._check_learns_tasks()
-        config = to_container(self.taught.config)
+        taught = self.taught
+        config = objects.without_file(to_container(taught.config), taught.source, taught.algorithm.computes)
         facts = {
             "preprocessing": described(self.form) if self.form else None, "step": self.validation.get("step", 0),
             "validation": self.validation, "probe": self.probe().tolist(),

@@ -67,6 +67,11 @@ def note_of_tasks(source: TaskSource, loss: Loss | None) -> dict[str, Any]:
     return facts | sizes | {OWN: name_of(source), "shape": list(shape), "classes": classes} | note_of_inputs(source)
 
 
+def without_file(config: dict[str, Any], source: TaskSource, loss: Loss | None) -> dict[str, Any]:
+    """The config of a learner; in place of a table in a file of this machine it has the note of its tasks."""
+    return config | {"dataset": note_of_tasks(source, loss)} if "file" in config["dataset"] else config
+
+
 def note_of_network(network: Any, source: TaskSource, options: Mapping[str, Any], loss: Loss | None) -> dict[str, Any]:
     """A network in a config. Its options are `transductive`, `dropout`, `running_statistics` and `vectorize`."""
     kept = dict(options)

@@ -461,8 +461,6 @@ def fill_learner(
         node[name] = None
     for key, value in leaves(parts):
         if is_path(value):
-            if key.startswith("dataset."):
-                raise ConfigError(f"{key}={value}: its tasks are of this machine, and a published model has no path")
             raise ConfigError(
                 f"{key}={value}: is a path of this machine, and a published model holds none; if the network needs no "
                 f"file there once it has its parameters, type metalearn export … --without {key}, which tries that"

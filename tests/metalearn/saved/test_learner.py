@@ -162,6 +162,24 @@ def test_runs_of_every_kind_are_the_same_after_publishing(overrides: list[str], 
     assert first == second
 
 
+def test_a_learner_of_a_table_needs_it_no_more(tmp_path: Path) -> None:
+    cells = [f"{task},{row / 7:.3f},{row * task % 5},{'train' if task < 6 else 'val' if task < 8 else 'test'}"
+             for task in range(10) for row in range(15)]  # fmt: skip
+    file = tmp_path / "rows.csv"
+    file.write_text("\n".join(["task,x,y,split", *cells]))
+    of_rows = [f"dataset.file={file}", "dataset.task=task", "dataset.target=y", "dataset.split=split"]
+    network = ["model=mlp", "model.inputs=1", "model.outputs=1", "algorithm=maml"]
+    saved_run(tmp_path / "run", "dataset=table", *of_rows, *network, "trainer.val_tasks=2", "trainer.test_tasks=2")
+    learner, x = metalearn.load(tmp_path / "run"), np.linspace(0, 1, 6)
+    learner.save(tmp_path / "saved")
+    export(tmp_path / "run", tmp_path / "published")
+    file.unlink()
+    for name in ("saved", "published"):
+        again = metalearn.load(tmp_path / name)
+        assert np.array_equal(again.adapt(x, x).predict(x), learner.adapt(x, x).predict(x))
+        assert str(tmp_path) not in (tmp_path / name / "meta.json").read_text()
+
+
 @pytest.mark.parametrize("frozen", ["true", pytest.param("false", marks=slow)])
 def test_pretrained_weights_of_a_file_go_with_the_model(frozen: str, tmp_path: Path) -> None:
     from torchvision import models
