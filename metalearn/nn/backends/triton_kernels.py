@@ -193,6 +193,12 @@ def input_gradient(
 
 
 @triton.jit
+def _of_first(number, places, some):
+    """`some` of the places in the program with number 0, none in others."""
+    return some & (places * 0 + number == 0)  # a comparison of numbers alone is no mask in Triton 3.9's interpreter
+
+
+@triton.jit
 def weight_gradient(
     x, gy, x2, gy2, gw, gb, x_step, gy_step, x2_step, gy2_step, gw_step, gb_step, N, splits, span,
     SN: tl.constexpr, SH: tl.constexpr, SW: tl.constexpr, SC: tl.constexpr, H: tl.constexpr, W: tl.constexpr,
@@ -281,7 +287,7 @@ def weight_gradient(
             gw + task * gw_step + k[:, None] * CO + co2[None, :], acc2, mask=(k < K)[:, None] & (co2 < CO)[None, :]
         )
     if BIAS:
-        tl.store(gb + task * gb_step + co, total, mask=((co < CO) & (tl.program_id(0) == 0)).to(tl.int1))
+        tl.store(gb + task * gb_step + co, total, mask=_of_first(tl.program_id(0), co, co < CO))
 
 
 @triton.jit
@@ -378,8 +384,8 @@ def norm(
         spread = tl.sum(_parts(parts, 1, c, count, 2, C, PARTS) + gap * gap * sizes, axis=0)
     if STAGE != 1:
         root = 1.0 / tl.sqrt_rn(spread / measured + epsilon)
-        tl.store(mean + task * stat_step + c, center, mask=some & (first == 0))
-        tl.store(rstd + task * stat_step + c, root, mask=some & (first == 0))
+        tl.store(mean + task * stat_step + c, center, mask=_of_first(first, c, some))
+        tl.store(rstd + task * stat_step + c, root, mask=_of_first(first, c, some))
         slant = tl.load(scale + task * scale_step + c, mask=some, other=0.0) * root
         beta = tl.load(shift + task * scale_step + c, mask=some, other=0.0)
         for from_ in range(first, first + SPAN, BR):
@@ -427,7 +433,7 @@ def norm_backward(
         total_d = tl.sum(_parts(parts, 1, c, count, 2, C, PARTS), axis=0)
     if STAGE != 1:
         of_scale = total_d * root
-        leads = some & (first == 0)
+        leads = _of_first(first, c, some)
         if KEEP:
             tl.store(kept_scale + task * kept_step + c, of_scale, mask=leads)
             tl.store(kept_shift + task * kept_step + c, total, mask=leads)
@@ -499,7 +505,7 @@ def norm_second(
         D = total_g / measured - V * G - U * S
         by_g = tl.load(v_scale + task * direction_step + c, mask=some, other=0.0) - slant * U
         by_v = slant * S
-        tl.store(h_scale + task * h_step + c, D * root * measured, mask=some & (first == 0))
+        tl.store(h_scale + task * h_step + c, D * root * measured, mask=_of_first(first, c, some))
         g_d = by_g * root
         g_1 = tl.load(v_shift + task * direction_step + c, mask=some, other=0.0) - slant * V
         h_g = root * by_g
