@@ -160,8 +160,9 @@ RESOLVERS: dict[str, Callable[..., Any]] = {
     # The folder of the study, if there is one, below the experiment's folder.
     "study_folder": lambda study: "" if study is None else f"/{study}",
     "run_group": run_group,
-    # The rate of inner steps that learns tasks of classes (`ways`, by a network with norms), or of real numbers.
-    "inner_rate": lambda ways: 0.01 if ways is None else 1.0,
+    # The rate of inner steps that learns tasks of classes (by a network with norms), or of real numbers. A dataset of
+    # classes has `ways`, or `targets: classes` where the tasks of a table share them.
+    "inner_rate": lambda ways, targets=None: 0.01 if ways is None and targets != "classes" else 1.0,
     "sagemaker": _of_sagemaker,
     # A port for a job of Slurm, so that two jobs on one host do not meet; 0, any free one, outside of Slurm.
     "slurm_port": lambda job: 20_000 + int(job) % 10_000 if int(job) else 0,
