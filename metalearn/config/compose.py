@@ -171,8 +171,12 @@ def own_error(error: Exception) -> ConfigError:
         return ConfigError(f"{first}; type a value in place of ${{…}}")
     if error.__cause__ is None:
         return ConfigError(str(error))
-    why, lists = str(error.__cause__).splitlines()[0], f"{typed_program()} --cfg hydra lists Hydra's keys"
-    return ConfigError(f"{first.rstrip('.')}: {why}; {lists}")
+    why, advice = str(error.__cause__).splitlines()[0], f"{typed_program()} --cfg hydra lists Hydra's keys"
+    if (added := re.search(r"'(model\.network\.[\w.]+)'", first)) is not None:
+        advice = f"an argument of a network of your own has a plus: type +{added[1]}=VALUE"
+    elif "hydra.sweeper." in first:
+        advice = "docs/reference/sweepers.md has the keys of each sweeper"
+    return ConfigError(f"{first.rstrip('.')}: {why}; {advice}")
 
 
 def sweep_jobs(overrides: Sequence[str]) -> list[list[str]]:
@@ -278,6 +282,11 @@ def check_key(key: str, keys: set[str]) -> None:
     tail = [name] if name in last else difflib.get_close_matches(name, last, n=1, cutoff=0.75)
     if name in FOREIGN:
         raise ConfigError(f"{key}: there is no such key; {FOREIGN[name]}")
+    group, _, inner = key.partition(".")
+    if having := [option for option in groups().get(group, ()) if inner and key in all_keys_in(group, option)]:
+        others = ", ".join(having[:4]) + ", …" * (len(having) > 4)
+        have = "has" if len(having) == 1 else "have"
+        raise ConfigError(f"{key}: this {group} has no such key; {others} {have} it")
     by_tail = f"; did you mean {last[tail[0]]}?" if tail else ""
     whole = nearest(key, [*sorted(keys), *groups()])
     hint = by_tail if name in last else whole or by_tail
@@ -328,6 +337,10 @@ def _known_keys(whole: DictConfig, settings: Sequence[Override]) -> set[str]:
 LINK = re.compile(r"(?<!\\)\$\{(\w[\w.\[\]]*)\}")  # `${KEY}` in a value: the value of another key, which must exist
 
 
+USUAL_MODELS = {"sinusoid": "mlp", "table": "mlp", "texts": "decoder", "chains": "decoder"}
+"""Models for datasets without pictures, for advice."""
+
+
 class KeyLink(NamedTuple):
     """A key with its value, in which `${target}` stands for the value of another key."""
 
@@ -357,8 +370,9 @@ def check_links(config: DictConfig, selected: Mapping[str, str], typed: set[str]
     others = []
     for by in sorted(needs):
         options = groups()[by] if by != "experiment" else []
-        fitting = (o for o in options if all(_exists(config, link.target) for link in _links_of(keys_in(by, o))))
-        option = next(fitting, None)
+        fitting = [o for o in options if all(_exists(config, link.target) for link in _links_of(keys_in(by, o)))]
+        usual = USUAL_MODELS.get(selected["dataset"]) if by == "model" else None
+        option = usual if usual in fitting else next(iter(fitting), None)
         others.append(f"another {by}" + (f", such as {by}={option}" if option else ""))
     raise ConfigError(
         f"{group}={selected[group]} has no key {name}, which {names} need{'s' * (len(needs) == 1)}: these options do "

@@ -119,6 +119,20 @@ def test_hydra_lists_the_options_of_tables_as_those_of_folders() -> None:
     assert listed == options.groups() and {"maml_omniglot", "maml_glyphs"} <= {*listed["experiment"]}
 
 
+@pytest.mark.parametrize(("targets", "rate"), [("classes", 1.0), ("numbers", 0.01)])
+def test_the_inner_rate_follows_what_a_table_asks_for(targets: str, rate: float) -> None:
+    of_rows = [
+        "dataset=table",
+        "dataset.file=a.csv",
+        "dataset.task=t",
+        "dataset.target=y",
+        f"dataset.targets={targets}",
+    ]
+    assert (
+        configs.compose_config([*of_rows, f"dataset.targets={targets}", "model=mlp"]).config.algorithm.inner_lr == rate
+    )
+
+
 @pytest.mark.parametrize("path", sorted(options.CONF.glob("[!c]*.yaml")), ids=lambda path: path.name)
 def test_a_table_is_a_yaml_of_yamls(path: Path) -> None:
     table = OmegaConf.to_container(OmegaConf.load(path))
@@ -276,6 +290,10 @@ WRONG_VALUES = [
     ("launch.outputs=", "launch.outputs="),
     ("trainer.steps=1e3", "type trainer.steps=1000"),
     ("optimizer.weight_decay=1e-4", "there is no such key; type optimizer=adamw optimizer.weight_decay=0.01"),
+    ("algorithm=protonet algorithm.inner_lr=0.1", "inner_lr: this algorithm has no such key; anil, baseline_pp, boil"),
+    ("experiment=maml_sinusoid dataset.ways=5", "dataset.ways: this dataset has no such key; cifar10"),
+    ("dataset=sinusoid", "type another model, such as model=mlp"),
+    ("model=module model.network._target_=my.Net model.network.width=8", "type +model.network.width=VALUE"),
     ("optimizer.max_norm=1", "optimizer.max_norm: there is no such key; type optimizer.clip_norm=10.0"),
     ("trainer.early_stopping=3", "trainer.early_stopping: there is no such key; type trainer.patience=5"),
     ("trainer.patience=20", "trainer.patience="),
