@@ -71,6 +71,9 @@ def evaluate_checkpoint(request: Request, program: Program, arguments: Sequence[
     aliases = {name: f"dataset.{name}" for name in ("ways", "shots", "queries")}
     aliases["tasks"] = f"trainer.{request.split}_tasks"
     config = changed_config(members[0].saved.meta["config"], request.overrides, aliases)
+    if any(override.startswith("algorithm=") for override in request.overrides):
+        # Nothing is trained, and another algorithm may refuse the training tasks of this one.
+        config.dataset.update({key: None for key in ("train_ways", "train_queries") if key in config.dataset})
     job = to_job(config, request.output, "evaluate", None, program, arguments)
     job = job._replace(arguments=pinned(arguments, members, request.output))
     set_up_torch(config)

@@ -128,7 +128,7 @@ def test_a_key_with_a_value_of_its_own_keeps_it() -> None:
 
 
 def test_learners_on_features_take_those_of_any_checkpoint(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    parts = saved_run(tmp_path / "run", *TINY, "algorithm=protonet", "dataset.shots=2")
+    parts = saved_run(tmp_path / "run", *TINY, "algorithm=protonet", "dataset.shots=2", "dataset.train_ways=7")
     checkpoint = f"checkpoint={tmp_path / 'run/checkpoints/best'}"
     assert evaluate.main([checkpoint, "algorithm=simpleshot", f"output={tmp_path / 'out'}"]) == 0
     support, query = parts.source.episodes("test", torch.arange(10))
