@@ -91,8 +91,8 @@ def run_sweep(program: Program, overrides: Sequence[str], run_job: RunJob) -> in
         code = run_grid_by_hydra(lambda config: exit_code_of(lambda: run_job(job_of(config, program))), folder)
         from metalearn.reporting.index import jobs_table  # imports torch, which the jobs have set up
 
-        if table := jobs_table(folder, jobs):
-            process.print_all(table)
+        table = jobs_table(folder, jobs)
+        process.print_all(table or f"the runs are not in {folder} alone; metalearn index --help tells how to list them")
         return code
     checked = check_trials(program, overrides, sweeper)
     if isinstance(checked, int):
@@ -103,6 +103,8 @@ def run_sweep(program: Program, overrides: Sequence[str], run_job: RunJob) -> in
     def run_trial(config: DictConfig) -> dict[str, Any]:
         return trial(config, program, run_job)
 
+    study = str(sweeper.get("study_name"))
+    named = study not in ("sweep", "pbt") and re.fullmatch(r"[\w-]+", study)  # by the user, to keep several searches
     vars(run_trial).update(  # which the sweeper reads, as its `TaskTraits`
         objective=checked.objective,
         maximized=checked.maximized,
@@ -110,7 +112,7 @@ def run_sweep(program: Program, overrides: Sequence[str], run_job: RunJob) -> in
         free_keys=[key for key in FREE_KEYS if key not in _DECIDING],
         program=as_typed(shlex.join([*program.name.split(), *search_flags()])),
         groups_of_sweeps=("sweep",),
-        best_run=("run=best",),
+        best_run=(f"run=best_{study}" if named else "run=best",),
         segment=partial(segment, checked.steps),
     )
     return by_hydra(run_trial)
