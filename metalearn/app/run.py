@@ -484,8 +484,8 @@ def log_start(parts: Parts, trainer: Trainer) -> None:
         log.warning("device=auto: the CPU computes, since %s", device["why"])
     dtype, loss, network = next(iter(parts.start.values())).dtype, parts.model.loss, parts.model.network
     if loss is not None and not loss.compiled:
-        chosen = OmegaConf.select(job.config, "metric._target_", default="auto").rpartition(".")[2] != "auto"
-        not_compiled: str | None = f"{f'metric={loss.metric}' if chosen else f'loss={loss.name}'} is torch's"
+        by_metric = OmegaConf.select(job.config, "metric._target_", default="auto").rpartition(".")[2] != "auto"
+        not_compiled: str | None = f"{f'metric={loss.metric}' if by_metric else f'loss={loss.name}'} is torch's"
     elif network is None:
         not_compiled = "this network has others than those of metalearn.nn"
     else:
