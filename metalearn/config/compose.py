@@ -273,7 +273,8 @@ def check_choice(override: Override) -> None:
 
 
 def check_key(key: str, keys: set[str]) -> None:
-    """Raises ConfigError for a key that does not exist; the message names the nearest one."""
+    """Raises ConfigError for a key that does not exist; the message names the nearest one, or the options that
+    have it."""
     if key in keys or (key.startswith(OPEN) and OPEN.rstrip(".") in keys):
         return
     keys = {name for name in keys if not name.endswith("._target_")}

@@ -22,7 +22,18 @@ from metalearn.config.values import leaves
 from metalearn.errors import first_line
 from metalearn.reporting.loggers import METRICS, Row, rows_of
 from metalearn.reporting.logging import CONSOLE, on_terminal
-from metalearn.reporting.page import PALETTE, Chart, Line, chart, new_figure, page, pages, percent
+from metalearn.reporting.page import (
+    PALETTE,
+    Chart,
+    Line,
+    chart,
+    far_apart,
+    new_figure,
+    page,
+    pages,
+    percent,
+    set_logarithmic,
+)
 from metalearn.reporting.report import REPORT, duration, report_of
 from metalearn.runs.metrics import ERRORS, METRIC_NAMES, better, deciding, from_json, main_metric, shown
 from metalearn.storage.files import holder_of, read_object, write_atomically, writing
@@ -404,7 +415,6 @@ def comparison(curves: Sequence[Curve], path: Path) -> Path:
         left, right = figure.subplots(1, 2, sharey=True)
         accuracy = all(curve.metric == "accuracy" for curve in curves)
         values = [value for curve in curves for value in curve.values if curve.metric in ERRORS]
-        far = bool(values) and max(values) > 10 * min(values) > 0
         for number, curve in enumerate(curves):
             heights = [min(max(value, 1 - _BEST), _BEST) for value in curve.values] if accuracy else curve.values
             style = {"color": f"C{number % 10}", "linestyle": ("-", "--", ":")[number // 10 % 3], "linewidth": 1.4}
@@ -415,8 +425,8 @@ def comparison(curves: Sequence[Curve], path: Path) -> Path:
         left.set_xlabel("minutes of training and validation")
         right.set_xlabel("meta-steps")
         left.set_ylabel("validation: " + " or ".join(dict.fromkeys(METRIC_NAMES[curve.metric] for curve in curves)))
-        left.set_yscale("logit" if accuracy else "log" if far else "linear")  # shows the last small differences
         if accuracy:
+            left.set_yscale("logit")  # shows the last small differences
             low, high = left.get_ylim()
             ticks = [tick for tick in _ACCURACIES if low <= tick <= high]
             if len(ticks) > 2:  # else matplotlib finds closer ones
@@ -424,8 +434,9 @@ def comparison(curves: Sequence[Curve], path: Path) -> Path:
                 left.minorticks_off()
             for set_formatter in (left.yaxis.set_major_formatter, left.yaxis.set_minor_formatter):
                 set_formatter(percent)
-        else:  # matplotlib's own would be raw TeX, since names are no formulas here
-            left.minorticks_off()
+        elif far_apart(values):
+            set_logarithmic(left, values)
+        else:
             left.yaxis.set_major_formatter("{x:,g}")
         for axes in (left, right):
             _spread_out(axes)

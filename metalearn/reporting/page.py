@@ -79,9 +79,24 @@ def chart(title: str, lines: Sequence[Line], *, logarithmic: bool = False, **axe
             intervals = [interval for _, interval in kept] if line.intervals else ()
             shown.append(line._replace(points=points, intervals=intervals))
     values = [y for line in shown for _, y in line.points]
-    # Within a power of ten a logarithmic axis looks as a linear one does, and has no round ticks.
-    far = logarithmic and bool(values) and max(values) > 10 * min(values)
+    far = logarithmic and far_apart(values)
     return Chart(title, [line for line in shown if line.points], logarithmic=far, **axes)
+
+
+def far_apart(values: Sequence[float]) -> bool:
+    """Whether a logarithmic axis shows them better. Within a power of ten it looks as a linear one does, and has no
+    round ticks."""
+    return max(values, default=0) > 10 * min(values, default=0) > 0
+
+
+def set_logarithmic(axes: Any, heights: Sequence[float]) -> None:
+    """Makes the vertical axis logarithmic, with ticks at round numbers."""
+    from matplotlib.ticker import LogLocator
+
+    axes.set_yscale("log", nonpositive="clip")
+    axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5) if max(heights) < 1000 * min(heights) else (1,)))
+    axes.yaxis.set_major_formatter("{x:,g}")
+    axes.minorticks_off()
 
 
 def svg(chart: Chart) -> str:
@@ -143,7 +158,7 @@ def percent(value: float, _: object = None) -> str:
 
 
 def _draw(axes: Any, chart: Chart) -> None:
-    from matplotlib.ticker import LogLocator, MaxNLocator
+    from matplotlib.ticker import MaxNLocator
 
     for number, line in enumerate(chart.lines):
         at, values = zip(*line.points, strict=True)
@@ -163,11 +178,7 @@ def _draw(axes: Any, chart: Chart) -> None:
     axes.xaxis.set_major_formatter("{x:,g}")
     axes.yaxis.set_major_formatter(percent if chart.percent else "{x:,g}")
     if chart.logarithmic:
-        heights = [y for line in chart.lines for _, y in line.points]
-        axes.set_yscale("log", nonpositive="clip")
-        axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5) if max(heights) < 1000 * min(heights) else (1,)))
-        axes.yaxis.set_major_formatter("{x:,g}")
-        axes.minorticks_off()
+        set_logarithmic(axes, [y for line in chart.lines for _, y in line.points])
     axes.set_facecolor("none")
     axes.grid(axis="y", color=_EDGE, linewidth=0.7)
     axes.set_axisbelow(True)
