@@ -113,7 +113,7 @@ def compare_with_saved(parts: Parts, saved: Snapshot, *, goes_on: bool) -> None:
             f"{what}Bring the data back, or type run=NAME for a run with these, or run=NAME "
             f"resume={job.run_dir}/checkpoints/last to go on with these"
         )
-    log.warning("%sType run=NAME for a run with these", what)
+    log.warning("%s%s", what, "Type run=NAME for a run with these" if job.config.resume == "auto" else "")
 
 
 def seen_by(parts: Parts, begun: Snapshot | None) -> metrics.Seen:

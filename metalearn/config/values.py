@@ -154,15 +154,20 @@ def _of_sagemaker(name: str) -> str | int | None:
     return values[name]
 
 
+def _inner_rate(*, _root_: DictConfig) -> float:
+    """The rate of inner steps that learns tasks of classes (by a network with norms), or of real numbers. A dataset of
+    classes has `ways`, or `targets: classes` where the tasks of a table share them."""
+    dataset = _root_.get("dataset") or {}
+    return 1.0 if dataset.get("ways") is not None or dataset.get("targets") == "classes" else 0.01
+
+
 RESOLVERS: dict[str, Callable[..., Any]] = {
     "folder_name": folder_name,
     "trial_folder": _trial_folder,
     # The folder of the study, if there is one, below the experiment's folder.
     "study_folder": lambda study: "" if study is None else f"/{study}",
     "run_group": run_group,
-    # The rate of inner steps that learns tasks of classes (by a network with norms), or of real numbers. A dataset of
-    # classes has `ways`, or `targets: classes` where the tasks of a table share them.
-    "inner_rate": lambda ways, targets=None: 0.01 if ways is None and targets != "classes" else 1.0,
+    "inner_rate": _inner_rate,
     "sagemaker": _of_sagemaker,
     # A port for a job of Slurm, so that two jobs on one host do not meet; 0, any free one, outside of Slurm.
     "slurm_port": lambda job: 20_000 + int(job) % 10_000 if int(job) else 0,

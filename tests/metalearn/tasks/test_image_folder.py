@@ -449,6 +449,7 @@ def test_a_run_resumes_with_other_pictures_only_on_demand(tmp_path: Path, start:
     (folder,) = tmp_path.glob("outputs/*/first")
     told = start(*own, "run=second", f"resume={folder}/checkpoints/last").wait()
     assert told.code == 0 and "has another content now" in told.text, told.text
+    assert "run=NAME" not in told.text  # it is such a run
     result = json.loads((folder.parent / "second/result.json").read_text())
     assert len(result["data"].removeprefix("2-")) == 64
     for path in root.rglob("*.png"):
