@@ -85,11 +85,13 @@ class Texts(SeededTasks):
         log.info("dataset: %s: texts %s%s", root, counts, f"; left out: {others}" if others else "")
         if across:
             log.warning("dataset: %d texts are in two splits, and count in the first: %s", len(across), across[0])
-        if empty := [split for split, texts in splits.items() if not texts]:
+        least = {"train": 1, "val": 2, "test": 2}  # two, for the interval of a mean
+        if few := [split for split, texts in splits.items() if len(texts) < least[split]]:
+            split, count = few[0], len(splits[few[0]])
             raise DataError(
-                f"dataset.root={root}: no file *{self._ending} of {empty[0]} has more than {self._lengths[empty[0]]} "
-                f"bytes ({others or 'none is there'}); give more files, folders named train, val and test, or type "
-                "dataset.length=256 dataset.eval_length=256"
+                f"dataset.root={root}: {count} of the files *{self._ending} of {split} have more than "
+                f"{self._lengths[split]} bytes, and it needs {least[split]} ({others or 'there are no others'}); give "
+                "more files, folders named train, val and test, or type dataset.length=256 dataset.eval_length=256"
             )
         return splits
 

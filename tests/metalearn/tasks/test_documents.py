@@ -54,7 +54,7 @@ def test_no_other_prediction_is_better_on_average() -> None:
 
 
 def written(folder: Path) -> Path:
-    for split, count in (("train", 3), ("val", 1), ("test", 2)):
+    for split, count in (("train", 3), ("val", 2), ("test", 2)):
         (folder / split).mkdir(parents=True)
         for number in range(count):
             (folder / split / f"{number}.txt").write_text(f"{split} {number} " * 40)
@@ -67,7 +67,7 @@ def read(folder: Path, ending: str = ".txt") -> Texts:
 
 def test_windows_lie_in_one_text_of_their_split(tmp_path: Path) -> None:
     here = read(written(tmp_path))
-    assert (here.size("train"), here.size("val"), here.size("test"), here.classes("test")) == (None, 1, 2, 256)
+    assert (here.size("train"), here.size("val"), here.size("test"), here.classes("test")) == (None, 2, 2, 256)
     windows = [bytes(y.tolist()).decode() for y in here.episodes("train", torch.arange(40)).query.y]
     assert {len(window) for window in windows} == {50}
     for number in range(3):
@@ -93,15 +93,15 @@ def test_files_that_cannot_be_read_are_counted(tmp_path: Path, caplog: pytest.Lo
     (folder / "train/picture.txt").write_bytes(b"\0" * 500)
     (folder / "val/copy.txt").write_bytes((folder / "test/0.txt").read_bytes())
     with caplog.at_level("INFO", "metalearn"):
-        assert (read(folder).size("test"), read(folder).size("val")) == (2, 1)
+        assert (read(folder).size("test"), read(folder).size("val")) == (2, 2)
     assert "left out: 1 short, 1 no text, 1 a copy" in caplog.text
     assert "1 texts are in two splits, and count in the first: val/copy.txt and test/0.txt" in caplog.text
 
 
-def test_a_folder_without_texts_of_a_split_is_refused(tmp_path: Path) -> None:
+def test_too_few_texts_of_a_split_are_refused(tmp_path: Path) -> None:
     folder = written(tmp_path)
     (folder / "val/0.txt").unlink()
-    with pytest.raises(DataError, match=r"no file \*.txt of val has more than 80 bytes"):
+    with pytest.raises(DataError, match=r"1 of the files \*.txt of val have more than 80 bytes, and it needs 2"):
         read(folder).size("test")
     with pytest.raises(DataError, match="is no folder"):
         read(tmp_path / "missing").size("test")
