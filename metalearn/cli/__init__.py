@@ -18,13 +18,20 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 NEEDS = ("torch", "numpy", "hydra", "omegaconf", "rich", "safetensors", "filelock")  # what every command imports
-_FAILED, _BAD_USAGE = 1, 2
+_FAILED, _BAD_USAGE, _INTERRUPTED = 1, 2, 130
 
 
 def run(command: str, arguments: Sequence[str], started: Path | None = None) -> int:
     """Runs the `command` in the module of this name, for which this process was started, with the `arguments` that were
     typed after it; returns the exit code. A reader of its output that leaves, as `head` does, is no failure. `started`
     is the script in a checkout that the command's processes start with; None: the installed command."""
+    try:
+        return _run(command, arguments, started)
+    except KeyboardInterrupt:  # while there is nothing to save, or to say: it imports, or starts the ranks
+        return _INTERRUPTED
+
+
+def _run(command: str, arguments: Sequence[str], started: Path | None) -> int:
     unfit = _unfit()
     if unfit:
         sys.stderr.write(f"error: {unfit}\n")

@@ -170,6 +170,14 @@ def test_a_reader_that_leaves_is_no_failure() -> None:
         assert (process.returncode, said) == (code, b""), said
 
 
+def test_ctrl_c_before_a_command_runs_shows_no_traceback() -> None:
+    """Importing takes a second. Here the import of a command is interrupted."""
+    program = "import importlib, os, signal, sys; from metalearn.cli import run; "
+    program += "importlib.import_module = lambda _: os.kill(os.getpid(), signal.SIGINT); sys.exit(run('any', []))"
+    outcome = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, timeout=60)
+    assert (outcome.returncode, outcome.stderr) == (130, b"")
+
+
 def test_every_command_is_a_function_and_every_file_has_one() -> None:
     places = [FUNCTIONS.get(name, f"{name}.main") for name in {*COMMANDS} - {"help", "sweep", *IN_CHECKOUT}]
     files = {path.stem for path in (ROOT / "metalearn/cli").glob("*.py")} - {"__init__", "main", "arguments"}
