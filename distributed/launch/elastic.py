@@ -272,6 +272,10 @@ class Agent(LocalElasticAgent):
         if result.state not in (WorkerState.FAILED, WorkerState.UNHEALTHY):
             return result
         codes = {rank: failure.exitcode for rank, failure in result.failures.items()}
+        forks = getattr(self._pcontext, "_pc", None)
+        if forks is not None:  # of forks torch reports one failure, which may be that of a rank that lost another
+            ranks = [worker.global_rank for worker in worker_group.workers]
+            codes |= {rank: fork.exitcode for rank, fork in zip(ranks, forks.processes, strict=True) if fork.exitcode}
         # By now the agent has ended the other ranks by SIGTERM, for which rank zero saves: these are no causes.
         losses = {
             rank: code for rank, code in codes.items()

@@ -142,14 +142,20 @@ def test_a_host_joins_leaves_and_returns(tmp_path: Path) -> None:
     ],
 )
 def test_a_lost_worker_is_named(how: str, fault: signal.Signals, start: Start, tmp_path: Path) -> None:
-    """torch's agent gives a stopped process 30 s to end."""
+    """torch's agent gives a stopped process 30 s to end. It sees a killed one only after rank zero has ended."""
     workers = 3 if how == "split" else 2  # of three shards the last one waits for that in the middle
     seconds = 60 if fault == signal.SIGKILL else 5  # a dead worker is noticed long before
     own = (f"workers={workers}", f"strategy.timeout={seconds}", f"hydra.run.dir={RUN}")
     program = start(*ONCE, *strategy_of(how), *own)
     ranks = started(program, tmp_path)
+    agent = int(Path(f"/proc/{ranks[0]}/stat").read_text().split(") ")[1].split()[1])
+    if fault == signal.SIGKILL:
+        os.kill(agent, signal.SIGSTOP)
     os.kill(ranks[1], fault)
     began = time.monotonic()
+    if fault == signal.SIGKILL:
+        until(lambda: not alive(ranks[0]), "the end of rank zero", seconds=15)
+        os.kill(agent, signal.SIGCONT)
     outcome = program.wait(90)
     assert seconds_since(began) < (15 if fault == signal.SIGKILL else 5 + 15 + 30)
     assert outcome.code == 1, outcome.text
