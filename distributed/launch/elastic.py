@@ -40,14 +40,13 @@ from distributed.info import (
 )
 from distributed.launch.isolation import NOT_ISOLATED, CannotIsolateError, enter_network, new_network
 from distributed.launch.meeting import ENDED, TOKEN, within
-from distributed.launch.processes import FINAL, FOLLOWS, LAUNCHER, PREEMPTIONS, STOPPED, die_with
+from distributed.launch.processes import FINAL, FOLLOWS, LAUNCHER, PREEMPTIONS, STOPPED, STOPS, die_with
 
 LEAVE_SECONDS = 30.0  # time limit for the ranks to end by themselves after the run has ended
 SAVE_SECONDS = 600  # time limit for rank zero to save after a request to stop
 # Signals within this time are one request: a terminal, or a supervisor, may signal more than once.
 SAME_REQUEST_SECONDS = 2.0
 _POLL_SECONDS = 0.05
-_SIGNALS = (signal.SIGTERM, signal.SIGINT, *PREEMPTIONS)
 
 
 class CannotListenError(OSError):
@@ -112,16 +111,20 @@ def _run_isolated(network: Sequence[int], run: "Callable[[_Stop], int]") -> int:
     starter = os.getpid()
     for stream in (sys.stdout, sys.stderr):
         stream.flush()  # the fork would write buffered output a second time
+    unblocked = signal.pthread_sigmask(signal.SIG_BLOCK, STOPS)
     pid = os.fork()
     if pid == 0:
         code = 1
         try:
             stop = _Stop()
-            for number in _SIGNALS:
+            for number in STOPS:
                 signal.signal(number, stop)
             enter_network(network)
             die_with(starter)  # not before: the kernel forgets this where a process changes its rights
+            signal.pthread_sigmask(signal.SIG_SETMASK, unblocked)
             code = run(stop)
+        except SignalException as stopped:
+            code = 128 + stopped.sigval
         except Exception:  # nothing below would print it
             traceback.print_exc()
         finally:
@@ -130,6 +133,7 @@ def _run_isolated(network: Sequence[int], run: "Callable[[_Stop], int]") -> int:
                 sys.stderr.flush()
             os._exit(code)
     with handling(lambda number, frame: os.kill(pid, number)):
+        signal.pthread_sigmask(signal.SIG_SETMASK, unblocked)
         _, status = os.waitpid(pid, 0)
     code = os.waitstatus_to_exitcode(status)
     return 128 - code if code < 0 else code
@@ -150,7 +154,7 @@ def handling(handler: Callable[[int, FrameType | None], Any]) -> Iterator[None]:
             announced = announced or number
         handler(number, frame)
 
-    previous = {int(number): signal.signal(number, note) for number in _SIGNALS}
+    previous = {int(number): signal.signal(number, note) for number in STOPS}
     try:
         yield
     finally:

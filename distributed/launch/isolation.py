@@ -8,6 +8,7 @@ Files and processes stay as they are.
 import ctypes
 import fcntl
 import os
+import signal
 import socket
 import struct
 import sys
@@ -16,7 +17,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from distributed.info import is_loopback, listening, on_one_host
-from distributed.launch.processes import LAUNCHER
+from distributed.launch.processes import LAUNCHER, STOPS
 
 # Environment variable of a rank that our launcher has started: why it is not isolated; empty if it is.
 NOT_ISOLATED = "DISTRIBUTED_NOT_ISOLATED"
@@ -67,6 +68,7 @@ def new_network(address: str, port: int) -> tuple[list[int], socket.socket]:
     if not sys.platform.startswith("linux"):
         raise CannotIsolateError(f"{sys.platform} has no network namespaces")
     parent, child = socket.socketpair()
+    unblocked = signal.pthread_sigmask(signal.SIG_BLOCK, STOPS)
     with parent, child:
         pid = os.fork()  # a process with several threads could not unshare its user namespace
         if pid == 0:
@@ -74,6 +76,7 @@ def new_network(address: str, port: int) -> tuple[list[int], socket.socket]:
         child.close()
         message, descriptors, _, _ = socket.recv_fds(parent, 4096, 3, socket.MSG_CMSG_CLOEXEC)
         os.waitpid(pid, 0)
+    signal.pthread_sigmask(signal.SIG_SETMASK, unblocked)
     if not descriptors:
         raise CannotIsolateError(message.decode() or "the process that makes the network has failed")
     listener, *network = descriptors

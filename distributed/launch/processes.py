@@ -13,6 +13,8 @@ from pathlib import Path
 LAUNCHER = "DISTRIBUTED_LAUNCHER_PID"
 # Signals that announce the end of a job. Slurm and others send them to every process of it.
 PREEMPTIONS = (signal.SIGUSR1, signal.SIGUSR2)
+# All that ask a run to end. They are blocked around a fork: Python ignores what a handler raises in its hooks there.
+STOPS = (signal.SIGTERM, signal.SIGINT, *PREEMPTIONS)
 FOLLOWS = os.EX_TEMPFAIL  # exit code of a rank that ends because rank zero does: that one reports the cause
 STOPPED = (130, 143)  # exit codes of a rank zero that has saved and stopped, for SIGINT and for SIGTERM
 # Exit codes after which nothing is started again: bad config, numbers that are not finite, a disk that has failed.

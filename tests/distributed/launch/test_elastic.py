@@ -123,6 +123,30 @@ def test_a_signal_stops_the_ranks_once(number: int, tmp_path: Path) -> None:
     assert requeued == ([number] if number == signal.SIGUSR1 else [])
 
 
+@pytest.mark.parametrize(("nth", "where"), [(1, "after_in_parent"), (2, "after_in_parent"), (2, "after_in_child")])
+def test_a_signal_at_a_fork_of_the_launcher_is_kept(nth: int, where: str, tmp_path: Path) -> None:
+    """Python ignores what functions called at a fork raise. The first fork makes the network, the second one starts the
+    agent; Ctrl-C comes to both processes."""
+    program = f"""
+import os, signal, sys, time
+from distributed.launch.elastic import LaunchConfig, launch
+forks = []
+os.register_at_fork(before=lambda: forks.append(1))
+os.register_at_fork({where}=lambda: len(forks) == {nth} and os.kill(os.getpid(), signal.SIGINT))
+try:
+    code = launch([sys.executable, "-c", "import time; time.sleep(20)"], LaunchConfig(2, isolate=True))
+except KeyboardInterrupt:
+    code = 130
+sys.exit(code)
+"""
+    environ = {**os.environ, "PYTHONPATH": str(ROOT)}
+    outcome = subprocess.run([sys.executable, "-c", program], env=environ, capture_output=True, text=True, timeout=60)
+    if "CannotIsolateError" in outcome.stderr:
+        pytest.skip(outcome.stderr.strip().splitlines()[-1])
+    assert outcome.returncode == 130, outcome.stderr
+    assert not outcome.stderr
+
+
 def test_a_second_request_kills_all_ranks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(elastic, "SAME_REQUEST_SECONDS", 0.1)
     first = "signal.signal(signal.SIGTERM, signal.SIG_IGN)"
