@@ -179,8 +179,8 @@ def fit_table(options: argparse.Namespace) -> int:
         if not str(error).startswith("y: "):
             raise
         raise ConfigError(f"--target={target}: {str(error)[3:].replace('path=', '--network=')}") from error
-    model.save(options.out)
     lines = [f"{len(y)} rows, {x.shape[1]} columns", *cross_validated(model, x, y, options.folds)]
+    model.save(options.out)
     if without.any():
         lines.append(f"{without.sum()} rows without {target} are left out; metalearn predict answers for such rows")
     return process.print_all("\n".join([*lines, f"all in {options.out}"]))

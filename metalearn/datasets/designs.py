@@ -81,7 +81,6 @@ def draw_emoji(design: Design, package: Path, classes: Sequence[Listed]) -> Draw
 
 
 CHARACTER_SIDE = 56
-FREETYPE = "2.14.3"  # the version of FreeType in Pillow that has drawn the published pictures
 
 # Characters are drawn `_SCALE` times as large as they become, and their em has `_EM` of `CHARACTER_SIDE` pixels.
 _SCALE, _EM = 2, 50

@@ -40,6 +40,8 @@ def module(
     if not isinstance(target, str):
         raise Invalid("network", network, "must name a class", "for example KEY._target_=my_package.Network")
     options = {name: value for name, value in network.items() if name != "_target_"}
+    if options.get("num_classes", ...) is None:  # as of tasks of real numbers, in conf/model/module.yaml
+        del options["num_classes"]
     try:
         factory = get_object(target)
     except (ImportError, ValueError) as error:

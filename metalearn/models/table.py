@@ -45,7 +45,7 @@ import torch.nn.functional as F
 from torch import Generator, Tensor
 
 from metalearn.errors import Invalid, counts, one_of, positive, switches, whole_number
-from metalearn.nn.attention import EXPANSION, products_attention
+from metalearn.nn.attention import EXPANSION, norm, products_attention
 from metalearn.nn.layers import shared_linear
 from metalearn.nn.surroundings import constant, surroundings
 from metalearn.types import Batch, InContext, Loss, Metrics, Model, Params, Predictive
@@ -166,7 +166,7 @@ def table(
 
     def read(params: Params, context: Context, h: Tensor, answers: Tensor | None) -> Tensor:
         """The outputs [t, n, …] of the label columns' last tokens [t, k, n, width]."""
-        h = shared_linear(_norm(params, "norm", h), params["head.in.weight"], params["head.in.bias"])
+        h = shared_linear(norm(params, "norm", h), params["head.in.weight"], params["head.in.bias"])
         raw = shared_linear(F.gelu(h), params["head.out.weight"], params["head.out.bias"])
         if numbers:
             centre, scale = context.target
@@ -355,7 +355,7 @@ def _tokens(params: Params, context: Context, x: Tensor, labels: Tensor, answers
 
 def _over_columns(params: Params, name: str, x: Tensor, present: Tensor, heads: int, last: bool) -> Tensor:
     """Attention over the tokens of a row. After the `last` one, only the label columns are read."""
-    h = _norm(params, f"{name}.norm", x).transpose(1, 2)
+    h = norm(params, f"{name}.norm", x).transpose(1, 2)
     first = x.shape[1] - present.shape[1] if last else 0
     queries = shared_linear(h[:, :, first:], params[f"{name}.query"])
     keys, values = shared_linear(h, params[f"{name}.key_value"]).chunk(2, dim=3)
@@ -372,7 +372,7 @@ def _over_rows(
 ) -> tuple[Tensor, KeysValues]:
     """Attention to known rows, the first `context_size` or the `earlier` ones, and their keys and values. After the
     `last` one, only the other rows are read."""
-    h = _norm(params, f"{name}.norm", x)
+    h = norm(params, f"{name}.norm", x)
     if earlier is None:
         keys, values = shared_linear(h[:, :, :context_size], params[f"{name}.key_value"]).chunk(2, dim=3)
     else:
@@ -385,17 +385,13 @@ def _over_rows(
 
 def _mlp(params: Params, name: str, x: Tensor, present: Tensor | None) -> Tensor:
     """With `present`, the MLP also reads the mean over these columns, if there are several."""
-    h = _norm(params, f"{name}.norm", x)
+    h = norm(params, f"{name}.norm", x)
     inner = shared_linear(h, params[f"{name}.in.weight"], params[f"{name}.in.bias"])
     if present is not None and present.shape[1] > 1:
         shares = present.to(h.dtype) / present.sum(dim=1, keepdim=True)
         mean = (h * shares[:, :, None, None]).sum(dim=1, keepdim=True)
         inner = inner + shared_linear(mean, params[f"{name}.in.mean"])
     return x + shared_linear(F.gelu(inner), params[f"{name}.out.weight"], params[f"{name}.out.bias"])
-
-
-def _norm(params: Params, name: str, x: Tensor) -> Tensor:
-    return F.layer_norm(x, x.shape[-1:], params[f"{name}.weight"], params[f"{name}.bias"])
 
 
 def _drawn(

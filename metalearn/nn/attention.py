@@ -30,7 +30,8 @@ Params = dict[str, Tensor]
 _replaced: ContextVar[dict[str, Any] | None] = ContextVar("second_order_attention", default=None)
 torchs_attention = F.scaled_dot_product_attention
 TORCHS: dict[str, Any] = {
-    "scaled_dot_product_attention": torchs_attention, "linear": F.linear, "embedding": F.embedding
+    "scaled_dot_product_attention": torchs_attention, "hardsigmoid": F.hardsigmoid, "linear": F.linear,
+    "embedding": F.embedding,
 }  # fmt: skip
 """Torch's functions that `second_order_attention` can replace, as they were."""
 
@@ -75,16 +76,17 @@ def plain_attention() -> Iterator[None]:
 
 @contextmanager
 def second_order_attention(**others: Any) -> Iterator[None]:
-    """Within it, `F.scaled_dot_product_attention` has fast second derivatives, for this thread. What cannot be computed
-    so (dropout, other types than float32 and float64, grouped heads) goes torch's plain way, and so do calls of the
-    function that were imported by its name. `others` take the place of `F.linear` and `F.embedding`."""
+    """Within it, `F.scaled_dot_product_attention` has fast second derivatives, for this thread, and `F.hardsigmoid`,
+    which has none, gets them. What cannot be computed so (dropout, other types than float32 and float64, grouped heads)
+    goes torch's plain way, and so do calls of the functions that were imported by their names. `others` take the place
+    of `F.linear` and `F.embedding`."""
     # Not a mode of torch: it does not reach the function where it lies in another one that the mode has taken over.
     # Torch's own layers call it by its module, where it is replaced while any thread is in here; `_dispatched` sends
     # the calls of other threads on to torch's.
     with plain_attention():
         for name in TORCHS:
             setattr(F, name, partial(_dispatched, name))
-        token = _replaced.set({"scaled_dot_product_attention": attention, **others})
+        token = _replaced.set({"scaled_dot_product_attention": attention, "hardsigmoid": _hardsigmoid, **others})
         try:
             yield
         finally:
@@ -94,6 +96,10 @@ def second_order_attention(**others: Any) -> Iterator[None]:
 def _dispatched(name: str, *args: Any, **kwargs: Any) -> Tensor:
     result: Tensor = (_replaced.get() or {}).get(name, TORCHS[name])(*args, **kwargs)
     return result
+
+
+def _hardsigmoid(x: Tensor, inplace: bool = False) -> Tensor:
+    return F.relu6(x + 3) / 6
 
 
 def attention(
@@ -293,14 +299,14 @@ def transformer(params: Params, x: Tensor, *, context_size: int, heads: int, lay
     `context_size` is that of `set_attention`."""
     for number in range(layers):
         block = f"block{number}"
-        h = shared_linear(_norm(params, f"{block}.norm1", x), params[f"{block}.attention.in"])
+        h = shared_linear(norm(params, f"{block}.norm1", x), params[f"{block}.attention.in"])
         queries, keys, values = (part.unflatten(2, (heads, -1)).transpose(1, 2) for part in h.chunk(3, dim=2))
         mixed = set_attention(queries, keys, values, context_size).transpose(1, 2).flatten(2)
         x = x + shared_linear(mixed, params[f"{block}.attention.out"])
-        h = _norm(params, f"{block}.norm2", x)
+        h = norm(params, f"{block}.norm2", x)
         h = F.gelu(shared_linear(h, params[f"{block}.mlp.in.weight"], params[f"{block}.mlp.in.bias"]))
         x = x + shared_linear(h, params[f"{block}.mlp.out.weight"], params[f"{block}.mlp.out.bias"])
-    return _norm(params, "norm", x)
+    return norm(params, "norm", x)
 
 
 def draw_transformer(width: int, layers: int, generator: Generator) -> Params:
@@ -327,7 +333,8 @@ def draw_transformer(width: int, layers: int, generator: Generator) -> Params:
     return params | _draw_norm("norm", width)
 
 
-def _norm(params: Params, name: str, x: Tensor) -> Tensor:
+def norm(params: Params, name: str, x: Tensor) -> Tensor:
+    """Layer norm over the last dimension."""
     return F.layer_norm(x, x.shape[-1:], params[f"{name}.weight"], params[f"{name}.bias"])
 
 

@@ -265,12 +265,12 @@ class _Reader(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no types
 class PFNClassifier(ClassifierMixin, _Reader):  # type: ignore[misc]
     """Classes of the rows of a table, by a run of `algorithm=pfn` with `model.head=classes`.
 
-    X is an array or a data frame. Dates become days since 1970. Columns of texts, categories and truth values become
-    the numbers of their sorted values, which are compared as texts, with `true` as True; a value that no known row has,
-    NaN and None are missing values. If the network standardises, columns are shifted and scaled in float64, so that any
-    unit will do. The order of columns and classes has no influence, so no ensemble over orders is needed. The keys and
-    values of the known rows are computed once, in `fit`; more than 1,000 rows are read in parts, whose answers are
-    averaged.
+    X is an array or a data frame. Texts that look like numbers are numbers in an array, and texts in a frame. Dates
+    become days since 1970. Columns of texts, categories and truth values become the numbers of their sorted values,
+    which are compared as texts, with `true` as True; a value that no known row has, NaN and None are missing values. If
+    the network standardises, columns are shifted and scaled in float64, so that any unit will do. The order of columns
+    and classes has no influence, so no ensemble over orders is needed. The keys and values of the known rows are
+    computed once, in `fit`; more than 1,000 rows are read in parts, whose answers are averaged.
 
     Args:
         path: as for `metalearn.load`; None: the network that comes with this package, for up to 10 classes.
@@ -423,7 +423,11 @@ def _columns(X: Any) -> list[dict[str, Any]]:  # noqa: N803
             log.warning("X: column %s is empty in the known rows: it is left out", name)
         elif _as_days(cells) is not None:
             columns[-1]["unit"] = "days since 1970-01-01"
-        elif _as_numbers(cells) is None:
+        # Texts of a frame also where these ones look like numbers: what its column holds does not depend on which rows
+        # are known. An array has one type for all of its columns.
+        elif _as_numbers(cells) is None or (
+            _is_frame(X) and pd.api.types.infer_dtype(cells) in ("string", "categorical")
+        ):
             values = {text: value for value in cells if (text := _text(value)) is not None}
             try:
                 columns[-1]["categories"] = sorted(values, key=lambda text, of=values: of[text])  # type: ignore[misc]

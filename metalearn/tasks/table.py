@@ -123,11 +123,14 @@ def table(
         labels = table.texts(target)
         kinds = _ordered(labels) if targets == "classes" else None
         if kinds is None:
-            y = table.numbers(target, missing="refuse")[:, None].astype(np.float32)
+            y = table.numbers(target, "refuse", "take the row out", "type dataset.targets=classes")
+            y = y[:, None].astype(np.float32)
         else:
             numbers = {kind: number for number, kind in enumerate(kinds)}
             y = np.array([numbers[label] for label in labels], np.int64)
-        x = np.column_stack([table.numbers(name, missing) for name in names])
+        instead = "type dataset.features=[…], the columns of numbers"
+        advice = "type dataset.missing=mean, or take the row out", instead
+        x = np.column_stack([table.numbers(name, missing, *advice) for name in names])
         by, what = (table.texts(split), split) if isinstance(split, str) else (split, list(split))
         rows = _divided(
             table.texts(task), by, f"dataset.split={what}", task, shots, queries, f"{path}: the task {task}="
@@ -157,9 +160,9 @@ def arrays(
     """
     inputs = {name: np.asarray(values) for name, values in (x if isinstance(x, Mapping) else {"": x}).items()}
     for name, values in inputs.items():
-        kinds = {"i": np.int64, "u": np.int64, "b": np.bool_}
-        inputs[name] = values.astype(kinds.get(values.dtype.kind, np.float32), copy=False)
-    targets, names = np.asarray(y), np.asarray(task).astype(str).tolist()
+        inputs[name] = _typed(name or "x", values, {"i": np.int64, "u": np.int64, "b": np.bool_})
+    targets = _typed("y", np.asarray(y), dict.fromkeys("iub", np.int64))
+    names = np.asarray(task).astype(str).tolist()
     rows_of = {len(values) if values.ndim > (not name) else 0 for name, values in inputs.items()}
     if not rows_of == {len(targets)} == {len(names)}:
         shapes = ", ".join(str(list(values.shape)) for values in (*inputs.values(), targets))
@@ -168,15 +171,24 @@ def arrays(
     marks = None if len(split) == 3 and not isinstance(split[0], str) else list(map(str, split))
     _check_episode(shots, queries, "split" if marks is not None else split)
     classes = None
-    if np.issubdtype(targets.dtype, np.integer) and targets.ndim == 1:
-        classes, targets = int(targets.max()) + 1, targets.astype(np.int64)
+    if targets.dtype.kind == "i" and targets.ndim == 1:
+        classes = int(targets.max()) + 1
     else:
         targets = targets.astype(np.float32).reshape(len(targets), -1)
-        if not np.isfinite(targets).all() or any(np.isinf(values).any() for values in inputs.values()):
-            raise DataError("x, y: have numbers that are not finite; leave those rows out")
+    if not np.isfinite(targets).all() or any(np.isinf(values).any() for values in inputs.values()):
+        raise DataError("x, y: have numbers that are not finite; leave those rows out")
     rows = _divided(names, split if marks is None else marks, "split", "task", shots, queries, "task ")
     table = Rows(inputs, targets, classes, rows)
     return _RowTasks(lambda: table, shots, queries, Seeds(seed, eval_seed))
+
+
+def _typed(name: str, values: NDArray[Any], types: Mapping[str, type]) -> NDArray[Any]:
+    """The values in the type for their kind, else in float32."""
+    try:
+        return values.astype(types.get(values.dtype.kind, np.float32), copy=False)
+    except (TypeError, ValueError) as error:
+        advice = "texts become numbers by numpy.unique(values, return_inverse=True)[1]"
+        raise DataError(f"{name}: must hold numbers ({error}); {advice}") from error
 
 
 # Checks, and the division of tasks
@@ -191,10 +203,13 @@ def _check_episode(shots: Shots, queries: int, split: object) -> None:
 
 def _ordered(names: Any) -> list[str]:
     """Different names: as numbers if they all are, else as texts."""
+    texts = sorted(set(names))
     try:
-        return sorted(set(names), key=lambda name: (float(name), name))
+        numbers = {name: float(name) for name in texts}
     except ValueError:
-        return sorted(set(names))
+        return texts
+    ordered = not any(map(math.isnan, numbers.values()))
+    return sorted(texts, key=numbers.__getitem__) if ordered else texts
 
 
 def _divided(
@@ -278,21 +293,20 @@ class _Cells:
             raise self._wrong(cells.index("") + 1, name, "is missing; take the row out")
         return cells
 
-    def numbers(self, name: str, missing: str) -> NDArray[np.float64]:
-        """A column of numbers [n]; NaN where they are missing, if that is allowed."""
+    def numbers(self, name: str, missing: str, where_missing: str, for_texts: str) -> NDArray[np.float64]:
+        """A column of numbers [n]; NaN where they are missing, if that is allowed. The others say what to do for a cell
+        that is missing, or is no number."""
         values = np.empty(len(self._of(name)))
         for row, cell in enumerate(self._of(name), start=1):
             if cell.lower() in MISSING:
                 if missing == "refuse":
-                    raise self._wrong(row, name, "is missing; type dataset.missing=mean, or take the row out")
+                    raise self._wrong(row, name, f"is missing; {where_missing}")
                 values[row - 1] = math.nan
                 continue
             try:
                 values[row - 1] = float(cell)
             except ValueError:
-                raise self._wrong(
-                    row, name, f"is {cell[:40]!r}, and must be a number; take the column out of dataset.features"
-                ) from None
+                raise self._wrong(row, name, f"is {cell[:40]!r}, and must be a number; {for_texts}") from None
             if not math.isfinite(values[row - 1]):
                 raise self._wrong(row, name, f"is {cell[:40]}, and must be finite")
         return values

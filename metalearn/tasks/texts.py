@@ -91,7 +91,8 @@ class Texts(SeededTasks):
             raise DataError(
                 f"dataset.root={root}: {count} of the files *{self._ending} of {split} have more than "
                 f"{self._lengths[split]} bytes, and it needs {least[split]} ({others or 'there are no others'}); give "
-                "more files, folders named train, val and test, or type dataset.length=256 dataset.eval_length=256"
+                "more files, folders named train, val and test, or type dataset.length=256 dataset.eval_length=256, or "
+                "dataset.ending=.txt for the files of another ending"
             )
         return splits
 

@@ -2,6 +2,7 @@
 
 import copy
 import math
+import random
 import threading
 import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -10,6 +11,7 @@ from contextvars import ContextVar
 from functools import partial
 from typing import Any, Literal, NamedTuple, cast
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Generator, Tensor, nn
@@ -247,13 +249,6 @@ class _HeadLayer(nn.Linear):
         return x if self.passes else super().forward(x)
 
 
-class _HardSigmoid(nn.Hardsigmoid):
-    """Computed without torch's own function, which has no second derivative."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        return F.relu6(x + 3) / 6
-
-
 class _RunningNorm(nn.modules.batchnorm._BatchNorm):
     """A batch norm by the running statistics that it came with, in training too."""
 
@@ -277,7 +272,7 @@ def _forward(
         params: Params, x: Tensor, support_size: int, *, features: bool = False, at_once: bool = False
     ) -> Tensor:
         # Sequences of other lengths than the first one's are the network's own affair.
-        images = x.expand(-1, -1, shape[0], *(-1 for _ in shape[1:])) if x.shape[2] == 1 else x
+        images = x.expand(-1, -1, shape[0], -1, -1) if len(shape) == 3 and x.shape[2] == 1 else x
         (constants, seeds, *_) = surroundings()
         assert constants.keys() >= set(fixed), "metalearn.algorithms.common.wrappers has set them"
         same = {path: constants[parameter] for path, parameter in shared.items() if parameter in fixed}
@@ -340,10 +335,18 @@ def _seeding(device: torch.device) -> Iterator[Callable[[int], None]]:
 
 
 def _fresh(make: Make, seed: int) -> tuple[nn.Module, bool]:
-    """The network with weights drawn from `seed`, without torch.compile, and whether a part of it was compiled."""
+    """The network with weights drawn from `seed`, by whatever global random numbers its constructor takes, without
+    torch.compile and DataParallel, and whether a part of it was compiled."""
+    of_python, of_numpy = random.getstate(), np.random.get_state()
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)
-        made = make()
+        random.seed(seed)
+        np.random.seed(seed % 2**32)
+        try:
+            made = make()
+        finally:
+            random.setstate(of_python)
+            np.random.set_state(of_numpy)
     compiled = False
     whole = nn.ModuleList([made])  # so that the network itself is a child, too
     for parent in list(whole.modules()):
@@ -351,6 +354,8 @@ def _fresh(make: Make, seed: int) -> tuple[nn.Module, bool]:
             if type(child).__name__ == "OptimizedModule":  # its class is in a module that takes a second to import
                 setattr(parent, name, child._orig_mod)
                 compiled = True
+            elif isinstance(child, nn.DataParallel):
+                setattr(parent, name, child.module)
         if parent._compiled_call_impl is not None:
             parent._compiled_call_impl, compiled = None, True
     return whole[0], compiled
@@ -411,6 +416,8 @@ def _make_pure(
         if parameter.is_complex():
             advice = "keep it as [..., 2], and write torch.view_as_complex in forward"
             raise ValueError(f"{name}: its parameter {path} is complex, and parameters are real numbers; {advice}")
+    if any(isinstance(layer, torch.jit.ScriptModule) for layer in network.modules()):
+        raise ValueError(f"{name}: is compiled by torch.jit; give the module that was compiled")
     network.float().eval()
     convolutions, by_torch, constants, unused = 0, list[str](), list[str](), list[str]()
     for path, layer in network.named_modules():
@@ -421,9 +428,7 @@ def _make_pure(
             if layer.max_norm is not None:
                 kind = type(layer).__name__
                 raise ValueError(f"{name}: its layer {path} ({kind}) changes its weight in forward; leave max_norm out")
-        if _is(layer, nn.Hardsigmoid):
-            layer.__class__ = _HardSigmoid
-        elif isinstance(layer, nn.Conv2d):
+        if isinstance(layer, nn.Conv2d):
             convolutions += 1
             square = layer.stride[0] == layer.stride[1] and layer.padding[0] == layer.padding[1]
             plain = layer.groups == 1 and layer.dilation == (1, 1) and layer.padding_mode == "zeros"
@@ -518,6 +523,8 @@ def _tried(network: nn.Module, name: str, inputs: Inputs, advice: str) -> tuple[
     outputs = joined(raw, len(images))
     if not isinstance(outputs, Tensor) or outputs.dim() != 2 or len(outputs) != len(images):
         raise ValueError(f"{name}: gives {_kind(outputs)} for {len(images)} images, and must give a tensor [n, ways]")
+    if outputs.dtype != torch.float32:
+        raise ValueError(f"{name}: gives {outputs.dtype}, and must give torch.float32; leave out torch.autocast")
     if form != inputs:
         notes.append(f"{name}: takes no whole numbers, so its inputs {described(inputs)} become real ones")
     if outputs is not raw:

@@ -21,6 +21,7 @@ from metalearn.tasks.priors.source import (
     Shape,
     Tables,
     Whole,
+    check_part,
     check_real,
     check_whole,
     draw_real,
@@ -209,15 +210,13 @@ def table_prior(
 ) -> PriorTasks:  # fmt: skip
     """Tasks of tables that structural causal models make."""
     check_whole("rows", rows, at_least=4)
-    check_real("known", known)
+    check_part("known", known)
     check_whole("features", features, at_least=1)
     check_real("noise", noise)
     if target_noise is not None:
         check_real("target_noise", target_noise)
     for name, part in (("categories", categories), ("missing", missing)):
         fraction(name, part)
-    if (known if isinstance(known, int | float) else known[1]) >= 1:
-        raise Invalid("known", known, "is a part of the rows, below 1", "type KEY=[0.3,0.8]")
     if missing >= 0.5:
         raise Invalid("missing", missing, "must be below 0.5", "type KEY=0.1")
     if not functions or not functions.keys() <= FUNCTIONS.keys() or sum(functions.values()) <= 0:

@@ -34,6 +34,13 @@ def check_real(name: str, value: Real, *, at_least: float | None = None) -> None
     _check(name, value, lambda end: real_number(name, end, above=0 if at_least is None else None, at_least=at_least))
 
 
+def check_part(name: str, value: Real) -> None:
+    """Raises Invalid for what is neither a part of the rows, between 0 and 1, nor a range of such."""
+    check_real(name, value)
+    if (value if isinstance(value, int | float) else value[1]) >= 1:
+        raise Invalid(name, value, "is a part of the rows, below 1", "type KEY=[0.3,0.8]")
+
+
 def _check(name: str, value: object, check: Callable[[Any], None]) -> None:
     if not isinstance(value, list | tuple):
         check(value)
@@ -296,7 +303,7 @@ def of_tables(*tables: tuple[ArrayLike, ArrayLike], rows: Whole = (30, 300), kno
         known: the part of them that is known; a range: each group draws one.
     """
     check_whole("rows", rows, at_least=2)
-    check_real("known", known)
+    check_part("known", known)
     arrays: list[tuple[NDArray[np.float32], NDArray[Any]]] = []
     for number, (features, targets) in enumerate(tables):
         x, y = np.asarray(features, np.float32), np.asarray(targets)

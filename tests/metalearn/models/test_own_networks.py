@@ -2,10 +2,12 @@
 
 import copy
 import functools
+import random
 from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -415,6 +417,76 @@ def test_an_operation_without_second_derivative_is_named() -> None:
     with pytest.raises(ValueError, match="no loss of this algorithm depends on"):
         bare = adapted(lambda: nn.Linear(4, 3), (4,))
         protonet(model=bare).meta_grad({}, Episode(*[Batch(x, y)] * 2), 1)
+
+
+def test_a_function_gets_the_second_derivative_that_torch_lacks() -> None:
+    class Sigmoids(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner, self.outer = nn.Linear(SIZE * SIZE, 8), nn.Linear(8, WAYS)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.outer(F.hardsigmoid(self.inner(x.flatten(1))))
+
+    model = adapted(Sigmoids)
+    params = {name: value.unsqueeze(0).double() for name, value in model.init(Generator().manual_seed(0)).items()}
+    x = torch.rand(1, 4, 1, SIZE, SIZE, dtype=torch.float64)
+
+    def loss(weight: Tensor) -> Tensor:
+        return model.apply(params | {"inner.weight": weight}, x, 0).square().sum()
+
+    assert torch.autograd.gradgradcheck(loss, params["inner.weight"].requires_grad_())
+
+
+class OfNumpy(nn.Module):
+    """Draws by numpy and Python, as torchvision's Inception does by scipy."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.flatten, self.layer = nn.Flatten(), nn.Linear(SIZE * SIZE, WAYS)
+        with torch.no_grad():
+            self.layer.weight.copy_(torch.from_numpy(np.random.randn(WAYS, SIZE * SIZE)) * random.random())
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(self.flatten(x))
+
+
+def test_the_seed_draws_what_numpy_and_python_draw() -> None:
+    model, before = adapted(OfNumpy), (random.getstate(), np.random.get_state()[1].tolist())
+    first, again, other = (model.init(Generator().manual_seed(seed))["layer.weight"] for seed in (0, 0, 1))
+    assert torch.equal(first, again) and not torch.equal(first, other)
+    assert (random.getstate(), np.random.get_state()[1].tolist()) == before
+
+
+class Cast(OfNumpy):
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.autocast("cpu", torch.bfloat16):
+            return super().forward(x)
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit")
+def test_wrappers_of_torch_are_taken_off_or_named() -> None:
+    assert adapted(lambda: nn.DataParallel(OfNumpy())).init(Generator()).keys() == {"layer.weight", "layer.bias"}
+    with pytest.raises(ValueError, match=r"gives torch.bfloat16, .*; leave out torch.autocast"):
+        adapted(Cast)
+    with pytest.raises(ValueError, match=r"is compiled by torch\.jit; give the module that was compiled"):
+        adapted(lambda: torch.jit.trace(OfNumpy(), torch.rand(1, 1, SIZE, SIZE)))
+
+
+def test_a_sequence_of_one_item_stays_one() -> None:
+    class Summed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(4, WAYS)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.layer(x.sum(1))
+
+    model = adapted(Summed, (5, 4))
+    params = {name: value.unsqueeze(0) for name, value in model.init(Generator()).items()}
+    x = torch.rand(1, 3, 1, 4)
+    wanted = F.linear(x[0, :, 0], params["layer.weight"][0], params["layer.bias"][0])
+    torch.testing.assert_close(model.apply(params, x, 0)[0], wanted)
 
 
 def test_a_batch_norm_without_parameters_is_computed() -> None:

@@ -366,6 +366,22 @@ def test_numeric_texts_are_numbers_also_after_saving(runs: dict[str, Path], tmp_
         np.testing.assert_array_equal(other.predict_proba(texts), fitted.predict_proba(texts))
 
 
+def test_a_column_of_texts_is_one_whichever_rows_are_known(
+    runs: dict[str, Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    ages = ["41", "57", "?", *map(str, range(20, 37))]
+    people = pd.DataFrame({"age": ages, "b": np.linspace(-1, 1, 20)})
+    y = np.arange(20) % 2
+    fitted = classifier(runs, people[people["age"] != "?"], y[people["age"] != "?"])
+    assert fitted.predict_proba(people).shape == (20, 2)
+    kinds = classifier(runs, pd.DataFrame({"code": pd.Series([10, 9] * 5).astype("category")}), np.arange(10) % 2)
+    assert kinds.texts() == ["code"]
+    # A fold whose known rows lack the ? has met it among the others.
+    people.assign(y=y).to_csv("t.csv", index=False)
+    assert fit.main(["t.csv", "--target", "y", *network(runs), "--out", "made"]) == 0
+    assert "accuracy" in capsys.readouterr().out
+
+
 def test_truth_values_are_categories_with_or_without_gaps(runs: dict[str, Path]) -> None:
     known = pd.DataFrame({"member": [True, False, None, False] * 5})
     fitted = classifier(runs, known, np.array([1, 0, 0, 0] * 5))

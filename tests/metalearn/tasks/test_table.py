@@ -12,7 +12,7 @@ import torch
 import metalearn
 from metalearn.errors import ConfigError, DataError
 from metalearn.tasks.common.episodes import Seeds, content_of
-from metalearn.tasks.table import arrays, table
+from metalearn.tasks.table import _ordered, arrays, table
 from metalearn.types import Episode, TaskSource
 from tests.runs import assert_same_bytes, slow, train_in
 
@@ -119,10 +119,11 @@ def broken(change: Any) -> list[list[Any]]:
     ("rows", "changes", "message"),
     [
         (rows_of(), {"target": "effct"}, "has no column 'effct'; it has who, age, note, dose, effect"),
-        (rows_of(), {"features": None}, "row 1, column 'note': is 'b', and must be a number; take the column out"),
+        (rows_of(), {"features": None}, "row 1, column 'note': is 'b', and must be a number; type dataset.features"),
+        (rows_of(), {"target": "note"}, "column 'note': is 'b', and must be a number; type dataset.targets=classes"),
         (broken(lambda rows: rows[7].__setitem__(1, "old")), {}, "row 8, column 'age': is 'old', and must be a number"),
         (broken(lambda rows: rows[4].__setitem__(3, "NA")), {}, "row 5, column 'dose': is missing; type dataset"),
-        (broken(lambda rows: rows[4].__setitem__(4, "")), {"missing": "mean"}, "row 5, column 'effect': is missing"),
+        (broken(lambda rows: rows[4].__setitem__(4, "")), {"missing": "mean"}, "row 5, column 'effect': is missing;"),
         (broken(lambda rows: rows[4].__setitem__(3, "inf")), {}, "row 5, column 'dose': is inf, and must be finite"),
         (broken(lambda rows: rows[2].append(1)), {}, "row 3 has 6 cells, and the first line names 5 columns"),
         (broken(lambda rows: rows.pop()), {"shots": 3}, "who=p9 has 5 rows, and shots=3 and queries=3 need 6 (1"),
@@ -153,6 +154,7 @@ def test_none_and_nan_are_names_of_tasks_and_classes(tmp_path: Path) -> None:
     for row in rows:
         row[0], row[2] = {"p0": "NA", "p1": "null"}.get(row[0], row[0]), "None" if row[2] == "a" else "nan"
     found = source(write(tmp_path / "t.csv", rows), target="note", targets="classes")
+    assert _ordered(["10", "nan", "9", "1"]) == ["1", "10", "9", "nan"]  # it has no order among numbers
     assert found.classes("test") == 2 and found.episodes("train", torch.arange(40)).query.y.unique().tolist() == [0, 1]
 
 
@@ -217,10 +219,8 @@ def test_several_arrays_keep_their_types_and_rows() -> None:
         assert torch.equal(given["known"], number % 2 == 0)
         there = number % 5 != 0
         assert torch.equal(given["size"][there], number[there].float()) and given["size"].isfinite().all()
-    assert (
-        arrays(x["ids"], row, task=task, shots=4, queries=6).episodes("val", torch.arange(1)).query.x.dtype
-        == torch.int64
-    )
+    of_ids = arrays(x["ids"], row % 2 == 0, task=task, shots=4, queries=6)  # truth values are two classes
+    assert of_ids.classes("val") == 2 and of_ids.episodes("val", torch.arange(1)).query.x.dtype == torch.int64
 
 
 @pytest.mark.parametrize(
@@ -229,6 +229,9 @@ def test_several_arrays_keep_their_types_and_rows() -> None:
         ({"x": np.ones(4)}, r"have the shapes \[4\], \[4\] and 4"),
         ({"x": {"a": np.ones(4), "b": np.ones(3)}}, r"have the shapes \[4\], \[3\], \[4\] and 4"),
         ({"y": np.array([0.0, np.nan, 1, 1])}, "numbers that are not finite"),
+        ({"x": np.full((4, 2), np.inf), "y": np.array([0, 0, 1, 1])}, "numbers that are not finite"),
+        ({"y": np.array(["cat", "dog"] * 2)}, "y: must hold numbers .*'cat'.*; texts become numbers by numpy.unique"),
+        ({"x": {"kind": np.array(["a", "b"] * 2)}}, "kind: must hold numbers .*'a'"),
         ({"task": [1, 1, 1, 2]}, "none is left for|has 1 rows"),
         (
             {"split": ["train", "val", "test", "tests"], "task": [1, 2, 3, 4]},

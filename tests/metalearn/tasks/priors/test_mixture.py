@@ -75,6 +75,7 @@ def test_rows_and_columns_are_those_of_the_tables() -> None:
         (lambda: of_tables((np.zeros((3, 2)), np.zeros(4))), r"tables\[0\]: x has the shape \[3, 2\] and y \[4\]"),
         (lambda: of_tables((np.zeros((3, 2)), np.array(["a", "b", "a"]))), r"tables\[0\]: y holds <U1; give classes"),
         (lambda: of_tables((np.zeros((3, 2)), np.zeros(3)), rows=1), "rows=1"),
+        (lambda: of_tables((np.zeros((3, 2)), np.zeros(3)), known=20), "known=20: is a part of the rows, below 1"),
     ],
 )
 def test_what_cannot_be_mixed_is_refused(make: Any, message: str) -> None:
