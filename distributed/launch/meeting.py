@@ -53,12 +53,12 @@ def process_store(world_rank: int, world_size: int, timeout: timedelta) -> dist.
 
 
 def _open(world_rank: int, world_size: int, timeout: timedelta) -> dist.Store:
-    if world_size == 1:
+    by_hand = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
+    if world_size == 1 and by_hand:
         return dist.HashStore()
     if "MASTER_ADDR" not in os.environ:
         raise RuntimeError(f"WORLD_SIZE={world_size} without MASTER_ADDR: start the program by torchrun")
     address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
-    by_hand = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
     serves, listener = by_hand and world_rank == 0, None
     if serves and is_here(address):  # torch would listen on every interface
         try:
@@ -75,11 +75,13 @@ def _open(world_rank: int, world_size: int, timeout: timedelta) -> dist.Store:
 
 
 def note_end(code: int) -> None:
-    """On rank zero: tells the agents of a world of several ranks that the run has ended with this exit code. So they do
+    """On rank zero: tells the agents, if they have started it, that the run has ended with this exit code. So they do
     not start it again, whatever becomes of the other ranks."""
-    if _store is not None and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
-        with suppress(dist.DistError):
-            _store.set(ENDED, str(code))
+    if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
+        with suppress(dist.DistError):  # the agent's store, which has left
+            rank, size, *_ = get_world_info()
+            store = _store or process_store(rank, size, timedelta(seconds=_LATE_SECONDS))
+            store.set(ENDED, str(code))
 
 
 def within(seconds: float, run: Callable[[], T]) -> T:

@@ -474,9 +474,10 @@ def log_start(parts: Parts, trainer: Trainer) -> None:
     chunks = len(tasks_in_chunks(0, settings.meta_batch_size, chunk))
     if chunks < job.workers and settings.steps:
         log.warning(
-            "%d of %d workers compute nothing, since a step has %d chunks; type trainer.task_chunk=%d, which rounds "
-            "otherwise, or take fewer workers", job.workers - chunks, job.workers, chunks,
+            "%d of %d workers compute nothing, since a step has %d chunks; type trainer.task_chunk=%d, which %s, or "
+            "take fewer workers", job.workers - chunks, job.workers, chunks,
             math.ceil(settings.meta_batch_size / job.workers),
+            "rounds otherwise" if unit == "tasks" else "batch norms see as other batches",
         )  # fmt: skip
     if parts.device.type == "cuda" and job.workers == 1 and (gpus := torch.cuda.device_count()) > 1:
         log.info("this host has %d GPUs, of which one computes; type workers=%d to use all", gpus, gpus)

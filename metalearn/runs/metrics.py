@@ -62,9 +62,9 @@ def jsonable(values: Any) -> Any:
 
 
 def from_json(values: Any) -> Any:
-    """The values before `jsonable`: NaN for every None."""
+    """The values before `jsonable`: NaN for every None, but for what is not known of classes."""
     if isinstance(values, dict):
-        return {name: from_json(value) for name, value in values.items()}
+        return {name: value if name == KEY else from_json(value) for name, value in values.items()}
     return math.nan if values is None else values
 
 

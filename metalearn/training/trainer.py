@@ -263,9 +263,7 @@ class Trainer:
             self._log([step for step in self._taken if step.step < error.step])
             if together or self.strategy.shares is None or self.strategy.shares.ranks == 1:
                 raise self._diverged(updater, error.step) from error
-            raise DivergedError(
-                f"{error}. The step is not applied, and the last checkpoint stands", error.step
-            ) from error
+            raise DivergedError(f"{error}. {self._what_stands}", error.step) from error
         waited = time.perf_counter() - began
         self.state.seconds += waited
         # The device may have computed them all in one go, so each counts alike.
@@ -284,7 +282,11 @@ class Trainer:
         tasks = self.tasks_of(step)
         diagnosis = self.strategy.diagnose(self.state.params, tasks, step)
         cause = explain(diagnosis, torch.cat(tasks), step, self.training.unit)
-        return DivergedError(f"{cause}. The step is not applied, and the last checkpoint stands", step)
+        return DivergedError(f"{cause}. {self._what_stands}", step)
+
+    @property
+    def _what_stands(self) -> str:
+        return f"The step is not applied, and {'the last checkpoint stands' if self._saved else 'nothing was saved'}"
 
     def _stopped(self, updater: Updater) -> Stopped:
         """Saves the last step done, if it is not; returns what a stop raises. Where its validation was cut, a run that

@@ -85,6 +85,13 @@ def test_forks_are_started_again_and_end_with_their_code(tmp_path: Path) -> None
     assert said(tmp_path)[-1] == "restart 1 of 1" and {path.name for path in tmp_path.iterdir()} >= {"0 1", "1 1"}
 
 
+def test_a_single_rank_that_has_failed_is_not_started_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    fails = "from distributed.launch import meeting; meeting.note_end(1); sys.exit(1)"
+    assert launch(ranks(fails, ""), LaunchConfig(1), max_restarts=2, say=to(tmp_path)) == 1
+    assert said(tmp_path) == []
+
+
 def stopped(tmp_path: Path, signals: list[int], apart: float, first: str) -> tuple[int, list[str]]:
     """Ends a launch of two ranks by signals. Both note first that they run."""
     ready = [tmp_path / "0", tmp_path / "1"]

@@ -26,7 +26,7 @@ from metalearn.errors import ConfigError
 from metalearn.runs import metrics
 from metalearn.runs.checkpoint import read
 from metalearn.runs.folder import evaluation_report
-from metalearn.runs.metrics import Seen, from_meta, overlap
+from metalearn.runs.metrics import Seen, from_json, from_meta, jsonable, overlap
 from metalearn.tasks.cifar100 import cifar_fs, fc100
 from metalearn.tasks.common.episodes import SPLITS, EpisodeSpec, Seeds, identities_of
 from metalearn.tasks.common.samples import Pretraining
@@ -147,7 +147,8 @@ def test_classes_without_names_are_not_said_to_be_known(tmp_path: Path) -> None:
 def test_a_report_says_what_is_known(counts: tuple[object, ...], line: str) -> None:
     seen = dict(zip(("trained_on", "validated_on", "classes", "complete"), counts, strict=True))
     figures = {"accuracy": 0.5, "ci95": 0.1, "tasks": 2, "transductive": False, "by_step": {"0": 0.5}}
-    assert evaluation_report(figures | {"seen_classes": seen}).endswith(f"\nclasses trained on before: {line}")
+    read_again = from_json(jsonable(figures | {"seen_classes": seen}))
+    assert evaluation_report(read_again).endswith(f"\nclasses trained on before: {line}")
 
 
 def test_a_run_does_not_validate_on_classes_that_it_begins_from(
