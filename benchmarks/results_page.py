@@ -39,12 +39,12 @@ PICTURES = {
 _HOW_TO_READ = """
 *Ours* is the test result of each seed; ± is its 95% interval over the test tasks, 1.96 · σ / √tasks. The word behind
 the paper's figure compares it with the mean of our seeds: *within* means that they differ by at most √(a² + b² + c²),
-where a is the mean interval of our seeds, b that of the paper (0 if it gives none), and c that of the mean over
-seeds, t · s / √seeds for their standard deviation s and Student's t (12.7 for two seeds, 4.3 for three); *above* that
-ours is better, *below* that ours is worse. *One seed* tells nothing of c, and so nothing of another run. **Bold** is
-the best of ours, as chosen by this test itself, for each number of shots, among transductive and among inductive
-tests, within 120 minutes of one core. In one table, rows with the same numbers of shots and queries have the same
-test tasks. *Split* is the division of the characters ([Data and models](docs/how-to/data.md)). A *transductive*
+where a is the mean interval of our seeds, b that of the paper (0 if it gives none), and c that of the mean over seeds,
+t · s / √seeds for their standard deviation s and Student's t (12.7 for two seeds, 4.3 for three); *above* that ours is
+better, *below* that ours is worse. *One seed* tells nothing of c, and so nothing of another run. **Bold** is the best
+of ours where several rows have the same test tasks, as chosen by this test itself, among transductive and among
+inductive tests, within 120 minutes of one core. In one table, rows with the same numbers of shots and queries have the
+same test tasks. *Split* is the division of the characters ([Data and models](docs/how-to/data.md)). A *transductive*
 evaluation normalises, or predicts, all queries of a task together; an inductive one normalises them by the statistics
 of the support set. *Minutes* are those of training and validation, with one core for each worker; a mean of several
 networks has those of all of them. Many runs had other work beside them, or were paused in between, so minutes say
@@ -80,7 +80,7 @@ the other five drawings of all of them at the end, of each seed; ± is the 95% i
 others are beside ours at several places of the stream; [Results](../results.md) explains the word behind them. Training
 has 864 characters of the background set, and validation the other 100. *Minutes* are those of training and validation
 on one core, with other work beside. `metalearn reproduce --only ROW --output FOLDER` runs a row again; command, date,
-commit and machine commit and machine of a figure are in `results/`.
+commit and machine of a figure are in `results/`.
 
 A step of descent on one drawing changes what was learned of all others. [OML](../reference/algorithms/oml.md) learns
 features in which it does little harm: untrained ones have 5% at the end, and trained ones 69% after five minutes of a
@@ -278,18 +278,18 @@ def comparison_with_paper(metric: str, seeds: Sequence[tuple[float, float]], pap
 
 
 def _best(rows: Sequence[ResultRow], results: Results) -> set[tuple[str, str]]:
-    """The names and inner steps of the best figures, for each number of shots and either kind of test."""
-    best: dict[tuple[int, bool], tuple[float, str, str]] = {}
+    """The names and inner steps of the best figures of each list of test tasks and either kind of test, where several
+    rows have one; of a stream those for each number of classes."""
+    rivals: dict[tuple[object, ...], list[tuple[float, str, str]]] = {}
     for row in rows:
         several = results[row.name]
         if max(result["seconds"] / 60 * result["workers"] for result in several) <= MOST_MINUTES:
             for after in row.papers:
                 mean = statistics.fmean(_at(result, row, after)[0] for result in several)
-                kind = several[0]["shots"], several[0]["transductive"]
-                score = mean if row.metric == "accuracy" else -mean
-                if kind not in best or score > best[kind][0]:
-                    best[kind] = score, row.name, after
-    return {(name, after) for _, name, after in best.values()}
+                place = "" if row.counts == "step" else after
+                kind = several[0]["task_list"], several[0]["transductive"], place
+                rivals.setdefault(kind, []).append((mean if row.metric == "accuracy" else -mean, row.name, after))
+    return {max(figures)[1:] for figures in rivals.values() if len({name for _, name, _ in figures}) > 1}
 
 
 def _at(result: Result, row: ResultRow, after: str) -> tuple[float, float]:

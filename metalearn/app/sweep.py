@@ -88,10 +88,17 @@ def run_sweep(program: Program, overrides: Sequence[str], run_job: RunJob) -> in
         os.environ["PYTHONPATH"] = os.pathsep.join(dict.fromkeys(filter(None, paths)))  # for a launcher's Pythons
         searched = [override.get_key_element() for override in parsed(overrides) if override.is_sweep_override()]
         os.environ[SEARCHED] = ",".join([*(sweeper.get("params") or ()), *searched])
-        code = run_grid_by_hydra(lambda config: exit_code_of(lambda: run_job(job_of(config, program))), folder)
+        places: list[Path] = []
+
+        def run(config: DictConfig) -> int:
+            job = job_of(config, program)
+            places.append(job.run_dir)
+            return run_job(job)
+
+        code = run_grid_by_hydra(lambda config: exit_code_of(lambda: run(config)), folder)
         from metalearn.reporting.index import jobs_table  # imports torch, which the jobs have set up
 
-        table = jobs_table(folder, jobs)
+        table = jobs_table(folder.resolve(), jobs, places)
         process.print_all(table or f"the runs are not in {folder} alone; metalearn index --help tells how to list them")
         return code
     checked = check_trials(program, overrides, sweeper)
@@ -317,7 +324,8 @@ def _check(program: Program, plan: "SweepPlan", others: Sequence[str], sweeper: 
                     raise
         loss, classes = parts.algorithm.computes, parts.source.classes("val")
         before, metric = metric, loss.metric if loss else "mse" if classes is None else "accuracy"
-        if before not in ("", metric) and sweeper["objective"] is None:
+        decides = "loss" if parts.settings.best_by == "loss" else metric
+        if before not in ("", metric) and decides == metric and sweeper["objective"] is None:
             raise ConfigError(
                 f"hydra.sweeper.objective: val.{before} or val.{metric}? The metrics differ; type "
                 "hydra.sweeper.objective=val.loss if the losses are alike, or one search for each"
@@ -332,7 +340,7 @@ def _check(program: Program, plan: "SweepPlan", others: Sequence[str], sweeper: 
             )
     if in_rounds:
         _check_rounds(plan, config, sweeper["rounds"], steps)
-    return Checked(f"val.{metric}", steps, [name for name in METRIC_NAMES if name not in ERRORS])
+    return Checked(f"val.{decides}", steps, [name for name in METRIC_NAMES if name not in ERRORS])
 
 
 def _check_rounds(plan: "SweepPlan", config: DictConfig, rounds: int, steps: int) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 from metalearn.app.process import BAD_CONFIG, FAILED, print_all, report_error
 from metalearn.cli.arguments import command_parser
 from metalearn.errors import RunError
-from metalearn.reporting.index import INDEX, comparison, curve_of, text_columns, write_index
+from metalearn.reporting.index import DRAWN_AS, INDEX, comparison, curve_of, text_columns, write_index
 from metalearn.runs.metrics import METRIC_NAMES, TESTS, difference, read_table, shown
 from metalearn.storage.files import creating, is_folder
 
@@ -28,6 +28,8 @@ def compare(arguments: Sequence[str]) -> int:
     parser.add_argument("--output", type=Path, default=Path("compare.png"), help="the plot (default: compare.png)")
     options = parser.parse_args(arguments)
     try:
+        if options.output.suffix not in DRAWN_AS:
+            raise ValueError(f"--output={options.output}: must end with {', '.join(DRAWN_AS)}; type --output=both.png")
         named = [named_run(run) for run in options.runs]
         curves = [curve_of(folder)._replace(name=name) for name, folder in named]
         metrics = {curve.metric for curve in curves}
@@ -57,22 +59,24 @@ def tests_side_by_side(named: Sequence[tuple[str, Path]]) -> list[str]:
     """A line for each run: its test, and how far that is from the first one's; and what the intervals are of. Raises
     ValueError if a test.csv is damaged."""
     tests = [read_table(path) if (path := folder / TESTS).exists() else None for _, folder in named]
-    first, rows, others = tests[0], [], []
+    first, rows = tests[0], []
+    others, nameless = list[str](), list[str]()
     for (name, _), test in zip(named, tests, strict=True):
         cells = [name, "no test yet" if test is None else shown(test.metric, *test.mean()), "", ""]
         if first is not None and test is not None and test is not first:
             mean, ci95, paired = difference(first, test)
             cells[2] = shown(test.metric, mean, ci95, "+")
             cells[3] = f"paired, {len(test.values)} tasks" if paired else "not paired"
-            others += [] if paired else [name]
+            if not paired:
+                (others if all(first.digests) and all(test.digests) else nameless).append(name)
         rows.append(cells)
     metric = next((METRIC_NAMES[test.metric] for test in tests if test is not None), "")
     lines = [text_columns([["run", f"test {metric}".rstrip(), f"difference to {named[0][0]}", ""], *rows])]
+    apart = "each interval is that of two independent means, which is wider"
     if others:
-        lines.append(
-            f"{', '.join(others)}: other test tasks than those of {named[0][0]}; each interval is that of two "
-            "independent means, which is wider"
-        )
+        lines.append(f"{', '.join(others)}: other test tasks than those of {named[0][0]}; {apart}")
+    if nameless:
+        lines.append(f"{', '.join(nameless)}: not known whether of the test of {named[0][0]}; {apart}")
     return lines
 
 

@@ -8,7 +8,7 @@ from metalearn.app import process
 from metalearn.app.job import Job, Program, Role, installed, role_of, to_job
 from metalearn.app.sweep import by_hydra, run_sweep
 from metalearn.config.check import check_folder, started_by_launcher
-from metalearn.config.compose import as_path, compose_config
+from metalearn.config.compose import as_path, compose_config, with_sets
 from metalearn.config.options import search, search_flags, short_help
 from metalearn.errors import ConfigError, printable
 
@@ -40,14 +40,14 @@ def run_command(argv: Sequence[str], program: Program) -> int:
         return process.print_all(short_help())
     overrides = [as_path(text) for text in arguments.overrides]
     flags = [word for word in argv if word not in arguments.overrides]
-    sys.argv = [sys.argv[0], *flags, *overrides]  # where Hydra looks
+    sys.argv = [sys.argv[0], *flags, *with_sets(overrides)]  # where Hydra looks
     if arguments.shell_completion:  # install=bash and the like are no keys
         return by_hydra(lambda config: None)
     if arguments.multirun and (arguments.cfg or arguments.info):
         flag = "--cfg" if arguments.cfg else "--info"
         raise ConfigError(f"{flag}: shows one run, and --multirun asks for several; leave one of them out")
     if arguments.multirun:
-        return run_sweep(program, overrides, run_job)
+        return run_sweep(program, with_sets(overrides), run_job)
     composed = compose_config(overrides)
     if arguments.hydra_help or arguments.cfg or arguments.info:
         return by_hydra(lambda config: None)

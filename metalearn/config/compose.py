@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from hydra import compose, initialize_config_dir
+from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
@@ -70,10 +71,15 @@ class Composed(NamedTuple):
 
 def composed_by_hydra(overrides: Sequence[str], **options: bool) -> DictConfig:
     """Hydra's composition for these overrides, from all folders that are searched. Nothing is checked."""
+    within = GlobalHydra.instance()  # of a multirun, in one of whose jobs this is
+    hydra, within.hydra = within.hydra, None
     # In conf/config.yaml, the search path has tables://conf alone.
     places = [f"hydra.searchpath=[tables://conf,{values.quoted(f'file://{folder}')}]" for folder in own_folders]
-    with initialize_config_dir(str(CONF), version_base="1.3"):
-        return compose("config", overrides=[*overrides, *places], **options)
+    try:
+        with initialize_config_dir(str(CONF), version_base="1.3"):
+            return compose("config", overrides=[*overrides, *places], **options)
+    finally:
+        within.hydra = hydra
 
 
 def compose_config(overrides: Sequence[str]) -> Composed:
@@ -185,8 +191,11 @@ def sweep_jobs(overrides: Sequence[str]) -> list[list[str]]:
     choices: list[list[str]] = []
     for override in parsed(overrides):
         key = override.get_key_element()
-        if not override.is_sweep_override():
-            choices.append([override.input_line or ""])
+        if not override.is_sweep_override():  # as Hydra hands it on: 1e-2 becomes 0.01
+            whole = (
+                override.input_line or "" if override.is_delete() else f"{key}={override.get_value_element_as_str()}"
+            )
+            choices.append([whole])
             continue
         try:
             choices.append([f"{key}={value}" for value in override.sweep_string_iterator()])

@@ -2,6 +2,7 @@
 their validations."""
 
 import colorsys
+import json
 import os
 import re
 import socket
@@ -152,12 +153,18 @@ def what_differs(runs: Sequence[ListedRun]) -> tuple[dict[str, list[object]], di
     of each run; and those with the same value in all."""
 
     def value(run: ListedRun, key: str) -> object:
-        return run.typed.get(key, run.config.get(key, ""))
+        # 1e-2 is 0.01, and both may have been typed.
+        return _spelled(run.config[key]) if key in run.config else run.typed.get(key, "")
 
     whole = [run for run in runs if not run.status.startswith(_DAMAGED)]
     keys = dict.fromkeys(key for run in whole for key in run.typed)
     alike = {key: value(whole[0], key) for key in keys if len({str(value(run, key)) for run in whole}) == 1}
     return {key: [value(run, key) for run in runs] for key in keys if key not in alike}, alike
+
+
+def _spelled(value: object) -> object:
+    """A value as one types it."""
+    return json.dumps(value) if value is None or isinstance(value, bool) else value
 
 
 def short_keys(keys: Sequence[str]) -> list[str]:
@@ -193,12 +200,17 @@ def short_names(runs: Sequence[ListedRun]) -> list[tuple[str, str]]:
     return whole if len({*whole}) == len(whole) else [(str(run.path.parent), run.path.name) for run in runs]
 
 
-def jobs_table(folder: Path, jobs: Sequence[Sequence[str]]) -> str:
-    """A line for each job of a multirun in the folder, by its typed words: what differs, its best validation and its
-    test; empty if none of them has begun, or all have been on other disks."""
-    asked = [learned_keys(word.partition("=")[::2] for word in job) for job in jobs]
-    runs = [run for run in runs_below(folder) if run.typed in asked]  # earlier ones may lie there, too
-    made = sorted(runs, key=lambda run: asked.index(dict(run.typed)))
+def jobs_table(folder: Path, jobs: Sequence[Sequence[str]], places: Sequence[Path] = ()) -> str:
+    """A line for each job of a multirun in the folder: what differs, its best validation and its test; empty if none of
+    them has begun, or all have been on other disks. `places` are the folders of its runs; none: runs of other processes
+    are found by the typed words of the `jobs`. Earlier runs may lie there, too."""
+    runs = runs_below(folder)
+    if places:
+        of_place = {folder / run.path: run for run in runs}
+        made = [of_place[place]._replace(typed=typed_keys(place)) for place in places if place in of_place]
+    else:
+        asked = [learned_keys(word.partition("=")[::2] for word in job) for job in jobs]
+        made = sorted((run for run in runs if run.typed in asked), key=lambda run: asked.index(dict(run.typed)))
     if not made:
         return ""
     (values, _), best = what_differs(made), _best(made)
@@ -214,7 +226,8 @@ def _best(runs: Sequence[ListedRun]) -> ListedRun | None:
     """The run with the best validation, if they can be compared. The test is not there to choose by."""
     best: ListedRun | None = None
     for run in runs:
-        val = from_json(run.result.get("val") or {})
+        if not (val := from_json(run.result.get("val") or {})):
+            continue
         metric = deciding(val)
         if best is not None and metric not in best.result["val"]:
             return None
@@ -408,9 +421,12 @@ def _spread_out(axes: Any) -> None:
         axes.xaxis.set_major_formatter("{x:,.10g}")
 
 
+DRAWN_AS = (".png", ".svg", ".pdf")
+
+
 def comparison(curves: Sequence[Curve], path: Path) -> Path:
     """Draws the validations of several runs with the same metric, against wall-clock minutes and against meta-steps.
-    The axis of accuracy is that of its odds: 98% to 99% is as far as 96% to 98%."""
+    The axis of accuracy is that of its odds: 98% to 99% is as far as 96% to 98%. The path ends as one of `DRAWN_AS`."""
     with new_figure(15, 5.5) as figure:
         left, right = figure.subplots(1, 2, sharey=True)
         accuracy = all(curve.metric == "accuracy" for curve in curves)
@@ -442,5 +458,5 @@ def comparison(curves: Sequence[Curve], path: Path) -> Path:
             _spread_out(axes)
             axes.grid(alpha=0.3)
         figure.legend(*right.get_legend_handles_labels(), loc="outside right upper", fontsize="small")
-        figure.savefig(path, format="png", dpi=120)
+        figure.savefig(path, dpi=120)
     return path

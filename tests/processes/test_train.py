@@ -304,7 +304,7 @@ def test_a_multirun_ends_with_the_largest_exit_code(start: Start, tmp_path: Path
     done = [folder for folder, result in zip(folders, results, strict=True) if result["status"] == "completed"]
     assert params_of(done[0]) == params_of(done[1])
     head, *rows = [line.split() for line in outcome.text.splitlines()[-5:]]
-    assert head == ["inner_lr", "best", "validation", "test"]
+    assert head == ["inner_lr", "workers", "best", "validation", "test"]
     assert [row[0] for row in rows] == ["1e+30", "1e+30", "0.1", "0.1"]
     assert [row[-1] for row in rows[:2]] == ["diverged"] * 2 and {"best"} <= {row[-1] for row in rows[2:]}
 

@@ -118,11 +118,13 @@ def test_a_sweep_that_cannot_run_makes_no_folder(tmp_path: Path, override: str, 
     assert not (tmp_path / "sweep").exists() and not (tmp_path / "outputs").exists()
 
 
-def test_metrics_of_which_more_is_better_are_maximised() -> None:
+@pytest.mark.parametrize(("words", "objective"), [((), "val.top_k"), (("trainer.best_by=loss",), "val.loss")])
+def test_a_search_ranks_as_a_run_does(words: tuple[str, ...], objective: str) -> None:
+    """By what chooses the best validation; and metrics of which more is better are maximised."""
     sweeper = compose_sweeper(["hydra/sweeper=async"])[0]
-    overrides = ["experiment=maml_glyphs", "metric=top_k", "metric.k=2", "optimizer.lr=choice(1e-9,0.003)"]
+    overrides = ["experiment=maml_glyphs", "metric=top_k", "metric.k=2", "optimizer.lr=choice(1e-9,0.003)", *words]
     checked = check_trials(script(ROOT / "train.py"), overrides, sweeper)
-    assert not isinstance(checked, int) and checked.objective == "val.top_k"
+    assert not isinstance(checked, int) and checked.objective == objective
     assert set(checked.maximized) == {"accuracy", "top_k", "f1", "exact_match", "score"}
 
 

@@ -80,6 +80,7 @@ def test_the_tests_of_runs_are_compared(
     assert commands_on_runs.compare(["a", "b", "c", "d", "running"]) == 0
     lines = [re.split("  +", line) for line in capsys.readouterr().out.splitlines()]
     paired = 100 * 1.96 * stats.sem(two - one)
+    wider = "each interval is that of two independent means, which is wider"
     apart = [100 * 1.96 * math.hypot(stats.sem(one), stats.sem(other)) for other in (two[:3], two)]
     assert lines == [
         ["run", "test accuracy", "difference to a"],
@@ -88,9 +89,14 @@ def test_the_tests_of_runs_are_compared(
         ["c", f"83.33% ± {100 * 1.96 * stats.sem(two[:3]):.2f}%", f"+20.83% ± {apart[0]:.2f}%", "not paired"],
         ["d", f"75.00% ± {100 * 1.96 * stats.sem(two):.2f}%", f"+12.50% ± {apart[1]:.2f}%", "not paired"],
         ["running", "no test yet"],
-        ["c, d: other test tasks than those of a; each interval is that of two independent means, which is wider"],
+        [f"c: other test tasks than those of a; {wider}"],
+        [f"d: not known whether of the test of a; {wider}"],  # as of single samples, which have no digests
         ["compare.png"],
     ]
+    assert commands_on_runs.compare(["a", "b", "--output", "both.svg"]) == 0
+    assert "<svg" in (tmp_path / "both.svg").read_text()
+    assert commands_on_runs.compare(["a", "b", "--output", "both.txt"]) == 2
+    assert "--output=both.txt: must end with .png, .svg" in capsys.readouterr().err
     (tmp_path / "b/test.csv").write_text("task,loss\n")
     assert commands_on_runs.compare(["a", "b"]) == 2 and "b/test.csv: is no table" in capsys.readouterr().err
 

@@ -349,9 +349,19 @@ def test_a_wrong_value_under_torchrun_is_reported_once(start: Start, tmp_path: P
 
 
 def test_the_jobs_of_a_grid_keep_the_signs_of_its_keys() -> None:
-    assert configs.sweep_jobs(["+model.network.width=1,2", "++seed=3,4", "run=a"]) == [
-        [f"+model.network.width={width}", f"++seed={seed}", "run=a"] for width in (1, 2) for seed in (3, 4)
+    """And have values as Hydra hands them on."""
+    assert configs.sweep_jobs(["+model.network.width=1,2", "++seed=3,4", "a=1e-2", "b=[20, 20]", "~c"]) == [
+        [f"+model.network.width={width}", f"++seed={seed}", "a=0.01", "b=[20,20]", "~c"]
+        for width in (1, 2)
+        for seed in (3, 4)
     ]
+
+
+def test_sets_are_composed_within_a_job_of_a_multirun() -> None:
+    """Where Hydra is at work already: dataset=[A,B] composes the config of each."""
+    with initialize_config_dir(str(options.CONF), version_base="1.3"):
+        assert configs.compose_config(["dataset=[omniglot,glyphs]"]).config.dataset.sets == ["omniglot", "glyphs"]
+        assert GlobalHydra.instance().is_initialized()
 
 
 def test_a_multirun_under_torchrun_is_refused(

@@ -7,6 +7,7 @@ import socket
 from pathlib import Path
 
 import pytest
+from omegaconf import OmegaConf
 
 from metalearn.cli.runs import index
 from metalearn.reporting.index import (
@@ -18,6 +19,7 @@ from metalearn.reporting.index import (
     runs_below,
     short_keys,
     short_names,
+    what_differs,
     write_index,
 )
 from tests.metalearn.reporting.test_report import RESULT, Page, assert_stands_alone
@@ -28,7 +30,8 @@ HOSTILE = "a<script>b"
 def put(folder: Path, *typed: str, result: object = None, lines: str | None = None) -> Path:
     (folder / ".hydra").mkdir(parents=True)
     (folder / ".hydra/overrides.yaml").write_text(json.dumps(typed))
-    (folder / ".hydra/config.yaml").write_text("seed: 0\ntrainer: {steps: 5}\n")
+    config = OmegaConf.merge({"seed": 0, "trainer": {"steps": 5}}, OmegaConf.from_dotlist(list(typed)))
+    OmegaConf.save(config, folder / ".hydra/config.yaml")
     if result is not None:
         (folder / "result.json").write_text(result if isinstance(result, str) else json.dumps(result))
         (folder / "report.html").write_text("")
@@ -98,6 +101,16 @@ def test_what_differs_between_runs_is_their_name(tmp_path: Path) -> None:
     assert jobs_table(tmp_path, [["seed=7"]]) == jobs_table(tmp_path / "none", jobs) == ""
 
 
+def test_a_grid_lists_its_own_runs_and_what_it_varies(tmp_path: Path) -> None:
+    """Not an earlier run of the same words. Keys that change no number count; numbers may be typed in two ways."""
+    for name, rate, workers in (("early", "1e-2", "1"), ("one", "0.01", "1"), ("two", "0.01", "2")):
+        put(tmp_path / name, f"algorithm.inner_lr={rate}", f"workers={workers}")
+    table = jobs_table(tmp_path, [], [tmp_path / "two", tmp_path / "one"]).splitlines()
+    assert [line.split()[0] for line in table] == ["workers", "2", "1"]
+    values, alike = what_differs(runs_below(tmp_path))
+    assert values == {} and alike == {"algorithm.inner_lr": 0.01}
+
+
 def test_a_run_without_a_report_gets_one_beside_the_index(tmp_path: Path) -> None:
     rows = [
         {"step": 2, "split": "train", "mse": 3.0, "loss": 3.0, "step_seconds": 1.0},
@@ -160,7 +173,7 @@ def test_a_metric_that_is_no_number_is_one_damaged_row(line: str, tmp_path: Path
 
 def test_a_validation_that_is_not_finite_is_not_the_best(tmp_path: Path) -> None:
     results = [{"status": "paused", "val": {"mse": value, "ci95": 0.1, "step": 1}} for value in (None, 0.5, None)]
-    for number, result in enumerate(results):
+    for number, result in enumerate([*results, {"status": "failed"}]):
         put(tmp_path / str(number), f"seed={number}", result=result)
     best = _best(runs_below(tmp_path))
     assert best is not None and best.path == Path("1")
