@@ -14,7 +14,14 @@ import torch
 from torch import Generator, Tensor
 
 from metalearn.algorithms.common.arithmetic import State, part, prefixed, without
-from metalearn.algorithms.common.inner import SGD, InnerOptimizer, check_descent, gradient_learner, support_descent
+from metalearn.algorithms.common.inner import (
+    SGD,
+    InnerOptimizer,
+    by_tensor,
+    check_descent,
+    gradient_learner,
+    support_descent,
+)
 from metalearn.types import Algorithm, Batch, Model, Params
 
 CURVATURE = "curvature."  # the prefix of the names of the matrices; the name of the weight and that of the mode follow
@@ -46,12 +53,14 @@ def meta_curvature(
         weights = without(CURVATURE, params)
         modes = {name: part(f"{CURVATURE}{name}.", params) for name in weights}
 
+        of_curved = by_tensor(inner, model)
+
         def direct(grads: Params, state: State, step: int) -> tuple[Params, State]:
             curved = {name: transformed(g, modes[name]) for name, g in model.by_name(grads).items()}
-            return inner.direct(model.replaced(grads, curved), state, step)
+            return of_curved.direct(model.replaced(grads, curved), state, step)
 
         return support_descent(
-            model, weights, support, inner=inner._replace(direct=direct, plain=False), rate=inner_lr,
+            model, weights, support, inner=of_curved._replace(direct=direct, plain=False), rate=inner_lr,
             steps=steps, order=order, checkpoint=checkpoint_steps,
         )  # fmt: skip
 

@@ -30,7 +30,15 @@ import torch
 from torch import Generator, Tensor
 
 from metalearn.algorithms.common.arithmetic import State, part, without
-from metalearn.algorithms.common.inner import SGD, InnerOptimizer, check_descent, descent, evaluated_by_descent, last
+from metalearn.algorithms.common.inner import (
+    SGD,
+    InnerOptimizer,
+    by_tensor,
+    check_descent,
+    descent,
+    evaluated_by_descent,
+    last,
+)
 from metalearn.errors import counts, one_of, whole_number
 from metalearn.types import STATE, Algorithm, Batch, ChunkResult, Episode, Model, Params, summed
 
@@ -59,7 +67,7 @@ def reptile(
     batches = {"inner_batch": inner_batch, "eval_batch": eval_batch}
     counts(meta_batch=meta_batch, **{name: size for name, size in batches.items() if size is not None})
     one_of("inner_state", inner_state, ("fresh", "carried"))
-    carries = inner_state == "carried"
+    inner, carries = by_tensor(inner, model), inner_state == "carried"
     whole_number("inner_steps", inner_steps, at_least=1 if carries else 0)
 
     def init(generator: Generator) -> Params:
@@ -124,7 +132,7 @@ def continued(
         states[:] = [new]
         return directions, new
 
-    return InnerOptimizer(start, direct, inner.decays), lambda: states[0]
+    return InnerOptimizer(start, direct, inner.decays, elementwise=True), lambda: states[0]
 
 
 def change_of_state(

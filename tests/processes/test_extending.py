@@ -1,5 +1,6 @@
 """Parts of one's own, in folders outside the repository: those of docs/how-to/extend.md, and what is refused."""
 
+import importlib
 import json
 import re
 import shlex
@@ -16,6 +17,7 @@ from metalearn.config.options import search, search_flags
 from metalearn.config.saved import changed_config
 from metalearn.config.values import to_container
 from metalearn.errors import ConfigError
+from tests.metalearn.learners import close, network, start_of, tasks
 from tests.runs import PROGRAM, ROOT, Program, result_of, slow
 
 FILE = re.compile(r"^`([\w/]+\.(?:py|yaml))`:\n\n```\w+\n(.*?)^```", re.MULTILINE | re.DOTALL)
@@ -35,7 +37,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with the files of docs/how-to/extend.md."""
     folder = tmp_path_factory.mktemp("home")
     files = FILE.findall(PAGE)
-    assert len(files) == 16 and PAGE.count("```bash") == 1, "every block of the page is run here"
+    assert len(files) == 18 and PAGE.count("```bash") == 1, "every block of the page is run here"
     assert PAGE.count("```python") == sum(name.endswith(".py") for name, _ in files)
     for name, content in files:
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
@@ -76,6 +78,16 @@ def test_the_parts_of_the_page_are_trained_and_evaluated(home: Path, trained: Pa
     assert code == 0, text
     code, text = run(home, checkpoint, "tasks=4", program="scripts/evaluate.py")
     assert code == 2 and "If my_parts is a package of your own, type 'plugins=[my_parts]'" in text
+
+
+def test_the_second_algorithm_has_the_same_gradient_of_compiled_networks(found: Path) -> None:
+    layer_rates = importlib.import_module("my_parts.layer_rates").layer_rates
+    compiled, options = network(), {"inner_lr": 0.01, "inner_steps": 2, "eval_steps": 2, "penalty": 0.1}
+    ours, torchs = (layer_rates(model=model, **options) for model in (compiled, compiled._replace(network=None)))
+    params = start_of(ours)
+    got, expected = (learner.meta_grad(params, tasks(2), 1) for learner in (ours, torchs))
+    close(got.grads, expected.grads, atol=1e-10)
+    assert got.grads["inner_lr.conv1.weight"].shape == () and got.grads["inner_lr.conv1.weight"] != 0
 
 
 @pytest.mark.thorough

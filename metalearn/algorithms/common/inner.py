@@ -49,18 +49,21 @@ Point = TypeVar("Point")
 
 class InnerOptimizer(NamedTuple):
     """`start(params)` gives the state before the first step. `direct(grads, state, step)` gives the directions, which a
-    step subtracts, and the new state. Steps count from 0. Each part of the state is a sum that a step multiplies by its
-    number in `decays`, and adds to. It is `plain` if the directions are the gradients."""
+    step subtracts, and the new state; all are of the parameters' names and shapes [t, *shape]. Steps count from 0. Each
+    part of the state is a sum that a step multiplies by its number in `decays`, and adds to. It is `plain` if the
+    directions are the gradients. It is `elementwise` if the direction of a number follows from the gradients of that
+    number alone: then `direct` may get all parameters of a task in one row, which is faster."""
 
     start: Callable[[Params], State]
     direct: Callable[[Params, State, int], tuple[Params, State]]
     decays: Mapping[str, float] = MappingProxyType({})
     plain: bool = False
+    elementwise: bool = False
 
 
 def sgd() -> InnerOptimizer:
     """Plain gradient descent."""
-    return InnerOptimizer(lambda params: {}, lambda grads, state, step: (grads, state), plain=True)
+    return InnerOptimizer(lambda params: {}, lambda grads, state, step: (grads, state), plain=True, elementwise=True)
 
 
 SGD = sgd()
@@ -75,7 +78,7 @@ def momentum(*, momentum: float) -> InnerOptimizer:
         kept = {name: momentum * state["m"][name] + g for name, g in grads.items()}
         return kept, {"m": kept}
 
-    return InnerOptimizer(lambda params: {"m": _zeros(params)}, direct, {"m": momentum})
+    return InnerOptimizer(lambda params: {"m": _zeros(params)}, direct, {"m": momentum}, elementwise=True)
 
 
 def rmsprop(*, decay: float, eps: float) -> InnerOptimizer:
@@ -88,7 +91,7 @@ def rmsprop(*, decay: float, eps: float) -> InnerOptimizer:
         kept = {name: decay * state["v"][name] + (1 - decay) * g.square() for name, g in grads.items()}
         return {name: g / (_root(kept[name]) + eps) for name, g in grads.items()}, {"v": kept}
 
-    return InnerOptimizer(lambda params: {"v": _zeros(params)}, direct, {"v": decay})
+    return InnerOptimizer(lambda params: {"v": _zeros(params)}, direct, {"v": decay}, elementwise=True)
 
 
 def adam(*, beta1: float = 0.9, beta2: float = 0.999, eps: float = 1e-8) -> InnerOptimizer:
@@ -105,7 +108,21 @@ def adam(*, beta1: float = 0.9, beta2: float = 0.999, eps: float = 1e-8) -> Inne
         directions = {name: first[name] / of_first / (_root(second[name] / of_second) + eps) for name in grads}
         return directions, {"m": first, "v": second}
 
-    return InnerOptimizer(lambda params: {"m": _zeros(params), "v": _zeros(params)}, direct, {"m": beta1, "v": beta2})
+    decays = {"m": beta1, "v": beta2}
+    return InnerOptimizer(lambda params: {name: _zeros(params) for name in decays}, direct, decays, elementwise=True)
+
+
+def by_tensor(inner: InnerOptimizer, model: Model) -> InnerOptimizer:
+    """The optimiser for the model's parameters in any form: one that is not `elementwise` gets them by name."""
+    if inner.elementwise:
+        return inner
+
+    def direct(grads: Params, state: State, step: int) -> tuple[Params, State]:
+        named = {key: model.by_name(values) for key, values in state.items()}
+        directions, state = inner.direct(model.by_name(grads), named, step)
+        return model.replaced(grads, directions), state
+
+    return InnerOptimizer(lambda params: inner.start(model.by_name(params)), direct, inner.decays, elementwise=True)
 
 
 def descent(
@@ -346,8 +363,13 @@ def support_descent(
 ) -> Iterator[Params]:  # fmt: skip
     """Descent from weights and by rates that all tasks share, on each task's loss on its support set. Some weights may
     be `replaced` by those of each task [t, *shape]. `order` and `checkpoint` are as for `descent` and `descend`;
-    `nested` needs a network that is compiled, else it is True."""
-    tasks, twice = support.x.shape[0], order == 2
+    `nested` needs a network that is compiled, else it is True. Raises ConfigError if a weight has no rate."""
+    tasks, twice, inner = support.x.shape[0], order == 2, by_tensor(inner, model)
+    if not isinstance(rate, float | int):
+        if missing := weights.keys() - rate.keys():
+            advice = "give one for each parameter, 0 for one that stays"
+            raise ConfigError(f"algorithm: its inner rates have none for {', '.join(sorted(missing))}; {advice}")
+        rate = {name: rate[name].expand_as(value) for name, value in weights.items()}
     start = model.replaced(model.start(weights, tasks), replaced or {})
 
     def at_once(theta: Params, state: State, number: int) -> tuple[Params, State]:

@@ -3,6 +3,7 @@ are in test_algorithms.py."""
 
 import subprocess
 import sys
+from functools import partial
 from typing import Any
 
 import pytest
@@ -11,14 +12,20 @@ import torch.nn.functional as F
 from torch import Generator, Tensor
 from torch.autograd import gradcheck
 
+from metalearn.algorithms.common.arithmetic import State
+from metalearn.algorithms.common.inner import SGD, InnerOptimizer, last, support_descent
 from metalearn.algorithms.maml import maml
+from metalearn.algorithms.meta_curvature import meta_curvature
+from metalearn.algorithms.meta_sgd import meta_sgd
+from metalearn.algorithms.reptile import reptile
+from metalearn.errors import ConfigError
 from metalearn.models.conv4 import conv4
 from metalearn.models.mlp import mlp
 from metalearn.nn.backends import compiled
 from metalearn.training.settings import TrainerSettings, chunk_size
 from metalearn.types import Algorithm, Batch, Episode, Params
 from tests.metalearn import written_out
-from tests.metalearn.learners import FLOAT64, random
+from tests.metalearn.learners import FLOAT64, close, network, random, start_of, tasks
 from tests.runs import ROOT, slow
 
 
@@ -188,3 +195,47 @@ def test_chunks_follow_the_formula(images: int, batch: int, chunk: int) -> None:
     model = conv4(ways=5, channels=1, image_size=28)
     assert model.activations == 16_960
     assert chunk_size(settings, model, images, torch.device("cpu")) == chunk
+
+
+def by_layer() -> InnerOptimizer:
+    """Directions of length 1 for every tensor, and a mean of the lengths that is carried from step to step."""
+
+    def direct(grads: Params, state: State, step: int) -> tuple[Params, State]:
+        lengths = {name: grad.flatten(1).norm(dim=1) for name, grad in grads.items()}
+        spread = {name: length.view(-1, *[1] * (grads[name].dim() - 1)) for name, length in lengths.items()}
+        mean = {name: 0.5 * state["mean"][name] + 0.5 * spread[name].expand_as(grads[name]) for name in grads}
+        return {name: grad / (spread[name] + mean[name]) for name, grad in grads.items()}, {"mean": mean}
+
+    zeros = lambda params: {"mean": {name: torch.zeros_like(p) for name, p in params.items()}}  # noqa: E731
+    return InnerOptimizer(zeros, direct, {"mean": 0.5})
+
+
+@pytest.mark.parametrize("name", ["maml", "meta_sgd", "meta_curvature", "carried"])
+def test_an_inner_optimiser_of_ones_own_gets_each_tensor_by_itself(name: str) -> None:
+    """Though compiled networks have all parameters of a task in one row."""
+    rates = {"inner_lr": 0.1, "inner_steps": 2, "eval_steps": 2}
+    make: Any = {
+        "maml": partial(maml, **rates), "meta_sgd": partial(meta_sgd, **rates),
+        "meta_curvature": partial(meta_curvature, **rates),
+        "carried": partial(
+            reptile, **rates, meta_batch=2, inner_batch=4, inner_state="carried", eval_batch=4
+        ),
+    }[name]  # fmt: skip
+    compiled = network()
+    ours, torchs = (make(model=model, inner=by_layer()) for model in (compiled, compiled._replace(network=None)))
+    params = start_of(ours)
+    got, expected = (learner.meta_grad(params, tasks(2), 1).grads for learner in (ours, torchs))
+    close(got, expected, atol=1e-9)
+    ours, plain = (make(model=compiled, inner=inner) for inner in (by_layer(), SGD))
+    assert not torch.equal(
+        ours.meta_grad(params, tasks(2), 1).grads["conv1.weight"],
+        plain.meta_grad(params, tasks(2), 1).grads["conv1.weight"],
+    )
+
+
+def test_weights_without_a_rate_are_named() -> None:
+    model = network()
+    params = model.init(Generator().manual_seed(0))
+    rates = {name: torch.tensor(0.1) for name in params if name != "conv1.weight"}
+    with pytest.raises(ConfigError, match=r"inner rates have none for conv1\.weight; give one for each"):
+        last(support_descent(model, params, tasks(1).support, inner=SGD, rate=rates, steps=1, order=2))
