@@ -305,7 +305,7 @@ def _check(program: Program, plan: "SweepPlan", others: Sequence[str], sweeper: 
         try:
             config, parts = _assemble(program, [*others, *searched])
         except ConfigError as error:
-            options = " ".join(text for text in searched if text.partition("=")[0] in groups())
+            options = " ".join(f"{key}={option}" for key, option in params.items() if option in groups().get(key, ()))
             if not options:
                 raise
             raise ConfigError(

@@ -47,6 +47,19 @@ IN_CHECKOUT = {
 }
 """Commands that need a checkout of the repository, since what they measure or compare with is not in the wheel."""
 
+SWEEP_HELP = """usage: metalearn sweep [GROUP=OPTION …] [KEY=SPACE …] [hydra.sweeper.KEY=VALUE …]
+
+Searches over configs. Each trial is a run; the same command goes on where it stopped.
+
+  metalearn sweep experiment=maml_glyphs 'algorithm.inner_lr=tag(log,interval(0.1,4))' hydra.sweeper.n_trials=20
+  metalearn sweep experiment=maml_glyphs algorithm.inner_steps=1,2,3 'optimizer.lr=choice(1e-3,1e-2)' \\
+      hydra.sweeper.sampler=grid hydra.sweeper.n_jobs=2
+  metalearn sweep sweep=maml_tpe                one that is ready, of conf/sweep.yaml
+
+A SPACE is A,B or choice(A,B), range(LOW,HIGH) of whole numbers, or interval(LOW,HIGH); tag(log,…) goes by powers.
+Keys below hydra.sweeper are n_trials, n_jobs (trials at once), sampler (tpe, islands, random, grid, cmaes, gp), pruner,
+objective, study_name and others: docs/reference/sweepers.md. metalearn help train lists all other keys."""
+
 ROOT = Path(__file__).resolve().parents[2]
 _BAD_USAGE = 2
 
@@ -70,6 +83,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _refuse(f"{command}: there is no such command{hint}; allowed: {', '.join(COMMANDS)}, or KEY=VALUE …")
     if command == "help":
         return explain(arguments)
+    if command == "sweep" and {"-h", "--help"} & {*arguments}:
+        return _print(SWEEP_HELP)
     if command == "sweep":
         command, arguments = "train", sweeping(arguments)
     module, _, function = FUNCTIONS.get(command, f"{command}.main").partition(".")

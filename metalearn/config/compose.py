@@ -38,6 +38,7 @@ FOREIGN = {
     ),
     **dict.fromkeys(("grad_clip", "clip", "max_norm", "max_grad_norm", "clip_norm"), "type optimizer.clip_norm=10.0"),
     **dict.fromkeys(("patience", "early_stopping"), "type trainer.patience=5"),
+    **{name: f"type hydra.sweeper.{name}=VALUE" for name in ("n_trials", "n_jobs", "sampler", "pruner", "study_name")},
 }  # fmt: skip
 """What to type in place of keys that other programs have. The nearest key of ours may mean something else."""
 
@@ -71,15 +72,15 @@ class Composed(NamedTuple):
 
 def composed_by_hydra(overrides: Sequence[str], **options: bool) -> DictConfig:
     """Hydra's composition for these overrides, from all folders that are searched. Nothing is checked."""
-    within = GlobalHydra.instance()  # of a multirun, in one of whose jobs this is
-    hydra, within.hydra = within.hydra, None
+    of_multirun = GlobalHydra.instance().hydra  # in one of whose jobs this may be
+    GlobalHydra.instance().hydra = None
     # In conf/config.yaml, the search path has tables://conf alone.
     places = [f"hydra.searchpath=[tables://conf,{values.quoted(f'file://{folder}')}]" for folder in own_folders]
     try:
         with initialize_config_dir(str(CONF), version_base="1.3"):
             return compose("config", overrides=[*overrides, *places], **options)
     finally:
-        within.hydra = hydra
+        GlobalHydra.instance().hydra = of_multirun
 
 
 def compose_config(overrides: Sequence[str]) -> Composed:
@@ -213,6 +214,8 @@ def compose_sweeper(overrides: Sequence[str]) -> tuple[dict[str, Any], Path]:
         HydraConfig.instance().set_config(whole)  # the folder follows from the options that are chosen
         return values.to_container(whole.hydra.sweeper), Path(whole.hydra.sweep.dir)
     except (HydraException, OmegaConfBaseException) as error:
+        if "hydra.sweeper" not in str(error):
+            compose_config(fixed)  # raises the error of a run, which names the key, and the nearest one
         raise own_error(error) from error
 
 

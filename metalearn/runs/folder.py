@@ -129,7 +129,7 @@ def report_if_done(run_dir: Path, config: DictConfig, state: FolderState | None)
     """The message for a complete or paused run, else None. On a rank other than zero `state` is None, and the message
     for a complete run is empty."""
     if state is not None and state.result is not None:
-        return run_report(run_dir, state.result)
+        return f"{run_report(run_dir, state.result)}\nnothing was trained now: the run was complete"
     if state.rewinds if state is not None else rewinds(run_dir, config.resume):
         return None
     if state is None and finished(run_dir, config.trainer.steps, config.trainer.get(PATIENCE)) is not None:

@@ -79,7 +79,7 @@ RATE, PBT = "algorithm.inner_lr=interval(0.1,1)", ("hydra/sweeper=pbt", "trainer
 
 REFUSED: dict[str, tuple[str, ...]] = {
     "algorithm.inner_lr=interval(0.1,0.01): ": (*SEARCH, "algorithm.inner_lr=interval(0.1,0.01)"),
-    "did you mean algorithm.inner_lr": (*SEARCH, "algorithm.iner_lr=interval(0.1,1)"),
+    "did you mean algorithm.inner_lr": (*SEARCH, "algorithm=maml", "algorithm.iner_lr=interval(0.1,1)"),
     "algorithm.inner_lr=-1.0": (*SEARCH, "algorithm.inner_lr=interval(-1,1)"),
     "hydra.sweeper.objective=val.accuracy": (*SEARCH, RATE, "hydra.sweeper.objective=val.accuracy"),
     "model: it cannot take": (*SEARCH, RATE, "dataset=glyphs"),
@@ -91,6 +91,7 @@ REFUSED: dict[str, tuple[str, ...]] = {
     "gives the model other parameters": (*PBT, "model.hidden=[40,40],[20,20]"),
     "hydra.sweeper.rounds=92: trainer.steps=91": (*PBT, "hydra.sweeper.rounds=92"),
     "pause_after=9": (*PBT, "pause_after=9"),
+    "n_trials: there is no such key; type hydra.sweeper.n_trials": (*SEARCH, RATE, "n_trials=3"),
     "hydra.sweeper.objective=test.mse": (*PBT, "hydra.sweeper.objective=test.mse"),
 }
 """From what the message names to the overrides."""
@@ -106,6 +107,7 @@ def test_a_search_that_cannot_run_is_refused(name: str, capfd: pytest.CaptureFix
     except ConfigError as error:
         text = str(error)
     assert name in text, text
+    assert ("the search combines it" in text) == (name == "algorithm=protonet")  # where a group is searched
 
 
 @pytest.mark.parametrize(
