@@ -97,12 +97,17 @@ def folder_name(overrides: str, first: str = "") -> str:
     return f"{name.encode()[:room].decode(errors='ignore')}-{digest}"
 
 
-def _trial_folder(overrides: str, number: int, study: str | None, typed: Sequence[str]) -> str:
-    """The folder of a job of a multirun: its number where a study keeps the jobs' parameters, else its overrides."""
+def _trial_folder(number: int, study: str | None, typed: Sequence[str]) -> str:
+    """The folder of a job of a multirun: its number where a study keeps the jobs' parameters, else what was typed, but
+    for the experiment, which is in the path, and keys that may differ when a run goes on, if they have one value."""
     if study is not None:
         return f"trial_{number:04d}"
+    keys = {text: text.partition("=")[0].lstrip("+~") for text in sorted(typed)}
     searched = os.environ.get(SEARCHED, "").split(",")
-    return folder_name(overrides, ",".join(text for text in typed if text.partition("=")[0] in searched))
+    first = ",".join(text for text in typed if text.partition("=")[0] in searched)
+    free = (*FREE_KEYS, "experiment")
+    named = [text for text, key in keys.items() if text.partition("=")[0] in searched or not is_below(key, free)]
+    return folder_name(",".join(named) or f"job_{number}", first)
 
 
 def run_name(seed: object, changed: Mapping[str, object]) -> str:

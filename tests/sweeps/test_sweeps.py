@@ -319,7 +319,4 @@ def test_the_grid_of_hydra_is_as_before(tmp_path: Path) -> None:
     outcome = sweep(tmp_path / "sweep", "trainer.steps=4", "seed=0,1").wait()
     assert outcome.code == 0, outcome.text
     folders = sorted(path.parent.name for path in (tmp_path / "sweep").glob("*/result.json"))
-    assert [name.partition(",checkpoint.every=10,experiment=maml_sinusoid")[0] for name in folders] == [
-        "seed=0",
-        "seed=1",
-    ]
+    assert [name.partition(",")[0] for name in folders] == ["seed=0", "seed=1"]

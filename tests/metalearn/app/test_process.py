@@ -69,11 +69,13 @@ def test_a_long_folder_name_begins_with_the_searched_keys(monkeypatch: pytest.Mo
     names = set()
     for searched in (("seed=0", "trainer.steps=2"), ("seed=1", "trainer.steps=2"), ("seed=1", "trainer.steps=20")):
         typed = [*(f"algorithm.a_long_key_{number}=0.125" for number in range(9)), *searched]
-        names.add(name := RESOLVERS["trial_folder"](",".join(typed), 0, None, typed))
+        names.add(name := RESOLVERS["trial_folder"](0, None, typed))
         assert name.startswith(f"{','.join(searched)},algorithm.") and len(name) <= 120
     assert len(names) == 3
-    assert RESOLVERS["trial_folder"]("a=1,seed=0", 0, None, ["seed=0", "a=1"]) == "a=1,seed=0"
-    assert RESOLVERS["trial_folder"]("seed=0", 7, "search", ["seed=0"]) == "trial_0007"
+    assert RESOLVERS["trial_folder"](0, None, ["seed=0", "+a=1"]) == "+a=1,seed=0"
+    assert RESOLVERS["trial_folder"](7, "search", ["seed=0"]) == "trial_0007"
+    monkeypatch.setenv("METALEARN_SEARCHED", "seed")  # a larger trainer.steps goes on in the same folder
+    assert RESOLVERS["trial_folder"](0, None, ["experiment=x", "trainer.steps=9", "seed=0", "workers=2"]) == "seed=0"
 
 
 def test_torchrun_shows_our_message_as_the_cause(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
