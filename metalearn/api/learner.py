@@ -488,8 +488,12 @@ def _numbers(values: Any, name: str) -> Tensor:
         array = np.asarray(values.detach().cpu() if isinstance(values, Tensor) else values, np.float64)
     except (TypeError, ValueError) as error:
         raise ValueError(f"{name}: must be an array of numbers; {error}") from error
-    if not array.ndim or not np.isfinite(array).all():
-        raise ValueError(f"{name}: must be finite numbers of shape [n] or [n, …], and its shape is {list(array.shape)}")
+    if not array.ndim:
+        raise ValueError(f"{name}: must be numbers of shape [n] or [n, …], and is a single one")
+    if not np.isfinite(array).all():
+        raise ValueError(
+            f"{name}: must be finite numbers, and {(~np.isfinite(array)).sum()} are not; leave those rows out"
+        )
     return torch.from_numpy(array.reshape(1, len(array), *(array.shape[1:] or (1,))))
 
 

@@ -425,8 +425,10 @@ def check_finite(config: DictConfig, split: str, figures: Mapping[str, Any], ste
     wrong = [name for name in (metrics.main_metric(figures), "loss") if not math.isfinite(figures.get(name, 0.0))]
     if not wrong:
         return
-    rate = OmegaConf.select(config, "algorithm.inner_lr")
+    rate, steps = (OmegaConf.select(config, f"algorithm.{key}") for key in ("inner_lr", "inner_steps"))
     advice = "" if rate is None else f"; it may be algorithm.inner_lr={rate}: type algorithm.inner_lr={rate / 10:g}"
+    if steps and steps < config.algorithm.eval_steps:
+        advice += f", or algorithm.eval_steps={steps}, as in training"
     raise DivergedError(f"{split} {wrong[0]} is {figures[wrong[0]]}, so this run has no result{advice}", step + 1)
 
 

@@ -51,7 +51,7 @@ def build(config: DictConfig, group: str, **parts: Any) -> Any:
     for name, parameter in accepted.items():
         needed = parameter.default is inspect.Parameter.empty and parameter.kind is not inspect.Parameter.VAR_KEYWORD
         if needed and name not in node and name not in parts:
-            raise ConfigError(f"{group}.{name}: missing; {node._target_} needs it; type {group}.{name}=VALUE")
+            raise ConfigError(f"{group}.{name}: missing; {node._target_} needs it; write {name}: VALUE into its yaml")
     values: Any = OmegaConf.to_container(node, resolve=True, throw_on_missing=True)
     for name in hints.keys() & values.keys():
         if get_origin(hints[name]) is Mapping and get_args(hints[name])[1] is hints["return"]:

@@ -84,9 +84,10 @@ def _divide(root: Path, folders: Mapping[str, Sequence[str]], split: str | Seque
         if min(map(len, splits.values())) < 2:
             raise DataError(
                 f"dataset.split={list(split)}: divides the {len(folders)} classes of dataset.root={root} into {sizes}, "
-                "and a split needs at least 2; type other fractions, such as dataset.split=[0.4,0.3,0.3], or add "
-                "classes"
-            )
+                "and a split needs at least 2; " + (
+                    "add classes" if len(folders) < 6 else "type other fractions, such as dataset.split=[0.4,0.3,0.3]"
+                )
+            )  # fmt: skip
         log.info("%s: %d classes: %s", root, len(folders), sizes)
     elif split != FOLDERS:
         splits = by_lists(root, folders, split)

@@ -6,6 +6,7 @@ Before anything is started, one task shows whether learner and dataset fit.
 import hashlib
 import inspect
 import logging
+import math
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -512,7 +513,8 @@ def _outputs(compute: Callable[[], Tensor], x: Tensor, why: str = "") -> Tensor:
     except ConfigError:
         raise
     except (RuntimeError, IndexError, ValueError) as error:
-        reason, advice = str(error).splitlines()[0], why or "; type another dataset, or a model for such inputs"
+        mlp = f" (an mlp takes model.inputs={math.prod(x.shape[2:])})"
+        reason, advice = str(error).splitlines()[0], why or f"; type another dataset, or a model for such inputs{mlp}"
         raise ConfigError(
             f"model: it cannot take this dataset's inputs of shape {tuple(x.shape[2:])} ({reason}){advice}"
         ) from error
@@ -537,5 +539,6 @@ def _check_outputs(
         reason = f" (the first support set has no sample of class {ways}: type more dataset.shots)" if few else ""
         raise ConfigError(
             f"model: it has {outputs.shape[2]} outputs, and this dataset's tasks need {expected}{reason}; "
-            f"type model.ways={expected}, or model.outputs={expected} for an mlp"
+            f"type model.ways={expected}, model.outputs={expected} for an mlp, or, for a network of your own, its "
+            f"argument, such as model.network.num_classes={expected}"
         )

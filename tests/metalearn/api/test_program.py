@@ -31,7 +31,8 @@ def drawings(count: int, seed: int = 0) -> list[Image.Image]:
 
 
 def task_of(home: Path, algorithm: str, *overrides: str) -> Classification:
-    saved_run(home / "run", f"algorithm={algorithm}", *TINY, *overrides)
+    maps = ["algorithm.channels=4"] if algorithm == "deepbdc" else []  # of the 8 features, two pixels each
+    saved_run(home / "run", f"algorithm={algorithm}", *TINY, *maps, *overrides)
     learner = metalearn.load(home / "run")
     task = learner.adapt(drawings(10), [*"abcde"] * 2)
     assert isinstance(task, Classification)

@@ -39,7 +39,7 @@ def test_the_fields_of_a_named_tuple_are_keys() -> None:
 @pytest.mark.parametrize(
     ("keys", "message"),
     [
-        ({"ways": None}, "dataset.ways: missing; metalearn.tasks.glyphs.glyphs needs it; type dataset.ways=VALUE"),
+        ({"ways": None}, "dataset.ways: missing; metalearn.tasks.glyphs.glyphs needs it; write ways: VALUE into its"),
         ({"eval_seed": None}, "dataset.eval_seed: missing; "),
         ({"image_size": None}, "dataset.image_size: missing; "),
         ({"wayz": 3}, "dataset.wayz: metalearn.tasks.glyphs.glyphs does not take it; did you mean ways?"),
