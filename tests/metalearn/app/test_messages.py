@@ -116,7 +116,7 @@ CASES: list[tuple[Main, str, str]] = [
     (export.main, "run --out .", "--out=.: must end in the name of a folder; type --out=best"),
     (export.main, f"run --out {LONG}", "cannot be written: File name too long; type another --out"),
     (runs.compare, "empty", "empty: holds no metrics.jsonl; type the folder of a run that has begun"),
-    (runs.compare, "drawn --output file/x.png", "--output=file/x.png: cannot be written: Not a directory; type another"),
+    (runs.compare, "drawn --output file/x.png", "--output=file/x.png: cannot be written: Not a directory"),
     (cache.main, "--clean --older-than week", "'week': must be a number that is not negative; type 30"),
     (reproduce.main, "--tables no_yaml --list", "no_yaml/table.yaml: "),
     (reproduce.main, "--tables no_number --render", "no_number/table.yaml: "),
