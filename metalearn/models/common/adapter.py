@@ -72,7 +72,8 @@ def model_of(
         name: the name of the network in errors.
         inputs: what an input is; `of_reals(shape)` for one tensor of real numbers, (channels, h, w) for images. An
             image of one channel is repeated.
-        transductive: normalise a batch by its own statistics; if false, queries by those of the support set.
+        transductive: normalise a batch by its own statistics; if false, queries by those of the support set. A network
+            whose outputs do not depend on other samples is not transductive.
         advice: what to type if the network cannot take such inputs.
         dropout: compute in training as in the network's training mode.
         running_statistics: batch norms normalise by the running statistics that the network came with, as constants.
@@ -94,6 +95,7 @@ def model_of(
         network, inputs, trial = _tried(network, name, inputs, advice)
         _check_learns(network, name, trial.outputs)
         trains = _differs_in_training(network, name, trial, dropout)
+        together = transductive and _depends_on_others(network, trial)
     notes += trial.notes
     if trains:
         notes.append(f"{name}: dropout, or what else its training mode changes, is on in training and off in tests")
@@ -137,7 +139,7 @@ def model_of(
     affine = [path for path, layer in norms.items() if layer.affine]
     pairs = [[shared[f"{path}.{parameter}"] for parameter in ("weight", "bias")] for path in affine]
     model = Model(
-        partial(drawn, learn=True), whole(forward), transductive, trial.floats, note="; ".join(notes),
+        partial(drawn, learn=True), whole(forward), together, trial.floats, note="; ".join(notes),
         norms=tuple(dict.fromkeys(path for pair in pairs if not fixed.intersection(pair) for path in pair)),
         cautions=tuple(cautions), fixed=partial(drawn, learn=False) if fixed else None, at_once=at_once,
     )  # fmt: skip
@@ -553,6 +555,16 @@ def _check_learns(network: nn.Module, name: str, outputs: Tensor) -> None:
         raise ValueError(f"{name}: {what}, so there is nothing to learn")
     if not outputs.requires_grad:
         raise ValueError(f"{name}: no output depends on a parameter that learns, so there is nothing to learn")
+
+
+@torch.no_grad()
+def _depends_on_others(network: nn.Module, trial: _Trial) -> bool:
+    """Whether the outputs for a sample depend on the other one, as by batch norm, so far as it shows."""
+    try:
+        alone = network(trial.images[:1])
+    except Exception:  # a stranger's network raises any type; it may take no single sample
+        return True
+    return not torch.allclose(alone, trial.outputs[:1], rtol=1e-3, atol=1e-4)
 
 
 def _unused(

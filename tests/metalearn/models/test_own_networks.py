@@ -621,3 +621,34 @@ def test_a_large_number_does_not_read_rows_of_another_task() -> None:
     params = per_task(model.init(Generator().manual_seed(0)), 2)
     with pytest.raises(DataError, match="whole numbers run from 0 to 7"):
         model.apply(params, torch.tensor([0.0, 1, 2, 3, 7]).expand(2, 1, 5))
+
+
+class LessItsMean(nn.Module):
+    """Outputs less their mean over the batch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(SIZE * SIZE, WAYS)
+
+    def forward(self, x: Tensor) -> Tensor:
+        outputs = self.layer(x.flatten(1))
+        return outputs - outputs.mean(0)
+
+
+@pytest.mark.parametrize(
+    ("make", "together"),
+    [
+        (lambda: nn.Sequential(nn.Conv2d(1, 4, 3), nn.GroupNorm(2, 4), nn.Flatten(), nn.LazyLinear(WAYS)), False),
+        (lambda: nn.Sequential(nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.Flatten(), nn.LazyLinear(WAYS)), True),
+        (LessItsMean, True),
+    ],
+    ids=["group norm", "batch norm", "mean"],
+)
+def test_a_network_without_a_batch_norm_is_not_transductive(make: Any, together: bool) -> None:
+    def called() -> nn.Module:
+        network = make()
+        with torch.no_grad():
+            network(torch.rand(2, 1, SIZE, SIZE))
+        return network
+
+    assert adapted(called).transductive is together
