@@ -93,9 +93,16 @@ def names_it(number: int, overrides: Sequence[str], status: str = "failed") -> A
     return {"status": "COMPLETED", "value": value}
 
 
+def fills_it(number: int, overrides: Sequence[str]) -> Any:
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))  # no file takes another byte, as on a full disk
+    return names_it(number, overrides)
+
+
 @pytest.mark.parametrize(
     ("first", "reason"),
     [
+        (fills_it, "its outcome cannot be written"),
         (names_it, "run/params: No space left"),
         (partial(names_it, status="diverged"), "run/params: No space left"),
     ],

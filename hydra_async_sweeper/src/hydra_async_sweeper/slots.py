@@ -189,8 +189,9 @@ def _become_trial(work: Work, folder: Path, number: int, overrides: Sequence[str
         for stream in (1, 2):
             os.dup2(log.fileno(), stream)
         sys.stdout = sys.stderr = log
-        outcome = work(number, overrides)
-        write_atomically(_file(folder, number, "json"), json.dumps(outcome, default=plain))
+        outcome = json.dumps(work(number, overrides), default=plain)
+        code = os.EX_IOERR  # unless the disk takes the outcome
+        write_atomically(_file(folder, number, "json"), outcome)
         code = 0
     except KeyboardInterrupt:
         code = 130
