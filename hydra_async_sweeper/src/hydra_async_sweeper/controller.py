@@ -185,7 +185,8 @@ class SweepController:
             return  # it stays under way in the journal, and the next controller resumes it
         if result.outcome == DISK:  # so does this one
             advice = "make room or bring it back, and the same command goes on"
-            raise PausedError(f"trial {trial.number}: {result.failure}; {advice}")
+            failure = result.failure or f"{self._slots.log_of(trial.number).parent}: cannot be written"
+            raise PausedError(f"trial {trial.number}: {failure}; {advice}")
         if result.outcome == RETRY:
             count = self._study.retry(trial.number)
             if count <= self._settings.max_retries:

@@ -104,7 +104,7 @@ def result_of(
         if ended.code in STOP_CODES and stopping:
             return TrialResult(STOPPED)
         if ended.code == os.EX_IOERR:
-            return TrialResult(DISK, failure="its outcome cannot be written")
+            return TrialResult(DISK)
         cause = f"signal {-ended.code}" if ended.code < 0 else f"exit code {ended.code}"
         return TrialResult(RETRY, failure=f"its process ended with {cause}")
     if outcome["status"] != "COMPLETED":
