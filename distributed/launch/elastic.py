@@ -26,6 +26,7 @@ import torch.distributed as dist
 from torch.distributed.elastic.agent.server.api import RunResult, WorkerGroup, WorkerSpec, WorkerState
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
 from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException
+from torch.distributed.elastic.multiprocessing.api import MultiprocessContext
 from torch.distributed.elastic.rendezvous import RendezvousInfo
 from torch.distributed.elastic.rendezvous.api import RendezvousStoreInfo, RendezvousTimeoutError
 from torch.distributed.elastic.rendezvous.static_tcp_rendezvous import StaticTCPRendezvous
@@ -267,6 +268,10 @@ class Agent(LocalElasticAgent):
     def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
         if self._stop.number is not None:  # its exception was lost, in code that catches all
             raise SignalException("stopped", signal.Signals(self._stop.number))
+        # Of forks torch reports one failure, which may be that of a rank that lost another, and then ends all.
+        context = self._pcontext
+        forks = context._pc.processes if isinstance(context, MultiprocessContext) and context._pc is not None else ()
+        dead = {worker.global_rank: fork.exitcode for worker, fork in zip(worker_group.workers, forks, strict=False)}
         result: RunResult = super()._monitor_workers(worker_group)
         if result.state == WorkerState.HEALTHY and self._hosts.ended() is not None:
             self._ended_since = self._ended_since or time.monotonic()
@@ -275,18 +280,16 @@ class Agent(LocalElasticAgent):
                 self.kill_ranks()
         if result.state not in (WorkerState.FAILED, WorkerState.UNHEALTHY):
             return result
-        codes = {rank: failure.exitcode for rank, failure in result.failures.items()}
-        forks = getattr(self._pcontext, "_pc", None)
-        if forks is not None:  # of forks torch reports one failure, which may be that of a rank that lost another
-            ranks = [worker.global_rank for worker in worker_group.workers]
-            codes |= {rank: fork.exitcode for rank, fork in zip(ranks, forks.processes, strict=True) if fork.exitcode}
+        codes = {rank: code for rank, code in dead.items() if code}
+        codes |= {rank: failure.exitcode for rank, failure in result.failures.items()}
         # By now the agent has ended the other ranks by SIGTERM, for which rank zero saves: these are no causes.
         losses = {
             rank: code for rank, code in codes.items()
             if code not in (-signal.SIGTERM, FOLLOWS) and (rank or code not in STOPPED)
         }  # fmt: skip
         causes = losses or codes
-        for rank, code in sorted(causes.items()):
+        killed = {rank: code for rank, code in causes.items() if code < 0 and dead}  # others may have failed for these
+        for rank, code in sorted((killed or causes).items()):
             name = default_worker_name(rank, worker_group.workers[0].world_size)
             if code < 0:
                 self._say(f"{name} was killed by {signal.Signals(-code).name}")
