@@ -120,7 +120,7 @@ def test_a_cut_ends_both_hosts_and_each_names_the_missing(how: str, own: str, tm
     so there only what the workers do is checked."""
     with two_hosts() as hosts:
         folders = [tmp_path / "host0", tmp_path / "host1"]
-        programs = started(hosts, how, folders, *ENDLESS, *own.split())
+        programs = started(hosts, how, folders, *ENDLESS, "launch.max_restarts=0", *own.split())
         try:
             until(lambda: len(metrics(folders[0] / "run")) >= 3, "step 3")
             hosts.cut()
