@@ -80,7 +80,7 @@ def test_the_parts_of_the_page_are_trained_and_evaluated(home: Path, trained: Pa
     assert code == 2 and "If my_parts is a package of your own, type 'plugins=[my_parts]'" in text
 
 
-def test_the_second_algorithm_has_the_same_gradient_of_compiled_networks(found: Path) -> None:
+def test_the_second_algorithm_is_right_on_compiled_networks(found: Path) -> None:
     layer_rates = importlib.import_module("my_parts.layer_rates").layer_rates
     compiled, options = network(), {"inner_lr": 0.01, "inner_steps": 2, "eval_steps": 2, "penalty": 0.1}
     ours, torchs = (layer_rates(model=model, **options) for model in (compiled, compiled._replace(network=None)))

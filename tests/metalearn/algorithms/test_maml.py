@@ -211,7 +211,7 @@ def by_layer() -> InnerOptimizer:
 
 
 @pytest.mark.parametrize("name", ["maml", "meta_sgd", "meta_curvature", "carried"])
-def test_an_inner_optimiser_of_ones_own_gets_each_tensor_by_itself(name: str) -> None:
+def test_an_own_inner_optimiser_gets_each_tensor_by_itself(name: str) -> None:
     """Though compiled networks have all parameters of a task in one row."""
     rates = {"inner_lr": 0.1, "inner_steps": 2, "eval_steps": 2}
     make: Any = {
