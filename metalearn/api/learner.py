@@ -349,7 +349,9 @@ class Learner:
         facts = {
             "preprocessing": described(self.form) if self.form else None, "step": self.validation.get("step", 0),
             "validation": self.validation, "probe": self.probe().tolist(),
-            "queries_together": self.taught.model.transductive, KEY: to_meta(self.taught.seen),
+            # As configured: a network whose samples do not see each other is found to be so again.
+            "queries_together": config["model"].get("transductive", self.taught.model.transductive),
+            KEY: to_meta(self.taught.seen),
         }  # fmt: skip
         with whole_folder("path", Path(path)) as folder:
             fill_learner(folder, self.params, config, facts, weights=objects.carried_weights(config))
